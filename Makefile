@@ -1,0 +1,65 @@
+# Everything a newcomer needs: `make demo` shows the whole pipeline, `make test` proves it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := .local/uv/bin/uv
+UV_VERSION := 0.13.8
+PYTEST := $(BIN)/python -m pytest
+export UV_PYTHON_DOWNLOADS := never
+export UV_LINK_MODE := copy
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up down lint test test-unit test-integration test-system bench lock clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
+	  echo "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing). Set PYTHON=/path/to/python." >&2; exit 1; }
+	@command -v java >/dev/null || { echo "Java 17 is needed (apt-get install openjdk-17-jre-headless)." >&2; exit 1; }
+	@java -version 2>&1 | grep -qE 'version "(17|21)' || { echo "Java 17 (or 21) is needed; this is: $$(java -version 2>&1 | head -1)." >&2; exit 1; }
+	@$(PYTHON) -m venv .local/uv && .local/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(VENV)/.ready: $(UV) requirements/lock.txt pyproject.toml
+	@echo "Installing the pinned environment ..."
+	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --quiet --require-hashes requirements/lock.txt
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --editable .
+	@touch $@
+
+setup: $(VENV)/.ready ## the environment, from pinned dependencies
+
+demo: setup ## the whole pipeline on real servers and real data, compared in the end
+	@$(BIN)/python -m airflow_bottledwater.local.demo
+
+up: setup ## start the stack and keep it running
+	@$(BIN)/python -m airflow_bottledwater.local.demo up
+
+down: ## stop what `make up` started
+	@test ! -x $(BIN)/python || $(BIN)/python -m airflow_bottledwater.local.demo down
+
+lint: setup ## format, lint, import directions, types
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
+	@$(BIN)/mypy airflow_bottledwater
+
+test-unit: setup
+	@$(PYTEST) tests/unit -q
+
+test-integration: setup
+	@$(PYTEST) tests/integration -q
+
+test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, restarted triggerer, teardown
+	@$(PYTEST) tests/system -q
+
+test: lint ## all tests but the long system test
+	@$(PYTEST) tests/unit tests/integration tests/system -q -m "not long"
+
+lock: $(UV) ## pin the dependencies anew
+	@$(UV) pip compile pyproject.toml --extra local --group dev --universal --generate-hashes --no-emit-index-url \
+	  --no-header --no-annotate --quiet --output-file requirements/lock.txt
+
+clean: down ## remove environment, servers' data and caches
+	@rm -rf $(VENV) .local

@@ -1,0 +1,61 @@
+"""The one door to numba: compiled functions, their cache on disk, and C functions that they call.
+
+Importing this module imports numba; only the data plane's hot loops do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _cache_directory() -> str:
+    """Where compiled code is kept: a writable folder of this user, so that a worker starts warm.
+
+    A read-only home (a container, a service account) falls back to the temporary folder; without either, numba
+    compiles at every start.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in (home / "bottledwater" / "compiled", Path(tempfile.gettempdir()) / f"bottledwater-{os.getuid()}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        # another user's folder in a shared temporary directory could hold planted code
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            return str(folder)
+    return ""
+
+
+os.environ.setdefault("NUMBA_CACHE_DIR", _cache_directory())
+
+import llvmlite.binding as llvm  # noqa: E402  (numba reads the cache folder when it is imported)
+import numba  # noqa: E402
+from numba import types  # noqa: E402
+
+_kept: list[ctypes.CDLL] = []
+
+
+def compiled(function: F) -> F:
+    """Compile without the interpreter and without its lock; the result is kept on disk between processes."""
+    jitted: F = numba.njit(cache=bool(os.environ["NUMBA_CACHE_DIR"]), nogil=True, error_model="numpy")(function)
+    return jitted
+
+
+def external(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+    """A C function that compiled code can call; pointers are passed as integers.
+
+    It is registered with LLVM under its own name, which, unlike a ctypes object, keeps the caller cacheable.
+
+    :raises AttributeError: if the library lacks it.
+    """
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    llvm.add_symbol(name, address)
+    _kept.append(library)
+    return types.ExternalFunction(name, result(*arguments))

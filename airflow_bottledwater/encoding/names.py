@@ -1,0 +1,47 @@
+"""Names that Avro and Kafka accept, made as Bottled Water made them."""
+
+from __future__ import annotations
+
+import string
+
+_LETTERS = frozenset((string.ascii_letters + "_").encode())
+_DIGITS = frozenset(string.digits.encode())
+
+#: Topic.validate, clients/src/main/java/org/apache/kafka/common/internals/Topic.java
+MAX_TOPIC_LENGTH = 249
+
+
+def mangle(name: str, *, dots: bool = False) -> str:
+    """Keep letters, digits (not first) and ``_``; every other byte of the UTF-8 name becomes ``_xx_``.
+
+    :param dots: keep inner dots, as in namespaces and schema parts of topics.
+    """
+    raw = name.encode()
+    kept = []
+    for i, byte in enumerate(raw):
+        inner = 0 < i < len(raw) - 1
+        if byte in _LETTERS or (i > 0 and byte in _DIGITS) or (dots and inner and byte == ord(".")):
+            kept.append(chr(byte))
+        else:
+            kept.append(f"_{byte:02x}_")
+    return "".join(kept)
+
+
+def namespace(schema: str) -> str:
+    """The Avro namespace of a schema's records; every component starts with a letter or ``_``."""
+    # between two dots in a row is an empty component
+    return ".".join(["bottledwater", *(mangle(part) or "_" for part in mangle(schema, dots=True).split("."))])
+
+
+def topic(schema: str, table: str, prefix: str = "") -> str:
+    """``[prefix.][schema.]table``, ``public`` omitted."""
+    parts = [prefix] if prefix else []
+    if schema != "public":
+        parts.append(mangle(schema, dots=True))
+    parts.append(mangle(table))
+    return ".".join(parts)
+
+
+def service_topic(kind: str, prefix: str = "") -> str:
+    """The topic of the pipeline itself, such as events or dead letters: ``[prefix.]_bottledwater_<kind>``."""
+    return f"{prefix}._bottledwater_{kind}" if prefix else f"_bottledwater_{kind}"

@@ -1,0 +1,84 @@
+"""The numbers that programs, kernels and their callers share, each with its source."""
+
+from __future__ import annotations
+
+# ---------------------------------------------------------------- opcodes: how one binary value becomes output
+OP_BOOL = 1
+OP_INT2 = 2
+OP_INT4 = 3
+OP_INT8 = 4
+OP_FLOAT4 = 5
+OP_FLOAT8 = 6
+OP_TEXT = 7  # bytes are the text (text, varchar, bpchar, name, json, enum labels, and what the server converted)
+OP_JSONB = 8  # a version byte 1, then text (jsonb_send, src/backend/utils/adt/jsonb.c)
+OP_BYTEA = 9
+OP_UUID = 10
+OP_DATE = 11
+OP_TIME = 12
+OP_TIMESTAMP = 13
+OP_TIMESTAMPTZ = 14
+OP_DECIMAL = 15  # numeric with a precision; argument 0: the Avro scale
+OP_NUMERIC_TEXT = 16  # numeric without
+OP_CONVERT = 17  # no kernel: PostgreSQL's own text, asked for beside the stream
+
+# ---------------------------------------------------------------- formats of a field, as pgoutput names them
+#: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
+FIELD_NULL = ord("n")
+FIELD_UNCHANGED = ord("u")
+FIELD_TEXT = ord("t")
+FIELD_BINARY = ord("b")
+FIELD_SIDE = ord("s")  # ours: a converted text, in the side buffer
+
+# ---------------------------------------------------------------- what a kernel says of a row it could not encode
+SPACE = -1  # the output buffer is full; not an error
+MALFORMED = -2
+NO_REPRESENTATION = -3
+UNCHANGED = -4
+REASONS = {
+    MALFORMED: "the value's bytes do not have the layout of its type",
+    NO_REPRESENTATION: "the value has no representation in the column's output type",
+    UNCHANGED: "the value was not sent (unchanged TOAST) and could not be found",
+}
+
+# ---------------------------------------------------------------- numbers of PostgreSQL
+#: days and microseconds from 1970-01-01 to 2000-01-01 (POSTGRES_EPOCH_JDATE, src/include/datatype/timestamp.h)
+EPOCH_DAYS = 10957
+EPOCH_MICROS = 946_684_800_000_000
+#: DATEVAL_NOEND/NOBEGIN and TIMESTAMP_INFINITY/MINUS_INFINITY (src/include/utils/date.h, datatype/timestamp.h)
+DATE_INFINITY = 2**31 - 1
+DATE_MINUS_INFINITY = -(2**31)
+TIMESTAMP_INFINITY = 2**63 - 1
+TIMESTAMP_MINUS_INFINITY = -(2**63)
+#: numeric's sign words (NUMERIC_NEG, _NAN, _PINF, _NINF in src/backend/utils/adt/numeric.c)
+NUMERIC_NEGATIVE = 0x4000
+NUMERIC_NAN = 0xC000
+NUMERIC_PINF = 0xD000
+NUMERIC_NINF = 0xF000
+
+# ---------------------------------------------------------------- columns of the table of records that kernels fill
+R_KEY, R_KEY_LEN, R_VALUE, R_VALUE_LEN, R_TOPIC, R_PARTITION, R_MESSAGE, R_OP, R_TIME, R_LSN, R_ORDINAL, R_FLAGS = range(12)
+RECORD_WIDTH = 12
+FLAG_REREAD = 1  # a TOAST value of the record was read again from the table
+
+# ---------------------------------------------------------------- columns of the table of changes that a batch holds
+C_KIND, C_OFFSET, C_LENGTH, C_RELATION, C_LSN, C_ORDINAL, C_XID, C_TIME, C_FLAGS = range(9)
+CHANGE_WIDTH = 9
+
+# ---------------------------------------------------------------- columns of a program's tables
+P_OP, P_ARG, P_NAME, P_NAME_LEN = range(4)
+COLUMN_WIDTH = 4
+(
+    L_COLUMNS,  # first row of the column table
+    L_COLUMN_COUNT,
+    L_KEY,  # first entry of the key table
+    L_KEY_COUNT,
+    L_TOPIC,
+    L_PARTITIONS,
+    L_KEY_SCHEMA,
+    L_VALUE_SCHEMA,
+    L_SEND_UPDATES,  # an unkeyed table sends inserts only, one with the full old row also updates
+) = range(9)
+RELATION_WIDTH = 9
+
+#: first byte of a Confluent-framed message, before the 4-byte schema id
+MAGIC = 0

@@ -1,0 +1,149 @@
+"""Who may work on a slot. A transactional id fences, it does not elect: the *last* to initialise wins, not the newest job.
+
+So a job (1) writes its claim, (2) initialises every id that is recorded, (3) reads the state to its end, (4) works; and
+every later initialisation, in a task or after an error, is again followed by that read before its first record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from airflow_bottledwater.errors import StateError, TakenOver
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.kafka import state
+from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, single
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+def ensure_state_topics(pipeline: Pipeline, topic: str) -> None:
+    """Create the shared and the slot's state topic where they are missing.
+
+    :raises StateError: one is missing and may not be created.
+    """
+    topics = Topics(pipeline.kafka)
+    present = topics.describe([state.CONTROL_TOPIC, topic])
+    replication = min(pipeline.replication_factor, topics.brokers())
+    for name in (state.CONTROL_TOPIC, topic):
+        if name not in present:
+            if not pipeline.create_topics:
+                raise StateError(f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted.")
+            topics.create(name, partitions=1, replication=replication, config=state.TOPIC_CONFIG)
+
+
+def read_state(pipeline: Pipeline, topic: str, *, timeout: float | None = None) -> f.State:
+    """All facts, to the topic's end; an open transaction in it ends with its producer's time-out at the latest."""
+    return f.State(state.read_facts(pipeline.kafka, topic, timeout=timeout or pipeline.transaction_timeout + 30))
+
+
+def check(found: f.State, job: f.Job) -> None:
+    """Whether the job's claim still stands.
+
+    :raises TakenOver: it does not; the message names who has it.
+    """
+    claim = found.claim
+    if claim is None:
+        raise StateError("The state topic lost its facts while the job ran.", "See docs/operations.md, 'Lost state'.")
+    if claim["id"] != job.id:
+        other = f.Job(**claim)
+        raise TakenOver(f"The slot was taken over by {other}; {job} ends without publishing anything more.")
+
+
+class Claim:
+    """A claimed slot: writes facts, each group in one transaction.
+
+    :param kind: what the job does: create, snapshot, stream or drop.
+    :raises TakenOver: another job claimed the slot at the same time.
+    """
+
+    def __init__(self, pipeline: Pipeline, cluster: Cluster, kind: str, patience: Patience) -> None:
+        self.pipeline, self.cluster = pipeline, cluster
+        self.topic = state.facts_topic(cluster.database, pipeline.slot)
+        self.prefix = f.id_prefix(cluster, pipeline.slot)
+        self._patience = patience
+        ensure_state_topics(pipeline, self.topic)
+        self._publisher = self._make(f.facts_id(self.prefix))
+        self._publisher.open()
+        before = read_state(pipeline, self.topic)
+        self.job = f.Job.next(before.claim, kind)
+        ids = sorted({*before.ids, f.facts_id(self.prefix)})
+        self._send({f.CLAIM: self.job.to_json(), f.IDS: {"ids": ids}})
+        self._initialise([i for i in before.ids if i != f.facts_id(self.prefix)])
+        self.state = read_state(pipeline, self.topic)
+        check(self.state, self.job)
+
+    def _make(self, transactional_id: str) -> Publisher:
+        return Publisher(
+            self.pipeline.kafka,
+            transactional_id,
+            [self.topic],
+            transaction_timeout=self.pipeline.transaction_timeout,
+            waiting=self._patience.wait,
+        )
+
+    def _initialise(self, ids: Sequence[str]) -> None:
+        """End the open transaction of everybody who used one of these ids, and fence them."""
+
+        def one(transactional_id: str) -> None:
+            publisher = self._make(transactional_id)
+            publisher.open()
+            publisher.close()
+
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            list(pool.map(one, ids))
+
+    def initialise_all(self) -> None:
+        """Once more, when the work is done: nothing that is still under way can become visible after it."""
+        self._initialise([i for i in self.state.ids if i != f.facts_id(self.prefix)])
+        self.refresh()
+
+    def refresh(self) -> f.State:
+        """Read the state again.
+
+        :raises TakenOver: it is no longer ours.
+        """
+        self.state = read_state(self.pipeline, self.topic)
+        check(self.state, self.job)
+        return self.state
+
+    def record_ids(self, ids: Sequence[str]) -> None:
+        """Record ids before their first use, so that the next job finds and initialises them."""
+        if missing := set(ids) - set(self.state.ids):
+            self.write({f.IDS: {"ids": sorted({*self.state.ids, *missing})}})
+
+    def write(self, values: dict[str, dict[str, Any] | None]) -> None:
+        """Write facts in one transaction; repeated until it is known to be there.
+
+        :raises TakenOver: another job has claimed the slot.
+        """
+        while True:
+            try:
+                self._send(values)
+                break
+            except NewProducerNeeded as error:
+                log.warning("Writing facts: %s", error)
+                self._publisher.open()
+                self.refresh()
+        for key, value in values.items():
+            if value is None:
+                self.state.facts.pop(key, None)
+            else:
+                self.state.facts[key] = value
+
+    def _send(self, values: dict[str, dict[str, Any] | None]) -> None:
+        with self._publisher.transaction():
+            for key, value in values.items():
+                self._publisher.produce(single(0, 0, key.encode(), state.encode(value)))
+
+    def close(self) -> None:
+        """Let go of the producer; the claim stays."""
+        self._publisher.close()
+
+

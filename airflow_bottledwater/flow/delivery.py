@@ -1,0 +1,357 @@
+"""Publishing: a batch of the stream, or a range of a snapshot, is one Kafka transaction with its record of progress, last.
+
+Both need the same care: initialise, read the state, then work; an unknown outcome is told by the state, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.encoding import kernels, names, wire
+from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
+from airflow_bottledwater.errors import RecordError, Refused, StaleBatch, StateError
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.batch import Batch, Version
+from airflow_bottledwater.flow.claim import check, read_state
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.rows import Completed, Completer, column_texts
+from airflow_bottledwater.kafka import deadletter, state
+from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
+from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A change (or a row of a snapshot's block) that cannot be published, and why."""
+
+    change: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An encoded batch: its records, and what could not be."""
+
+    records: Records
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+class Channel:
+    """An open way into Kafka for one transactional id: topics by index, limits, and the claim checked at every opening.
+
+    :param job: whose claim must stand.
+    :param topics: data topics; the service and state topics come behind them.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, job: f.Job, transactional_id: str, topics: Iterable[str], state_topic: str, patience: Patience
+    ) -> None:
+        self.pipeline, self.job, self.patience = pipeline, job, patience
+        self.state_topic = state_topic
+        data = sorted(set(topics))
+        service = [names.service_topic("events", pipeline.topic_prefix), names.service_topic("dead_letters", pipeline.topic_prefix)]
+        self._names = [*data, *service, state_topic]
+        self.index = {name: i for i, name in enumerate(self._names)}
+        self.events, self.letters, self._state = (self.index[name] for name in (*service, state_topic))
+        described = Topics(pipeline.kafka).describe(self._names)
+        if missing := [name for name in self._names if name not in described]:
+            raise StateError(f"Topic {missing[0]!r} does not exist any more.", "Deleting topics of a running pipeline loses data.")
+        self.partitions = {name: topic.partitions for name, topic in described.items()}
+        self.limits: npt.NDArray[np.int64] = np.array([described[n].max_bytes for n in self._names], dtype=np.int64)
+        self._publisher = Publisher(
+            {
+                **pipeline.kafka,
+                "message.max.bytes": str(min(1_000_000_000, max(DEFAULT_MAX_BYTES, int(self.limits.max())))),
+                # a batch must fit the smallest topic: the broker refuses a whole one
+                "batch.size": str(min(1_000_000, int(self.limits.min() * 0.9))),
+            },
+            transactional_id,
+            self._names,
+            transaction_timeout=pipeline.transaction_timeout,
+            waiting=patience.wait,
+        )
+        self._open = False
+
+    def open(self) -> f.State | None:
+        """Initialise if need be, and then read the state; None if it was open already.
+
+        :raises TakenOver: another job has claimed the slot.
+        """
+        if self._open:
+            return None
+        self._publisher.open()
+        found = read_state(self.pipeline, self.state_topic)
+        check(found, self.job)
+        self._open = True
+        return found
+
+    def close(self) -> None:
+        """Give the producer up; the next :meth:`open` makes a new one."""
+        self._publisher.close()
+        self._open = False
+
+    def too_large(self, records: Records) -> npt.NDArray[np.bool_]:
+        """Which records exceed their topic's max.message.bytes."""
+        found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]
+        return found
+
+    def programs(self, versions: Sequence[Version], *, copied: bool) -> Programs:
+        """Programs for relation versions."""
+        return compile_programs(
+            [(v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema)) for v in versions],
+            self.pipeline.output_format,
+            copied=copied,
+        )
+
+    def send(self, parts: Callable[[Publisher], None], progress: dict[str, dict[str, object]]) -> None:
+        """One Kafka transaction: what ``parts`` produces, and last the record of progress."""
+        try:
+            with self._publisher.transaction():
+                parts(self._publisher)
+                for key, value in progress.items():
+                    self._publisher.produce(single(self._state, 0, key.encode(), state.encode(value)))
+        except BaseException:
+            # after an abort a delayed request of it could still enter the producer's next transaction
+            self.close()
+            raise
+        self.patience.over()
+
+    def refuses(self, records: Records) -> bool:
+        """Whether the broker refuses these records: sent in a transaction of their own that is then aborted."""
+        try:
+            self.open()
+            self.send(lambda publisher: _produce_and_abort(publisher, records), {})
+        except _Probed:
+            return False
+        except RecordRefused:
+            return True
+        return False
+
+
+class _Probed(Exception):
+    """A probing transaction went through, and was aborted."""
+
+
+def _produce_and_abort(publisher: Publisher, records: Records) -> None:
+    publisher.produce(records)
+    publisher.drain()
+    raise _Probed
+
+
+def find_refused(channel: Channel, records: Records) -> int:
+    """Bisect a refusal down to one record (the broker refuses a whole batch of them); returns its number."""
+    low, high = 0, len(records)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if channel.refuses(Records(records.table[low:middle], records.data, records.headers)):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+class StreamPublisher:
+    """Publishes the stream's batches, each with P, under the stream's id.
+
+    :param job: the claimed job.
+    :param fingerprint: stored with P (:func:`airflow_bottledwater.flow.runner.fingerprint`).
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        job: f.Job,
+        prefix: str,
+        state_topic: str,
+        topics: Iterable[str],
+        patience: Patience,
+        fingerprint: str,
+    ) -> None:
+        self._pipeline = pipeline
+        self._fingerprint = fingerprint
+        self._channel = Channel(pipeline, job, f.stream_id(prefix), topics, state_topic, patience)
+        self._completer = Completer(pipeline.postgres, patience.wait)
+        self._position: Position | None = None
+        self.counters: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Give up producer and connection."""
+        self._channel.close()
+        self._completer.close()
+
+    def publish(self, batch: Batch) -> Position:
+        """Publish a batch, or find that it was; returns P.
+
+        :raises TakenOver: another job has claimed the slot.
+        :raises StaleBatch: P is neither the batch's start nor its end.
+        :raises RecordError: under ``on_error = exit``, after everything before the bad transaction was published.
+        """
+        refused: list[Verdict] = []
+        while True:
+            try:
+                found = self._channel.open()
+                if found is not None:
+                    self._position, self.counters = found.position, found.counters
+                if self._position is not None and self._position >= batch.end and batch.end > batch.start:
+                    return self._position
+                if self._position is not None and self._position != batch.start:
+                    raise StaleBatch(f"The batch starts at {batch.start}, but the stream is at {self._position}.")
+                return self._publish(batch, refused)
+            except NewProducerNeeded as error:
+                log.warning("%s: a new producer reads the state and goes on.", error)
+                self._channel.close()
+                self._channel.patience.wait(str(error))
+
+    def _publish(self, batch: Batch, refused: list[Verdict]) -> Position:
+        programs = self._channel.programs(batch.versions, copied=False)
+        completed = self._completer.complete(batch, programs)
+        encoded = encode_changes(completed, programs)
+        records, verdicts = encoded.records, [*refused, *encoded.verdicts, *_failed(completed)]
+        for i in np.flatnonzero(self._channel.too_large(records)):
+            verdicts.append(Verdict(int(records.table[i, wire.R_MESSAGE]), _too_large(records, int(i), self._channel)))
+        if verdicts and self._pipeline.on_error == "exit":
+            self._stop_before(batch, completed, programs, verdicts)
+        bad = {v.change for v in verdicts}
+        if bad:
+            kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(bad)))
+            records = Records(records.table[kept], records.data, True)
+        letters = [self._letter(completed, programs, v) for v in _distinct(verdicts)]
+        events = self._events(completed.batch, batch.versions)
+        counters = {
+            "published": self.counters.get("published", 0) + len(records),
+            "dead_letters": self.counters.get("dead_letters", 0) + len(letters),
+            "superseded": self.counters.get("superseded", 0) + len(completed.superseded),
+            "events": self.counters.get("events", 0) + len(events),
+        }
+        position = {
+            "lsn": batch.end.lsn,
+            "ordinal": batch.end.ordinal,
+            "fingerprint": self._fingerprint,
+            "epoch": self._channel.job.epoch,
+            "at": time.time(),
+            **counters,
+        }
+
+        def parts(publisher: Publisher) -> None:
+            publisher.produce(records)
+            for record in (*events, *letters):
+                publisher.produce(record)
+
+        try:
+            self._channel.send(parts, {f.POSITION: position})
+        except RecordRefused as error:
+            if not len(records):
+                raise Refused(f"The service topics do not take records: {error}") from error
+            culprit = find_refused(self._channel, records)
+            refused.append(Verdict(int(records.table[culprit, wire.R_MESSAGE]), str(error)))
+            raise NewProducerNeeded(str(error)) from error
+        self._position, self.counters = batch.end, counters
+        return batch.end
+
+    def _stop_before(self, batch: Batch, completed: Completed, programs: Programs, verdicts: list[Verdict]) -> None:
+        first = min(verdicts, key=lambda v: v.change)
+        change = completed.batch.changes[first.change]
+        good = batch.before(int(change[wire.C_LSN]))
+        position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+        if good.end > batch.start and batch.start.lsn < position.lsn:
+            self._publish(good, [])
+        table = programs.tables[int(change[wire.C_RELATION])]
+        topic = batch.versions[int(change[wire.C_RELATION])].topic
+        raise RecordError(
+            f"The change of {table.qualified} at {position} cannot be published to topic {topic!r}: {first.reason}.",
+            "Everything before its transaction is published. Mend the cause and start again, or go on with on_error = log, "
+            "which writes it to the dead-letter topic.",
+            position=str(position),
+            topic=topic,
+        )
+
+    def _letter(self, completed: Completed, programs: Programs, verdict: Verdict) -> Records:
+        change = completed.batch.changes[verdict.change]
+        relation = int(change[wire.C_RELATION])
+        table = programs.tables[relation]
+        at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
+        position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
+        value = deadletter.letter(
+            topic=completed.batch.versions[relation].topic,
+            op={pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}[int(change[wire.C_KIND])],
+            position=position,
+            relation=table.qualified,
+            key=None,
+            columns=column_texts(table, bytes(completed.batch.data[at : at + size])),
+            error=verdict.reason,
+        )
+        log.error("Dead letter for %s at %s: %s", table.qualified, position, verdict.reason)
+        return single(self._channel.letters, 0, position.encode(), value)
+
+    def _events(self, batch: Batch, versions: Sequence[Version]) -> list[Records]:
+        found = []
+        for i in np.flatnonzero(batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE):
+            change = batch.changes[i]
+            at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
+            message = pgoutput.truncate(bytes(batch.data[at : at + size]))
+            known = {v.table.oid: v for v in versions}
+            position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
+            if self._pipeline.on_truncate == "stop":
+                raise RecordError(f"TRUNCATE at {position}, and on_truncate is stop.", "Set on_truncate = event to go on.", position=position)
+            event = {
+                "event": "truncate",
+                "pos": position,
+                "xid": int(change[wire.C_XID]),
+                "relations": [known[oid].table.qualified if oid in known else oid for oid in message.oids],
+                "topics": [known[oid].topic for oid in message.oids if oid in known],
+                "cascade": message.cascade,
+                "restart_identity": message.restart_identity,
+            }
+            found.append(single(self._channel.events, 0, position.encode(), json.dumps(event).encode(), int(change[wire.C_TIME])))
+        return found
+
+
+def _distinct(verdicts: list[Verdict]) -> list[Verdict]:
+    return list({v.change: v for v in sorted(verdicts, key=lambda v: v.change)}.values())
+
+
+def _failed(completed: Completed) -> list[Verdict]:
+    return [Verdict(change, reason) for change, reason in completed.failed.items()]
+
+
+def _too_large(records: Records, i: int, channel: Channel) -> str:
+    size = int(records.sizes()[i])
+    limit = int(channel.limits[records.table[i, wire.R_TOPIC]])
+    return f"the record has {size:,} bytes, the topic's max.message.bytes is {limit:,}"
+
+
+def encode_changes(completed: Completed, programs: Programs) -> Encoded:
+    """Encode a whole batch into one buffer."""
+    batch = completed.batch
+    out: npt.NDArray[np.uint8] = np.empty(2 * batch.data.size + 64 * 1024, dtype=np.uint8)
+    records: npt.NDArray[np.int64] = np.zeros((2 * len(batch) + 2, wire.RECORD_WIDTH), dtype=np.int64)
+    errors: npt.NDArray[np.int64] = np.zeros((1024, 3), dtype=np.int64)
+    scratch = programs.scratch()
+    start = cursor = used = count = 0
+    verdicts: list[Verdict] = []
+    while start < len(batch):
+        start, cursor, size, made, failed = kernels.encode_changes(
+            batch.data, batch.changes, start, len(batch), programs.json, programs.relations, programs.columns, programs.keys,
+            programs.names, completed.side, completed.side_offsets, cursor, scratch, records[count:], errors, out[used:],
+        )  # fmt: skip
+        records[count : count + made, wire.R_KEY] += used
+        records[count : count + made, wire.R_VALUE] += used
+        for change, code, column in errors[:failed].tolist():
+            verdicts.append(Verdict(change, programs.error(int(batch.changes[change, wire.C_RELATION]), code, column)))
+        used += size
+        count += made
+        if start < len(batch) and failed < len(errors):
+            out = np.concatenate([out, np.empty_like(out)])
+    return Encoded(Records(records[:count], out, True), verdicts)

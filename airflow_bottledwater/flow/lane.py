@@ -1,0 +1,280 @@
+"""A snapshot lane: one connection, one publisher, its ranges in sequence; each range is one Kafka transaction."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+
+from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding.program import Programs, select_list
+from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.delivery import Channel, find_refused
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.rows import column_texts
+from airflow_bottledwater.kafka import deadletter
+from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import copy, pgoutput, snapshot
+from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.snapshot import Held
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+_OUT_BYTES = 4 << 20
+_ROWS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of a table.
+
+    :param number: its place in the table's plan.
+    """
+
+    oid: int
+    number: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTask:
+    """All that a lane needs to know, besides the pipeline's settings."""
+
+    lane: int
+    job: f.Job
+    prefix: str
+    state_topic: str
+    held: Held
+    tables: tuple[f.PinnedTable, ...]
+    parts: tuple[Part, ...]
+
+
+class _Slow(BottledWaterError):
+    """The range would outlive half the transaction time-out: it is split."""
+
+
+def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
+    """Read and publish a lane's ranges; those that the state says are done are skipped.
+
+    :raises TakenOver: another job has claimed the slot.
+    :raises Outage: source or broker were away for too long, or the snapshot's holder is gone; resumable.
+    :raises RecordError: a row cannot be published and ``on_error`` is exit.
+    """
+    lane = _Lane(pipeline, task, stopped)
+    try:
+        return lane.run()
+    except psycopg.Error as error:
+        raise outage(error, f"Reading the snapshot in lane {task.lane}") from error
+    finally:
+        lane.close()
+
+
+class _Lane:
+    def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
+        self._pipeline, self._task, self._stopped = pipeline, task, stopped
+        self._channel = Channel(
+            pipeline,
+            task.job,
+            f.lane_id(task.prefix, task.lane),
+            [t.topic for t in task.tables],
+            task.state_topic,
+            Patience(pipeline.outage_timeout),
+        )
+        self._connection: Connection = connect(pipeline.postgres, application=f"bottledwater snapshot lane {task.lane}")
+        self._state = f.State()
+        self._tables = {t.table.oid: t for t in task.tables}
+        self._out: npt.NDArray[np.uint8] = np.empty(_OUT_BYTES, dtype=np.uint8)
+        self._records: npt.NDArray[np.int64] = np.zeros((_ROWS, wire.RECORD_WIDTH), dtype=np.int64)
+        self._errors: npt.NDArray[np.int64] = np.zeros((256, 3), dtype=np.int64)
+        self._totals = {"rows": 0, "bytes": 0, "dead_letters": 0}
+
+    def close(self) -> None:
+        self._channel.close()
+        self._connection.close()
+
+    def run(self) -> dict[str, int]:
+        for part in self._task.parts:
+            pinned = self._tables[part.oid]
+            pending = [(part.first, part.last)]
+            refused: dict[int, str] = {}
+            while pending:
+                if self._stopped():
+                    raise StopRequested("The snapshot was asked to stop; finished ranges stay.")
+                first, last = pending[0]
+                try:
+                    self._read_state()
+                    done = self._state.done(part.oid, part.number)
+                    if done is not None and done["done"]:
+                        break
+                    if done is not None:
+                        first = max(first, done["upto"])
+                        if first >= last:
+                            pending.pop(0)
+                            continue
+                    self._publish(pinned, part, first, last, refused, done)
+                    pending.pop(0)
+                    refused = {}
+                except _Slow:
+                    end = last if last < snapshot.LAST_BLOCK else max(pinned.table.pages, first + 2)
+                    middle = (first + end) // 2
+                    if middle <= first:
+                        raise RecordError(
+                            f"One block of {pinned.table.qualified} takes longer than half of transaction_timeout.",
+                            "Raise transaction_timeout.",
+                        ) from None
+                    log.info("Range %d of %s is split at block %d.", part.number, pinned.table.qualified, middle)
+                    pending[0:1] = [(first, middle), (middle, last)]
+                except NewProducerNeeded as error:
+                    log.warning("%s: a new producer reads the state and goes on.", error)
+                    self._channel.close()
+                    self._channel.patience.wait(str(error))
+        return self._totals
+
+    def _read_state(self) -> None:
+        found = self._channel.open()
+        if found is not None:
+            self._state = found
+
+    def _publish(
+        self, pinned: f.PinnedTable, part: Part, first: int, last: int, refused: dict[int, str], before: dict[str, object] | None
+    ) -> None:
+        """One transaction: the rows of blocks [first, last) and the range's progress."""
+        table = pinned.table
+        programs = self._channel.programs([pinned.version], copied=True)
+        deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
+        counts = {"rows": 0, "bytes": 0, "dead_letters": 0}
+        progress: dict[str, object] = {}
+        snapshot.begin_task(self._connection, table, self._task.held)
+
+        def parts(publisher: Publisher) -> None:
+            checksum = 0
+            query = snapshot.copy_query(table, select_list(table), first, last)
+            for block in copy.rows(self._connection, query):
+                if time.monotonic() > deadline:
+                    raise _Slow("The range takes too long.")
+                checksum = self._encode(publisher, programs, pinned, block, counts, checksum, refused)
+            progress.update(
+                rows=counts["rows"] + int((before or {}).get("rows", 0)),  # type: ignore[call-overload]
+                checksum=checksum,
+                upto=last,
+                done=last == part.last,
+                lane=self._task.lane,
+                epoch=self._task.job.epoch,
+            )
+
+        key = f.progress_key(part.oid, part.number)
+        try:
+            self._channel.send(parts, {key: progress})
+        except BaseException:
+            self._reconnect()
+            raise
+        self._connection.execute("COMMIT")
+        self._state.facts[key] = dict(progress)
+        for name, count in counts.items():
+            self._totals[name] += count
+
+    def _reconnect(self) -> None:
+        """A COPY that was left half-way can only be ended by ending its session."""
+        self._connection.close()
+        self._connection = connect(self._pipeline.postgres, application=f"bottledwater snapshot lane {self._task.lane}")
+
+    def _encode(
+        self,
+        publisher: Publisher,
+        programs: Programs,
+        pinned: f.PinnedTable,
+        block: Block,
+        counts: dict[str, int],
+        checksum: int,
+        refused: dict[int, str],
+    ) -> int:
+        start, scratch, now = 0, programs.scratch(), int(time.time() * 1000)
+        while start < block.count:
+            before = start
+            start, used, made, failed = kernels.encode_copy(
+                block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns, programs.keys,
+                programs.names, scratch, self._records, self._errors, self._out, now,
+            )  # fmt: skip
+            records = Records(self._records[:made], self._out, False)
+            verdicts = {int(row): programs.error(0, int(code), int(column)) for row, code, column in self._errors[:failed]}
+            for i in np.flatnonzero(self._channel.too_large(records)):
+                limit = int(self._channel.limits[self._channel.index[pinned.topic]])
+                verdicts[int(records.table[i, wire.R_MESSAGE])] = (
+                    f"the record has {int(records.sizes()[i]):,} bytes, the topic's max.message.bytes is {limit:,}"
+                )
+            # a row that the broker refused is known by its number in the range
+            for i in range(made):
+                number = counts["rows"] + counts["dead_letters"] + i
+                if refused and number in refused:
+                    verdicts[int(records.table[i, wire.R_MESSAGE])] = refused[number]
+            if verdicts:
+                records = self._set_aside(publisher, pinned, block, records, verdicts, counts)
+            try:
+                publisher.produce(records)
+            except RecordRefused as error:
+                culprit = find_refused(self._channel, records)
+                refused[counts["rows"] + counts["dead_letters"] + culprit] = str(error)
+                raise NewProducerNeeded(str(error)) from error
+            checksum = zlib.crc32(self._out[:used], checksum)
+            counts["rows"] += len(records)
+            counts["bytes"] += used
+            if start == before and not failed:
+                self._out = np.empty(self._out.size * 2, dtype=np.uint8)
+        return checksum
+
+    def _set_aside(
+        self,
+        publisher: Publisher,
+        pinned: f.PinnedTable,
+        block: Block,
+        records: Records,
+        verdicts: dict[int, str],
+        counts: dict[str, int],
+    ) -> Records:
+        table = pinned.table
+        for row, reason in verdicts.items():
+            if self._pipeline.on_error == "exit":
+                raise RecordError(
+                    f"A row of {table.qualified} cannot be published to topic {pinned.topic!r}: {reason}.",
+                    "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which writes it "
+                    "to the dead-letter topic.",
+                    topic=pinned.topic,
+                )
+            raw = bytes(block.data[block.offsets[row] : block.offsets[row + 1]])
+            log.error("Dead letter for a row of %s: %s", table.qualified, reason)
+            value = deadletter.letter(
+                topic=pinned.topic,
+                op="r",
+                position="",
+                relation=table.qualified,
+                key=None,
+                columns=column_texts(table, _as_insert(table, raw)),
+                error=reason,
+            )
+            publisher.produce(single(self._channel.letters, 0, None, value))
+            counts["dead_letters"] += 1
+        kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(verdicts)))
+        return Records(records.table[kept], records.data, False)
+
+
+def _as_insert(table: Table, raw: bytes) -> bytes:
+    """A COPY row in the form of an Insert message, for the one decoder of rows."""
+    fields, at = [], 2
+    for _ in table.columns:
+        (length,) = struct.unpack_from(">i", raw, at)
+        at += 4
+        fields.append(pgoutput.Field("n") if length < 0 else pgoutput.Field("b", raw[at : at + length]))
+        at += max(length, 0)
+    return pgoutput.RowMessage("I", table.oid, "", None, fields).encode()

@@ -1,0 +1,163 @@
+"""The stream's whole path in one process, without a JVM: what Spark's stream job is a shell around, and tests use."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from airflow_bottledwater.errors import BottledWaterError, Refused, StateError, StopRequested
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow import setup
+from airflow_bottledwater.flow.claim import Claim
+from airflow_bottledwater.flow.control import Controller
+from airflow_bottledwater.flow.delivery import StreamPublisher
+from airflow_bottledwater.flow.policy import Patience, transient
+from airflow_bottledwater.flow.source import ChangeSource, check_slot
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres import publication, slot
+from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.replication import ReplicationStream
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A claimed stream, ready to run.
+
+    :param position: P, or A where nothing was streamed yet.
+    """
+
+    cluster: Cluster
+    job: f.Job
+    prefix: str
+    state_topic: str
+    state: f.State
+    position: Position
+
+    @property
+    def topics(self) -> list[str]:
+        """The data topics."""
+        return sorted({t.topic for t in self.state.tables.values()})
+
+
+def begin(pipeline: Pipeline) -> Start:
+    """Claim the slot and check that the stream may go on from where the state says.
+
+    :raises StateError: the snapshot is not complete, or facts are missing.
+    :raises SlotError: the slot is not the one that the state describes.
+    """
+    with session(pipeline.postgres, "Starting the stream") as connection:
+        cluster = identify(connection)
+        claim = Claim(pipeline, cluster, "stream", Patience(pipeline.outage_timeout))
+        try:
+            known = claim.state
+            record = known.slot
+            if record is None:
+                raise StateError(
+                    f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.",
+                    "Create it first; if its facts were lost, drop the slot and start again with a snapshot.",
+                )
+            if not known.complete:
+                raise StateError(
+                    f"The snapshot of slot {pipeline.slot!r} is not complete.", "Run the snapshot (it resumes), then the stream."
+                )
+            position = known.position or Position(record.consistent_point)
+            check_slot(slot.state(connection, record.name), record, cluster, position)
+            _check_fingerprint(known, cluster)
+            setup.check_topics(pipeline, known)
+            claim.record_ids([f.stream_id(claim.prefix)])
+            return Start(cluster, claim.job, claim.prefix, claim.topic, claim.state, position)
+        finally:
+            claim.close()
+
+
+def _check_fingerprint(known: f.State, cluster: Cluster) -> None:
+    """Inside a transaction, ordinals mean the same only if the server would send the same changes again."""
+    stored = known.facts.get(f.POSITION, {})
+    if stored.get("ordinal") and stored.get("fingerprint", fingerprint(known, cluster)) != fingerprint(known, cluster):
+        raise Refused(
+            "The stream stopped inside a large transaction, and since then the tables or the server's version changed: it cannot be "
+            "continued there.",
+            "Undo the change, or drop the slot and start again with a snapshot.",
+        )
+
+
+def fingerprint(known: f.State, cluster: Cluster) -> str:
+    """Of what decides which changes a transaction has."""
+    return f"{cluster.version // 10000}:{','.join(map(str, sorted(known.tables)))}"
+
+
+@contextmanager
+def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None = None) -> Iterator[Controller]:
+    """A controller around a stream's work: heartbeats while it runs, its end as the last status.
+
+    :param stopped: also set when the controller is asked to stop.
+    """
+    controller = Controller(pipeline, start.cluster, start.job)
+    if stopped is not None:
+        controller.stopped = stopped
+    controller.status.state = "streaming"
+    controller.status.position = str(start.position)
+    controller.start()
+    try:
+        yield controller
+    except StopRequested:
+        controller.finish("stopped")
+    except BaseException as error:
+        controller.finish("failed", error, permanent=not transient(error))
+        raise
+    else:
+        controller.finish("stopped" if controller.stopped.is_set() else "finished")
+
+
+def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
+    """Stream until stopped, or until now; returns the counters.
+
+    :param bounded: end when everything is published that the server had flushed at the start.
+    """
+    stopped = stopped or threading.Event()
+    start = begin(pipeline)
+    with reported(pipeline, start, stopped) as controller:
+        patience = Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
+        source = ChangeSource(pipeline, start.state, start.position, patience)
+        publisher = StreamPublisher(
+            pipeline, start.job, start.prefix, start.state_topic, start.topics, patience, fingerprint(start.state, start.cluster)
+        )
+        try:
+            target = source.flush_target() if bounded else None
+            position = start.position
+            while not stopped.is_set() and (target is None or position.lsn < target):
+                batch = source.next(0.2, hurry=bounded)
+                if batch is None:
+                    continue
+                position = publisher.publish(batch)
+                source.acknowledge(position)
+                controller.status.position = str(position)
+                controller.status.counters = {**publisher.counters, **source.statistics}
+        finally:
+            publisher.close()
+            source.close()
+    return {**publisher.counters, **source.statistics}
+
+
+def acknowledge(pipeline: Pipeline, known: f.State) -> None:
+    """Confirm P to PostgreSQL after a run whose connection is already gone; failing to is harmless (the next run does it)."""
+    record, position = known.slot, known.position
+    if record is None or position is None or position.ordinal:
+        return
+    try:
+        with session(pipeline.postgres, "Confirming the position", application="bottledwater acknowledge") as connection:
+            slot.wait_free(connection, record.name, timeout=10)
+        stream = ReplicationStream(
+            pipeline.postgres, record.name, publication.names(pipeline.publication_name), position.lsn, buffer_bytes=1 << 20
+        )
+        stream.acknowledge(position.lsn)
+        stream.close()
+    except BottledWaterError as error:
+        log.info("P was not confirmed to PostgreSQL (%s); the next run does it.", error)

@@ -1,0 +1,242 @@
+"""Making and dropping what a pipeline has outside: publications, slot, topics, schemas, and the records of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.errors import Refused, SlotError, StateError
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow import preflight
+from airflow_bottledwater.flow.claim import Claim, read_state
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.kafka import state
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import format_lsn
+from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.postgres import catalog, publication, slot
+from airflow_bottledwater.postgres.connect import Connection, identify, session
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+#: how often a slot that DDL broke is made again before we give up
+_ATTEMPTS = 5
+
+
+def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> SlotRecord:
+    """Make publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
+
+    The intent is recorded first: a slot that it names and that has no boundary yet is taken up after a crash.
+
+    :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
+    """
+    findings = preflight.run(pipeline)
+    cluster = findings.cluster
+    known = findings.state
+    wanted = {t.oid: t for t in findings.tables}
+    if known.slot is not None and set(wanted) <= set(known.tables):
+        log.info("Slot %r exists, made at %s.", pipeline.slot, format_lsn(known.slot.consistent_point))
+        return known.slot
+    patience = Patience(pipeline.outage_timeout, stopped)
+    claim = Claim(pipeline, cluster, "create", patience)
+    try:
+        return _create(pipeline, claim, findings.tables)
+    finally:
+        claim.close()
+
+
+def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:
+    claim.write({f.INTENT: {"slot": pipeline.slot, "publication": pipeline.publication_name, "at": time.time()}})
+    with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
+        added = [t for t in tables if t.oid not in claim.state.tables]
+        if pipeline.create_publication:
+            publication.create(connection, pipeline.publication_name, tables)
+            _extend(connection, pipeline.publication_name, added)
+        record = claim.state.slot
+        if record is None:
+            consistent_point = _make_slot(pipeline, connection, claim.cluster, tables)
+            oldest_xid = slot.fresh_xid(connection)
+            record = SlotRecord(
+                pipeline.slot,
+                claim.cluster.system_identifier,
+                claim.cluster.timeline,
+                claim.cluster.database,
+                consistent_point,
+                oldest_xid,
+            )
+        else:
+            # tables added to a slot that exists: X0 is taken after the publication has them
+            oldest_xid = slot.fresh_xid(connection)
+        pinned = _pin(pipeline, claim.cluster, added, oldest_xid)
+        values: dict[str, dict[str, object] | None] = {f.table_key(p.table.oid): p.to_json() for p in pinned}
+        if pipeline.skip_snapshot:
+            values[f.COMPLETE] = {
+                "tables": sorted({*claim.state.completed, *(t.oid for t in added)}), "skipped": True, "at": time.time(),
+            }  # fmt: skip
+        claim.write({f.SLOT: record.to_json(), **values})
+    log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
+    return record
+
+
+def _extend(connection: Connection, name: str, added: Sequence[Table]) -> None:
+    for each, members in zip(publication.names(name), publication.split(added), strict=True):
+        present = publication.read(connection, each)
+        for table in members:
+            if present is not None and table.oid not in present.tables:
+                connection.execute(f"ALTER PUBLICATION {quote(each)} ADD TABLE {quote(table.schema)}.{quote(table.name)}")
+
+
+def _make_slot(pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table]) -> int:
+    """Create the slot, again where DDL or TRUNCATE of a published table committed while it was being built: such a slot can be
+    broken, or blind for a new column, for ever."""
+    oids = [t.oid for t in tables]
+    present = slot.state(connection, pipeline.slot)
+    for _ in range(_ATTEMPTS):
+        before = catalog.fingerprint(connection, oids)
+        if present is not None:
+            slot.check(present, cluster.database)
+            # A slot that was adopted may be older than the publications, which wedges it; nothing was published from it, so
+            # it is moved past every transaction that began before them.
+            slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
+            point = slot.advance(connection, pipeline.slot)
+            log.info("Slot %r exists and is taken up at %s.", pipeline.slot, format_lsn(point))
+            return point
+        point = slot.create(
+            pipeline.postgres, connection, pipeline.slot, timeout=pipeline.create_slot_timeout, waiting=_tell(pipeline.slot)
+        )
+        slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
+        if catalog.fingerprint(connection, oids) == before:
+            return point
+        log.warning("A published table was altered or truncated while slot %r was built; it is made again.", pipeline.slot)
+        slot.drop(connection, pipeline.slot)
+    raise SlotError(
+        f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to make slot {pipeline.slot!r}.",
+        "Try again while no DDL runs.",
+    )
+
+
+def _tell(name: str) -> Callable[[list[str]], None]:
+    told: set[str] = set()
+
+    def waiting(blockers: list[str]) -> None:
+        if new := set(blockers) - told:
+            told.update(new)
+            log.info("Slot %r waits for running transactions: %s", name, "; ".join(sorted(new)))
+
+    return waiting
+
+
+def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_xid: int) -> list[f.PinnedTable]:
+    """Topics and schemas of tables, made where they are missing."""
+    topics = Topics(pipeline.kafka)
+    registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+    by_topic = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
+    events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
+    present = topics.describe([*by_topic, events, letters])
+    if pipeline.create_topics:
+        replication = min(pipeline.replication_factor, topics.brokers())
+        safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
+        forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
+        for name in (events, letters):
+            if name not in present:
+                topics.create(name, partitions=1, replication=replication, config={**safe, **forever})
+        for name, table in by_topic.items():
+            if name not in present:
+                policy = {"cleanup.policy": "compact"} if table.keyed else forever
+                topics.create(
+                    name, partitions=pipeline.partitions, replication=replication, config={**safe, **policy, **pipeline.topic_config}
+                )
+        present = topics.describe(list(by_topic))
+    control = state.Control(pipeline.kafka)
+    owner = preflight.pipeline_name(cluster, pipeline.slot)
+    pinned = []
+    for name, table in by_topic.items():
+        control.write(f"owner/{name}/{owner}", {"pipeline": owner, "at": time.time()})
+        key_id = value_id = 0
+        if registry is not None:
+            key_id = registry.register(f"{name}-key", avro.key_schema(table)) if table.keyed else 0
+            value_id = registry.register(f"{name}-value", avro.value_schema(table))
+        topic = present[name]
+        pinned.append(f.PinnedTable(table, name, topic.id, topic.partitions, key_id, value_id, oldest_xid))
+    control.close()
+    if problems := [] if pipeline.share_topics else preflight.owners_problems(pipeline, cluster, list(by_topic)):
+        raise Refused(" ".join(problems))
+    return pinned
+
+
+def check_topics(pipeline: Pipeline, known: f.State) -> None:
+    """Whether the topics are still those that were pinned: another partition count moves keys, another id is an empty topic.
+
+    :raises StateError: one is not.
+    """
+    present = Topics(pipeline.kafka).describe([p.topic for p in known.tables.values()])
+    for pinned in known.tables.values():
+        found = present.get(pinned.topic)
+        if found is None:
+            raise StateError(f"Topic {pinned.topic!r} does not exist any more.", "Drop the slot and start again with a snapshot.")
+        if found.id != pinned.topic_id:
+            raise StateError(
+                f"Topic {pinned.topic!r} was deleted and made again: its rows are gone.", "Drop the slot and start again with a snapshot."
+            )
+        if found.partitions != pinned.partitions:
+            raise StateError(
+                f"Topic {pinned.topic!r} has {found.partitions} partitions, it had {pinned.partitions}: keys would move between them.",
+                "Drop the slot and start again with a snapshot into a new topic (topic_prefix).",
+            )
+
+
+def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
+    """Drop slot and publications, and forget the facts; returns what was done, in a sentence.
+
+    :param when: ``retired``: only if the stream was stopped for good; ``always``; ``never``.
+    """
+    with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
+        cluster = identify(connection)
+        present = slot.state(connection, pipeline.slot)
+        topic = state.facts_topic(cluster.database, pipeline.slot)
+        known = read_state(pipeline, topic)
+        status = state.read_facts(pipeline.kafka, state.CONTROL_TOPIC, committed=False).get(
+            f"status/{preflight.pipeline_name(cluster, pipeline.slot)}", {}
+        )
+        if when == "never" or (when == "retired" and not status.get("retired")):
+            if present is None:
+                return f"There is no slot {pipeline.slot!r}."
+            return (
+                f"Kept: {slot.retained(present)}, the changes that are not yet published. "
+                "Drop it with 'bottledwater drop-slot --when always', or with DropReplicationSlotOperator(when='always')."
+            )
+        if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
+            slot.check(present, cluster.database)
+        if present is not None and known.slot is None and f.INTENT not in known.facts and not pipeline.adopt_slot:
+            raise SlotError(
+                f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.", "Drop it by hand if nobody needs it."
+            )
+        if known.facts:
+            claim = Claim(pipeline, cluster, "drop", Patience(pipeline.outage_timeout))
+            try:
+                done = _drop(pipeline, connection, claim.state)
+                claim.write({key: None for key in claim.state.facts if key not in (f.CLAIM, f.IDS)})
+            finally:
+                claim.close()
+        else:
+            done = _drop(pipeline, connection, known)
+        control = state.Control(pipeline.kafka)
+        owner = preflight.pipeline_name(cluster, pipeline.slot)
+        for pinned in known.tables.values():
+            control.write(f"owner/{pinned.topic}/{owner}", None)
+        control.write(f"status/{owner}", None)
+        control.close()
+        return done
+
+
+def _drop(pipeline: Pipeline, connection: Connection, known: f.State) -> str:
+    done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
+    if pipeline.create_publication and f.INTENT in known.facts:
+        done += [f"publication {name!r}" for name in publication.drop(connection, known.facts[f.INTENT]["publication"])]
+    return f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}."

@@ -1,0 +1,242 @@
+"""The stream's source: a replication connection and a cutter, reconnecting at the cutter's position."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.errors import Refused, SlotError, SlotInUse
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.batch import Batch, Version
+from airflow_bottledwater.flow.policy import Act, Patience, act
+from airflow_bottledwater.flow.transactions import Cutter
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.lsn import Position, format_lsn, parse_lsn
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.postgres import catalog, pgoutput, publication, slot
+from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.replication import ReplicationStream
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+_TYPES = """
+WITH RECURSIVE base AS (
+    SELECT t.oid AS declared, t.oid, %s::int AS typmod, t.typtype, t.typbasetype, t.typtypmod FROM pg_type t WHERE t.oid = %s
+  UNION ALL
+    SELECT b.declared, t.oid, CASE WHEN b.typmod >= 0 THEN b.typmod ELSE b.typtypmod END, t.typtype, t.typbasetype, t.typtypmod
+    FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+)
+SELECT oid, typmod, typtype, format_type(declared, %s) FROM base WHERE typtype <> 'd'
+"""
+
+
+def check_slot(found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position) -> None:
+    """Whether the slot is the one that the state describes, at or behind P.
+
+    :raises SlotError: it is gone, invalidated, of another cluster or database, or was moved forward.
+    """
+    way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
+    if record.system_identifier != cluster.system_identifier:
+        raise SlotError(
+            f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot {record.name!r} "
+            f"({record.system_identifier}).",
+            way_out,
+        )
+    if record.timeline != cluster.timeline:
+        raise SlotError(
+            f"The cluster is on timeline {cluster.timeline}, slot {record.name!r} was made on {record.timeline}: a fail-over or "
+            "a restore may have lost changes that were streamed.",
+            way_out,
+        )
+    if found is None:
+        raise SlotError(f"Slot {record.name!r} does not exist any more: changes since {position} are lost.", way_out)
+    slot.check(found, record.database)
+    if found.confirmed > position.lsn:
+        raise SlotError(
+            f"Slot {record.name!r} is at {format_lsn(found.confirmed)}, ahead of what was published ({position}): somebody moved "
+            "it, and the changes between are missing.",
+            way_out,
+        )
+
+
+class Resolver:
+    """Makes relation versions from Relation messages: asks the catalog for what the message does not say, and the registry
+    for ids."""
+
+    def __init__(self, pipeline: Pipeline, pinned: dict[int, f.PinnedTable]) -> None:
+        self._pipeline = pipeline
+        self._pinned = pinned
+        self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+
+    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
+        """:raises Refused: a table that is not in the pipeline, or whose key changed."""
+        pinned = self._pinned.get(message.oid)
+        if pinned is None:
+            raise Refused(
+                f"Table {message.schema}.{message.name} was added to the publication behind our back.",
+                "Stop the stream and run create-slot and the snapshot with the table in the settings; then start it again.",
+            )
+        table = self._table(message, pinned)
+        known = current.table if current else pinned.table
+        if table.key != pinned.table.key or _key_types(table) != _key_types(pinned.table):
+            raise Refused(
+                f"The key of {table.qualified} changed from ({', '.join(pinned.table.key)}) to ({', '.join(table.key)}): "
+                "the keys in its topic no longer mean the same.",
+                "Drop the slot and start again with a snapshot under another topic prefix.",
+            )
+        if (table.columns, table.name) == (known.columns, known.name):
+            return current or pinned.version
+        log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
+        value_schema = 0
+        if self._registry is not None:
+            value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+        # a renamed table stays in its topic: consumers and keys are there
+        return Version(table, pinned.topic, pinned.key_schema, value_schema)
+
+    def _table(self, message: pgoutput.RelationMessage, pinned: f.PinnedTable) -> Table:
+        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+            columns = []
+            today = {c.name: c for t in catalog.load(connection, [message.oid]) for c in t.columns}
+            for column in message.columns:
+                row = connection.execute(_TYPES, (column.typmod, column.type_oid, column.typmod)).fetchone()
+                if row is None:
+                    raise Refused(
+                        f"The type of {message.schema}.{message.name}, column {column.name!r}, does not exist any more.",
+                        "Its changes cannot be read; drop the slot and start again with a snapshot.",
+                    )
+                kind = ColumnType(column.type_oid, column.typmod, row[0], row[1], row[2], row[3])
+                known = today.get(column.name)
+                columns.append(Column(column.name, kind, known.comment if known else None))
+        flagged = {c.name for c in message.columns if c.key}
+        # the message flags the key's columns but does not order them, and under FULL flags all
+        key = pinned.table.key
+        if message.identity in "di" and flagged != set(key):
+            key = tuple(c.name for c in message.columns if c.key)
+        return Table(
+            message.oid, message.schema, message.name, message.identity, key, tuple(columns), 0, pinned.table.comment
+        )
+
+
+def _key_types(table: Table) -> list[tuple[int, int]]:
+    columns = {c.name: c.type for c in table.columns}
+    return [(columns[k].oid, columns[k].typmod) for k in table.key if k in columns]
+
+
+class ChangeSource:
+    """Batches from the slot, from P on, across reconnections.
+
+    :param position: P; A where nothing was streamed yet.
+    """
+
+    def __init__(self, pipeline: Pipeline, state: f.State, position: Position, patience: Patience) -> None:
+        record = state.slot
+        assert record is not None
+        self._pipeline, self._record, self._patience = pipeline, record, patience
+        self._tables = state.tables
+        self._cutter = Cutter(
+            position,
+            state.boundaries,
+            Resolver(pipeline, self._tables),
+            limit=pipeline.batch_bytes,
+            most=pipeline.max_transaction_bytes,
+        )
+        self._stream: ReplicationStream | None = None
+        self._confirmed = position
+        self._last_empty = time.monotonic()
+
+    @property
+    def position(self) -> Position:
+        """Up to where batches were cut."""
+        return self._cutter.position
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """See :attr:`Cutter.statistics`."""
+        return self._cutter.statistics
+
+    def flush_target(self) -> int:
+        """``pg_current_wal_flush_lsn()``, where a bounded run ends."""
+        with session(self._pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+    def acknowledge(self, position: Position) -> None:
+        """P is committed in Kafka: PostgreSQL may forget what lies before (end LSNs and keepalives only)."""
+        if position.ordinal == 0 and position > self._confirmed:
+            self._confirmed = position
+            if self._stream is not None:
+                self._stream.acknowledge(position.lsn)
+
+    def next(self, timeout: float, *, hurry: bool = False) -> Batch | None:
+        """The next batch; waits at most ``timeout`` seconds for one to begin.
+
+        :param hurry: also an empty batch that only moves the position, and ask the server where it is.
+        :raises BottledWaterError: what does not pass by waiting.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                batch = self._next(deadline, hurry)
+                self._patience.over() if batch is not None else None
+                return batch
+            except Exception as error:
+                if act(error) is not Act.WAIT:
+                    raise
+                self._disconnect()
+                self._patience.wait(str(error))
+
+    def _next(self, deadline: float, hurry: bool) -> Batch | None:
+        stream = self._stream or self._connect()
+        if hurry:
+            stream.request_reply()
+        while True:
+            batch = self._cutter.cut()
+            if batch is not None:
+                return batch
+            # at the tail, do not wait for more where something is ready
+            block = stream.take(0)
+            if block is None:
+                interval = self._pipeline.keepalive_interval
+                batch = self._cutter.flush(empty=hurry or time.monotonic() - self._last_empty >= interval)
+                if batch is not None:
+                    self._last_empty = time.monotonic()
+                    return batch
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                block = stream.take(left)
+            if block is not None:
+                self._cutter.add(block)
+
+    def _connect(self) -> ReplicationStream:
+        with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:
+            cluster = identify(connection)
+            found = slot.state(connection, self._record.name)
+            check_slot(found, self._record, cluster, self._cutter.position)
+            if found is not None and found.active_pid is not None:
+                raise SlotInUse(f"Slot {found.name!r} is in use by process {found.active_pid}.", "Stop the other job.")
+        self._cutter.restart()
+        self._stream = ReplicationStream(
+            self._pipeline.postgres,
+            self._record.name,
+            publication.names(self._pipeline.publication_name),
+            self._cutter.position.lsn,
+            buffer_bytes=self._pipeline.buffer_bytes,
+        )
+        self._stream.acknowledge(self._confirmed.lsn if self._confirmed.ordinal == 0 else 0)
+        return self._stream
+
+    def _disconnect(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def close(self) -> None:
+        """Confirm what was acknowledged and leave the slot."""
+        self._disconnect()
+
+

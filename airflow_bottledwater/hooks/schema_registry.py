@@ -1,0 +1,47 @@
+"""The connection type of a Confluent-compatible schema registry."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from airflow.sdk import BaseHook
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.kafka.registry import Registry
+
+
+def properties(connection: Any) -> dict[str, str]:
+    """A connection as properties of the registry client: the URL in ``host``, user and password, the rest in ``extra``."""
+    found = {"url": connection.host or "", **json.loads(connection.extra or "{}")}
+    if connection.login:
+        found["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
+    return {name: str(value) for name, value in found.items()}
+
+
+class SchemaRegistryHook(BaseHook):
+    """A schema registry.
+
+    :param schema_registry_conn_id: the connection.
+    """
+
+    conn_name_attr = "schema_registry_conn_id"
+    default_conn_name = "schema_registry_default"
+    conn_type = "schema_registry"
+    hook_name = "Schema Registry"
+
+    def __init__(self, schema_registry_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.schema_registry_conn_id = schema_registry_conn_id
+
+    def get_conn(self) -> Registry:
+        """A client."""
+        return Registry(properties(self.get_connection(self.schema_registry_conn_id)))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Ask for the subjects."""
+        try:
+            self.get_conn().ping()
+        except BottledWaterError as error:
+            return False, str(error)
+        return True, "The registry answers."

@@ -1,0 +1,1 @@
+"""Kafka: topics, the schema registry, the transactional publisher, the state topics."""

@@ -1,0 +1,285 @@
+"""The transactional publisher: batches in, one Kafka transaction each, and certainty about every record.
+
+One thread per publisher fills, serves the delivery reports and commits. Delivered means: the commit succeeded, and as many
+records were confirmed as were sent. What an error asks for is decided by its class, not here: see
+:mod:`airflow_bottledwater.flow.policy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import BottledWaterError, Refused
+from airflow_bottledwater.kafka import librdkafka as rd
+
+#: what waits out an outage: told what is waited for, it sleeps or raises
+Waiting = Callable[[str], None]
+
+#: a call's slice: between two slices a stop is noticed
+_SLICE_MS = 1000
+#: room in librdkafka's queue; more costs memory and gains nothing
+_QUEUE = 50_000
+#: what a record adds to key and value on the wire: batch header 61, record framing and our headers
+RECORD_OVERHEAD = 61 + 21 + 48
+_UNKNOWN_TOPIC = (3, -188)  # UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION…
+_AUTHORIZATION = {29: "topic", 30: "group", 31: "cluster", 53: "transactional id"}
+
+
+class NewProducerNeeded(BottledWaterError):
+    """The transaction is lost, not the data: make a new producer, initialise it, read the state, decide again."""
+
+
+class RecordRefused(BottledWaterError):
+    """The broker refuses a record for good (size, authorization, validation); the transaction was aborted.
+
+    :param record: the first record of the batch that it fell on.
+    """
+
+    def __init__(self, what: str, record: int, code: int) -> None:
+        super().__init__(what)
+        self.record, self.code = record, code
+
+
+#: verdicts on a record or its topic: MSG_SIZE_TOO_LARGE, INVALID_MSG, INVALID_RECORD, TOPIC_EXCEPTION, INVALID_TIMESTAMP,
+#: TOPIC_AUTHORIZATION_FAILED, POLICY_VIOLATION, _UNKNOWN_TOPIC, UNKNOWN_TOPIC_OR_PART after the topic had been there
+_VERDICTS = {10, 2, 87, 17, 32, 29, 44, -188, 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Encoded records: rows of :mod:`wire` numbers that point into ``data``.
+
+    :param headers: whether ``op`` and ``pos`` are sent.
+    """
+
+    table: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8]
+    headers: bool
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes on the wire, before compression, from above."""
+        return (
+            np.maximum(self.table[:, wire.R_KEY_LEN], 0) + np.maximum(self.table[:, wire.R_VALUE_LEN], 0) + RECORD_OVERHEAD
+        )
+
+
+def single(topic: int, partition: int, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Records:
+    """One record without headers, for what the pipeline itself says."""
+    row = np.zeros((1, wire.RECORD_WIDTH), dtype=np.int64)
+    data = (key or b"") + (value or b"")
+    row[0, wire.R_KEY_LEN] = -1 if key is None else len(key)
+    row[0, wire.R_VALUE] = len(key or b"")
+    row[0, wire.R_VALUE_LEN] = -1 if value is None else len(value)
+    row[0, wire.R_TOPIC], row[0, wire.R_PARTITION], row[0, wire.R_TIME] = topic, partition, timestamp
+    return Records(row, np.frombuffer(data or b"\0", dtype=np.uint8), False)
+
+
+class Publisher:
+    """A producer under one transactional id.
+
+    :param config: librdkafka properties of the user (servers, security, tuning).
+    :param transactional_id: names the work (slot and stream, or slot and lane), never the worker.
+    :param topics: all that it will write to, by index.
+    :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
+    :param waiting: called while a server is away; may raise to give up.
+    :param future: milliseconds that a timestamp may lie ahead.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        transactional_id: str,
+        topics: Sequence[str],
+        *,
+        transaction_timeout: float,
+        waiting: Waiting,
+        future: int = 3_600_000,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._topics = list(topics)
+        self._waiting = waiting
+        self._future = future
+        self._config = {
+            "linger.ms": "5",
+            "compression.type": "lz4",
+            "batch.size": "1000000",
+            "log_level": "2",
+            **config,
+            "queue.buffering.max.messages": str(_QUEUE),
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": str(int(transaction_timeout * 1000)),
+            "enable.idempotence": "true",
+        }
+        # a time-out of its own would drop records inside a transaction
+        self._config.pop("message.timeout.ms", None)
+        self._counters: npt.NDArray[np.int64] = np.zeros(rd.COUNTERS, dtype=np.int64)
+        self._vus: npt.NDArray[np.int64] = np.zeros((10, rd.VU_WORDS), dtype=np.int64)
+        self._position: npt.NDArray[np.uint8] = np.zeros(26, dtype=np.uint8)
+        self._handle = 0
+        self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._sent = 0
+
+    # ------------------------------------------------------------------ life
+    def open(self) -> None:
+        """Make the producer, fetch all topics' metadata and initialise: whoever used the id before is fenced and his
+        open transaction ended. Read the state afterwards, before the first record.
+
+        :raises Refused: the broker denies the id, or a topic does not exist.
+        """
+        self.close()
+        self._counters[:] = 0
+        try:
+            self._handle = rd.make_producer(self._config, self._counters)
+        except rd.ConfigRefused as error:
+            raise Refused(f"Kafka setting: {error}", "See librdkafka's CONFIGURATION.md for the properties.") from None
+        self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
+        # before the first begin: a record for a topic without metadata registers partition -1 in the transaction
+        for topic, rkt in zip(self._topics, self._rkts, strict=True):
+            self._fetch(topic, int(rkt))
+        self._call(f"initialising transactional id {self.transactional_id!r}", lambda: rd.init_transactions(self._handle, _SLICE_MS))
+
+    def _fetch(self, topic: str, rkt: int) -> None:
+        for attempt in range(10_000):
+            found = ctypes.c_void_p()
+            code = rd.metadata(self._handle, 0, rkt, ctypes.byref(found), 2000)
+            if found:
+                class_error = _topic_error(found.value or 0)
+                rd.metadata_destroy(found)
+                if class_error == 0:
+                    return
+                if class_error in _AUTHORIZATION:
+                    raise Refused(f"Kafka denies access to topic {topic!r}.", "Grant Write and Describe on it.")
+                # a topic that was just made is known to every broker a little later
+                if attempt >= 50:
+                    raise Refused(f"Topic {topic!r} cannot be used: {rd.name(class_error)}.", "Create it, or check its name.")
+                time.sleep(0.1)
+            else:
+                self._waiting(f"Kafka does not answer: {rd.name(code)}")
+
+    def close(self) -> None:
+        """Drop the producer; an open transaction is left to the next owner of the id (or to the time-out)."""
+        if self._handle:
+            rd.purge(self._handle, rd.PURGE_ALL)
+            rd.poll(self._handle, 0)
+            for rkt in self._rkts:
+                rd.topic_destroy(int(rkt))
+            rd.destroy(self._handle)
+            self._handle = 0
+
+    # ------------------------------------------------------------------ one transaction
+    @contextlib.contextmanager
+    def transaction(self):  # type: ignore[no-untyped-def]
+        """Begin; commit where the block ends, abort where it raises.
+
+        :raises NewProducerNeeded: the transaction could not be committed; nothing of it is visible, or (fatal) its outcome
+            is told by the state alone.
+        :raises RecordRefused: the broker refuses a record for good.
+        """
+        self._counters[:] = 0
+        self._sent = 0
+        self._call("beginning a transaction", lambda: rd.begin_transaction(self._handle))
+        try:
+            yield self
+        except NewProducerNeeded:
+            raise
+        except BaseException:
+            self._abort()
+            raise
+        self._commit()
+
+    def produce(self, records: Records) -> None:
+        """Add records to the open transaction; waits while librdkafka's queue is full."""
+        now = int(time.time() * 1000)
+        i = 0
+        while i < len(records):
+            i, code = rd.produce(
+                self._handle, self._rkts, records.table, i, len(records), records.data, records.headers, now,
+                now + self._future, self._vus, self._position,
+            )  # fmt: skip
+            if code == rd.QUEUE_FULL:
+                rd.poll(self._handle, 10)
+                self._raise_if_failed()
+            elif code in _VERDICTS:
+                raise RecordRefused(f"Kafka refuses a record of topic {self._topics[records.table[i, wire.R_TOPIC]]!r}: {rd.name(code)}.", i, code)
+            elif code:
+                raise NewProducerNeeded(f"Producing failed: {rd.name(code)}.")
+        self._sent += len(records)
+        rd.poll(self._handle, 0)
+
+    def drain(self) -> None:
+        """Wait until every record of the open transaction is confirmed or refused.
+
+        :raises RecordRefused: one was.
+        """
+        while rd.outq_len(self._handle):
+            rd.poll(self._handle, 100)
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        code = int(self._counters[rd.FIRST_ERROR])
+        if code in _VERDICTS:
+            raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counters[rd.FIRST_FAILED]), code)
+
+    def _commit(self) -> None:
+        try:
+            self._call("committing", lambda: rd.commit_transaction(self._handle, _SLICE_MS))
+        except NewProducerNeeded:
+            # a record that the broker refused makes the commit fail: say which
+            self._raise_if_failed()
+            raise
+        if self._counters[rd.COUNT_OK] != self._sent:
+            raise NewProducerNeeded(f"{self._sent} records were sent but {self._counters[rd.COUNT_OK]} confirmed.")
+
+    def _abort(self) -> None:
+        """End the transaction now, so that readers need not wait for its time-out; the producer is not used again (a delayed
+        request of the aborted transaction could enter its next one: protocol v1 has one epoch for both)."""
+        error = rd.abort_transaction(self._handle, 5 * _SLICE_MS)
+        if error:
+            rd.error_destroy(error)
+
+    def _call(self, what: str, call: Callable[[], int | None]) -> None:
+        """A transactional call: retriable errors (and an unknown outcome) are the same call again."""
+        while error := call():
+            code = rd.error_code(error)
+            text = rd.error_string(error).decode(errors="replace")
+            fatal, retriable, abort = rd.error_is_fatal(error), rd.error_is_retriable(error), rd.error_txn_requires_abort(error)
+            rd.error_destroy(error)
+            if code in _AUTHORIZATION and _AUTHORIZATION[code] == "transactional id":
+                raise Refused(
+                    f"Kafka denies transactional id {self.transactional_id!r}.",
+                    "Grant Describe and Write on transactional ids with the prefix 'bottledwater-'.",
+                )
+            if retriable and not fatal:
+                self._waiting(f"{what}: {text}")
+                continue
+            if abort:
+                self._abort()
+            raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {rd.err2name(code).decode()}: {text}")
+
+
+class _MetadataTopic(ctypes.Structure):
+    """struct rd_kafka_metadata_topic."""
+
+    _fields_ = [("topic", ctypes.c_char_p), ("partitions", ctypes.c_int), ("partition", ctypes.c_void_p), ("err", ctypes.c_int)]
+
+
+class _Metadata(ctypes.Structure):
+    """The head of struct rd_kafka_metadata."""
+
+    _fields_ = [("brokers", ctypes.c_int), ("broker", ctypes.c_void_p), ("topic_count", ctypes.c_int), ("topics", ctypes.POINTER(_MetadataTopic))]
+
+
+def _topic_error(address: int) -> int:
+    head = _Metadata.from_address(address)
+    return int(head.topics[0].err) if head.topic_count else 3

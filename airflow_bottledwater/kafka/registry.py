@@ -1,0 +1,85 @@
+"""The schema registry, asked only where a job is driven, never by its workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
+
+
+class Registry:
+    """Registration and compatibility, in Confluent's protocol.
+
+    :param config: of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
+    """
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        options: dict[str, Any] = {"max.retries": 1, "timeout": 10.0, **config, "url": config["url"].rstrip("/")}
+        # for people: a URL may have user and password
+        self.url = re.sub("//[^/]*@", "//", config["url"])
+        try:
+            self._client = SchemaRegistryClient(options)
+        except (ValueError, KeyError) as error:
+            raise Refused(f"Schema registry setting: {error}") from None
+
+    def register(self, subject: str, schema: str) -> int:
+        """Register an Avro schema; returns its id.
+
+        :raises Outage: the registry is away.
+        :raises Refused: it refuses the schema (409: not compatible with the subject's versions).
+        """
+        try:
+            return int(self._client.register_schema(subject, Schema(schema, "AVRO")))
+        except Exception as error:
+            raise self._translate(error, subject) from error
+
+    def check(self, subject: str, schema: str) -> None:
+        """Ask whether the schema could be registered, without doing so.
+
+        :raises Outage: the registry is away.
+        :raises Refused: it would be refused.
+        """
+        try:
+            compatible = self._client.test_compatibility(subject, Schema(schema, "AVRO"))
+        except SchemaRegistryError as error:
+            if error.http_status_code == 404:  # no such subject yet
+                return
+            raise self._translate(error, subject) from error
+        except Exception as error:
+            raise self._translate(error, subject) from error
+        if not compatible:
+            raise self._incompatible(subject, "the registry says that it is not compatible with the latest version")
+
+    def ping(self) -> None:
+        """Ask for the subjects.
+
+        :raises Outage: the registry is away.
+        """
+        try:
+            self._client.get_subjects()
+        except Exception as error:
+            raise self._translate(error, "") from error
+
+    def _incompatible(self, subject: str, why: str) -> Refused:
+        return Refused(
+            f"The schema registry at {self.url} refuses the schema of subject {subject!r}: {why}.",
+            "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
+        )
+
+    def _translate(self, error: Exception, subject: str) -> BottledWaterError:
+        if isinstance(error, SchemaRegistryError):
+            if error.http_status_code == 409 or error.http_status_code == 422:
+                return self._incompatible(subject, str(error.error_message)[:300])
+            if error.http_status_code in (401, 403):
+                return Refused(f"The schema registry at {self.url} denies access.", "Check user and password.")
+            if error.http_status_code < 500 and error.http_status_code != 429:
+                return Refused(f"The schema registry at {self.url}: {error.error_message} (HTTP {error.http_status_code}).")
+        return Outage(
+            f"The schema registry at {self.url} does not answer: {type(error).__name__}: {str(error)[:200]}.",
+            "Check the address (--schema-registry) and the registry.",
+        )

@@ -1,0 +1,158 @@
+"""Topics: what is there, and creating what is not; never the broker's auto-creation."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tenacity
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from airflow_bottledwater.errors import Outage, Refused
+
+#: the broker's default of max.message.bytes, where it may not be asked
+DEFAULT_MAX_BYTES = 1_048_588
+_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the broker has it."""
+
+    name: str
+    id: str
+    partitions: int
+    max_bytes: int
+    cleanup: str
+
+
+def client_config(config: Mapping[str, str]) -> dict[str, Any]:
+    """The user's properties as far as consumers and admin clients know them."""
+    producer_only = ("queue.", "batch.", "linger.", "compression.", "acks", "request.required", "message.timeout", "transaction", "enable.idem", "delivery.", "partitioner", "sticky.")
+    return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {"log_level": "2"}
+
+
+@contextlib.contextmanager
+def errors(config: Mapping[str, str]) -> Iterator[None]:
+    """Kafka's exceptions as ours."""
+    try:
+        yield
+    except KafkaException as error:
+        raise translate(error, config) from None
+
+
+def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refused:
+    """An outage if the brokers are away, else a refusal."""
+    detail = error.args[0]
+    servers = config.get("bootstrap.servers", "?")
+    name = detail.name() if hasattr(detail, "name") else ""
+    text = detail.str() if hasattr(detail, "str") else str(error)
+    retriable = hasattr(detail, "retriable") and detail.retriable()
+    if retriable or name in ("_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_RESOLVE", "REQUEST_TIMED_OUT", "_TIMED_OUT_QUEUE", "LEADER_NOT_AVAILABLE", "NOT_CONTROLLER", "COORDINATOR_NOT_AVAILABLE", "BROKER_NOT_AVAILABLE"):
+        return Outage(f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker.")
+    if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
+        return Refused(f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them).")
+    return Refused(f"Kafka at {servers}: {text}.")
+
+
+class Topics:
+    """An admin client with the few questions that we have."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        self._config = dict(config)
+        try:
+            self._admin = AdminClient(client_config(config))
+        except KafkaException as error:
+            raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
+
+    def brokers(self) -> int:
+        """How many brokers answer.
+
+        :raises Outage: none.
+        """
+        with errors(self._config):
+            return len(self._admin.list_topics(timeout=_TIMEOUT).brokers)
+
+    def names(self) -> list[str]:
+        """All topics that we may see."""
+        with errors(self._config):
+            return sorted(self._admin.list_topics(timeout=_TIMEOUT).topics)
+
+    def describe(self, names: Sequence[str]) -> dict[str, Topic]:
+        """The topics that exist, by name."""
+        if not names:
+            return {}
+        found: dict[str, Topic] = {}
+        with errors(self._config):
+            described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=_TIMEOUT)
+            known = {}
+            for name, future in described.items():
+                try:
+                    known[name] = future.result()
+                except KafkaException as error:
+                    if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                        raise
+            configs = self._configs(list(known))
+        for name, topic in known.items():
+            config = configs.get(name, {})
+            found[name] = Topic(
+                name,
+                str(topic.topic_id),
+                len(topic.partitions),
+                int(config.get("max.message.bytes", DEFAULT_MAX_BYTES)),
+                config.get("cleanup.policy", ""),
+            )
+        return found
+
+    def _configs(self, names: list[str]) -> dict[str, dict[str, str]]:
+        if not names:
+            return {}
+        asked = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=_TIMEOUT)
+        configs = {}
+        for resource, future in asked.items():
+            try:
+                configs[resource.name] = {k: v.value for k, v in future.result().items()}
+            except KafkaException as error:
+                # DescribeConfigs is a right of its own; without it the broker's defaults are assumed
+                if "AUTH" not in error.args[0].name():
+                    raise
+        return configs
+
+    def create(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
+        """Create a topic and wait until the broker knows it; one that exists is left alone."""
+        settings = dict(config)
+        with errors(self._config):
+            future = self._admin.create_topics(
+                [NewTopic(name, num_partitions=partitions, replication_factor=replication, config=settings)], request_timeout=_TIMEOUT
+            )[name]
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                    raise
+            deadline = time.monotonic() + _TIMEOUT
+            while name not in self._admin.list_topics(timeout=_TIMEOUT).topics and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    # a topic that was just made has no leader for a moment
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(Outage), stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.1), reraise=True
+    )
+    def ends(self, name: str, partitions: int) -> list[int]:
+        """The high watermark of each partition: behind the last record, committed or not."""
+        asked = {TopicPartition(name, p): OffsetSpec.latest() for p in range(partitions)}
+        with errors(self._config):
+            futures = self._admin.list_offsets(
+                asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_TIMEOUT
+            )
+            return [future.result().offset for _, future in sorted(futures.items(), key=lambda item: item[0].partition)]

@@ -1,0 +1,258 @@
+"""Airflow as it is deployed: API server, scheduler, triggerer and DAG processor, each a process, with LocalExecutor."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+import secrets
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.local import ports
+from airflow_bottledwater.local.airflow_client import AirflowClient
+from airflow_bottledwater.local.process import ServerProcess, plain_environment, run
+
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+USER = "admin"
+_SPARK = {"conn_type": "spark", "host": "local[2]", "extra": {"spark-binary": "spark-submit", "deploy-mode": "client"}}
+_SETTINGS = {
+    "CORE__LOAD_EXAMPLES": "False",
+    "CORE__EXECUTOR": "LocalExecutor",
+    "CORE__PARALLELISM": "8",
+    "CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+    "CORE__AUTH_MANAGER": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
+    "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+    "API__HOST": ports.HOST,
+    "API__WORKERS": "1",
+    "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+    "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+    "DAG_PROCESSOR__PARSING_PROCESSES": "1",
+    "USAGE_DATA_COLLECTION__ENABLED": "False",
+}
+
+
+class _Component(ServerProcess):
+    """One of the four processes."""
+
+    start_timeout = 180.0
+    # In half of all cases the triggerer sleeps 10 s after its child has ended. If it is killed before, it counts as alive
+    # for another 30 s, and so long its triggers wait for it.
+    stop_grace = 13.0
+    # the scheduler would wait for running tasks
+    children_grace = 3.0
+
+    def __init__(self, stack: AirflowStack, name: str, *arguments: str, health: str = "") -> None:
+        super().__init__(stack.folder, die_with_parent=stack.die_with_parent)
+        self.name = name
+        self._stack = stack
+        self._arguments = arguments
+        self._health = health
+        self._since = datetime.datetime.now(datetime.UTC)
+
+    def prepare(self) -> None:
+        self._since = datetime.datetime.now(datetime.UTC)
+        if not self._health:
+            ports.check(self._stack.port)
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "airflow", self.name, *self._arguments]
+
+    def environment(self) -> Mapping[str, str]:
+        return self._stack.environment()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ends it within this time."""
+        self._stop(self.stop_signal, grace)
+
+    def ready(self) -> bool:
+        """The API server answers; of the others it has a heartbeat since they were started."""
+        try:
+            with _opener.open(f"{self._stack.url}/api/v2/monitor/health", timeout=5) as answer:
+                health = json.load(answer)
+        except (OSError, ValueError):
+            return False
+        if not self._health:
+            return True
+        beat = (health.get(self._health) or {}).get(f"latest_{self._health}_heartbeat")
+        return beat is not None and datetime.datetime.fromisoformat(beat) > self._since
+
+
+class AirflowStack:
+    """An Airflow in `folder` (its `AIRFLOW_HOME`).
+
+    :param dags_folder: where the DAG files are.
+    :param metadata_dsn: SQLAlchemy URL of an existing, empty database: `PostgresServer.url("airflow")`.
+    :param env: variables for all components over the ones here, for example `AIRFLOW_CONN_…`. Nothing else of our
+        environment reaches Airflow, so that no secret of ours gets into its tasks and logs.
+    :param port: of the API server and UI; 0 picks a free one; it stays the folder's.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        dags_folder: Path | str,
+        metadata_dsn: str,
+        env: Mapping[str, str] | None = None,
+        port: int = 0,
+        die_with_parent: bool = True,
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        self.dags_folder = Path(dags_folder).absolute()
+        self.metadata_dsn = metadata_dsn
+        self.env = dict(env or {})
+        self.die_with_parent = die_with_parent
+        kept = ports.keep(self.folder, api=port, worker_logs=0, trigger_logs=0)
+        self.port = kept["api"]
+        self._log_ports = kept["worker_logs"], kept["trigger_logs"]
+        # Logs are read from files here; the servers for them would listen on all addresses of the machine.
+        self.components = {
+            "api-server": _Component(self, "api-server"),
+            "scheduler": _Component(self, "scheduler", "--skip-serve-logs", health="scheduler"),
+            "triggerer": _Component(self, "triggerer", "--skip-serve-logs", health="triggerer"),
+            "dag-processor": _Component(self, "dag-processor", health="dag_processor"),
+        }
+
+    @property
+    def url(self) -> str:
+        """The UI; the API is below it."""
+        return f"http://{ports.HOST}:{self.port}"
+
+    @property
+    def user(self) -> str:
+        return USER
+
+    @property
+    def password(self) -> str:
+        """The generated password of the user `admin`, also in `passwords.json` of the folder."""
+        return str(self._secrets()["password"])
+
+    def client(self) -> AirflowClient:
+        """A client of the REST API, logged in as the user."""
+        return AirflowClient(self.url, self.user, self.password)
+
+    def environment(self) -> dict[str, str]:
+        """The whole environment of each component, and so of each task."""
+        own = self._secrets()
+        worker_logs, trigger_logs = self._log_ports
+        settings = _SETTINGS | {
+            "CORE__DAGS_FOLDER": str(self.dags_folder),
+            "CORE__FERNET_KEY": own["fernet_key"],
+            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.folder / "passwords.json"),
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            # both: for its asynchronous half Airflow would take another driver
+            "DATABASE__SQL_ALCHEMY_CONN": self.metadata_dsn,
+            "DATABASE__SQL_ALCHEMY_CONN_ASYNC": self.metadata_dsn,
+            "API__PORT": str(self.port),
+            "API__BASE_URL": self.url,
+            "API__SECRET_KEY": own["secret_key"],
+            "API_AUTH__JWT_SECRET": own["jwt_secret"],
+            "LOGGING__WORKER_LOG_SERVER_PORT": str(worker_logs),
+            "LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_logs),
+        }
+        programs = str(Path(sys.executable).parent)
+        python = {
+            # the Spark provider takes the names of programs only, and Spark takes python3 from the path
+            "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": ports.HOST,
+            # a task's input is a socket, and there a first-level bash reads ~/.bashrc, which may put other programs first
+            "SHLVL": "1",
+        }
+        return (
+            plain_environment(
+                AIRFLOW_HOME=str(self.folder),
+                XDG_RUNTIME_DIR=str(self.folder / "run"),
+                NO_PROXY=f"{ports.HOST},localhost",
+                AIRFLOW_CONN_SPARK_DEFAULT=json.dumps(_SPARK),
+                **python,
+                **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+            )
+            | self.env
+        )
+
+    def start(self) -> Self:
+        """Brings the database up to date and starts the four components at the same time."""
+        if not all(component.running for component in self.components.values()):
+            (self.folder / "run").mkdir(parents=True, exist_ok=True)
+            (self.folder / "run").chmod(0o700)
+            self._secrets()
+            migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
+            run(migrate, "airflow db migrate", cwd=self.folder, env=self.environment())
+            try:
+                self._all(lambda component: component.start())
+            except BaseException:
+                self.stop()
+                raise
+        return self
+
+    def stop(self) -> None:
+        """SIGTERM to the four leaders at the same time, after 5 s SIGKILL to what is left of their families.
+
+        Not SIGTERM to whole families: that can stall the triggerer.
+        """
+        self._all(lambda component: component.stop(grace=5))
+
+    def kill(self) -> None:
+        """Kills all four with their tasks."""
+        self._all(lambda component: component.kill())
+
+    def restart(self, name: str) -> None:
+        """Stops and starts one component."""
+        if name not in self.components:
+            raise LocalServerError(f"Airflow has no {name!r} here, but {', '.join(self.components)}")
+        self.components[name].restart()
+
+    @property
+    def running(self) -> bool:
+        """Whether all four run."""
+        return all(component.running for component in self.components.values())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _all(self, act: Callable[[_Component], object]) -> None:
+        with ThreadPoolExecutor(max_workers=4) as threads:
+            done = [threads.submit(act, component) for component in self.components.values()]
+        for future in done:
+            future.result()
+
+    def _secrets(self) -> dict[str, Any]:
+        """Airflow's own secrets, generated once and kept for the owner's eyes only."""
+        file = self.folder / "secrets.json"
+        if not file.exists():
+            made = {
+                "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+                "secret_key": secrets.token_hex(32),
+                "jwt_secret": secrets.token_hex(48),
+                "password": secrets.token_urlsafe(18),
+            }
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write_private(self.folder / "passwords.json", {USER: made["password"]})
+            _write_private(file, made)
+        content: dict[str, Any] = json.loads(file.read_text())
+        return content
+
+
+def _write_private(file: Path, content: object) -> None:
+    file.touch(mode=0o600)
+    file.chmod(0o600)
+    file.write_text(json.dumps(content))

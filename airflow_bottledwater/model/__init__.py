@@ -1,0 +1,1 @@
+"""Frozen value objects, standard library only: what the other rooms talk about."""

@@ -1,0 +1,40 @@
+"""A replication slot: its name, whose it is, and where it begins."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: what PostgreSQL allows (ReplicationSlotValidateName, src/backend/replication/slot.c; NAMEDATALEN is 64)
+SLOT_NAME = re.compile(r"^[a-z0-9_]{1,63}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Which server, on which timeline, and which database: ``IDENTIFY_SYSTEM``."""
+
+    system_identifier: str
+    timeline: int
+    database: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    """What we know of a slot that we made or adopted.
+
+    :param consistent_point: A: every transaction whose commit record lies at or after it is streamed.
+    :param oldest_xid: X0, a transaction id taken after A was known.
+    """
+
+    name: str
+    system_identifier: str
+    timeline: int
+    database: str
+    consistent_point: int
+    oldest_xid: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values, for the state topic."""
+        return asdict(self)

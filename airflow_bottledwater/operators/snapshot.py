@@ -1,0 +1,114 @@
+"""The consistent snapshot, as a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_bottledwater.errors import JobFailed
+from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks.spark_job import Identity, SparkJobHook
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, take_pipeline_arguments
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import submit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow.sdk import Context
+
+_STATE_KEY = "bottledwater_job"
+
+
+class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
+    """A job of ours through spark-submit: what snapshot and stream have in common."""
+
+    job_name: str
+
+    def __init__(self, **kwargs: Any) -> None:
+        pipeline = take_pipeline_arguments(kwargs)
+        kwargs.setdefault("name", f"bottledwater-{self.job_name}")
+        super().__init__(**kwargs)
+        self._set_pipeline(**pipeline)
+        self._identity: Identity | None = None
+
+    def _submit(self, pipeline: Pipeline, *, bounded: bool = False) -> Identity:
+        """Start the job as a supervised family of processes (client mode)."""
+        folder, settings = SparkJobHook.prepare(pipeline, self.job_name)
+        self._describe(settings, bounded)
+        self._hook = self._get_hook()
+        return SparkJobHook(self._hook).start(folder, self.application)
+
+    def _describe(self, settings: Path, bounded: bool) -> None:
+        master = spark_job.connection_of(self._conn_id).host or ""
+        self.application = str(submit.job_file(self.job_name))
+        self.application_args = submit.arguments(settings, bounded=bounded)
+        self.conf = submit.conf_for(master, self.conf)
+        if not submit.is_local(master):
+            self.files = ",".join(filter(None, [self.files, str(settings)]))
+
+    @property
+    def _client_mode(self) -> bool:
+        mode = self._deploy_mode or spark_job.deploy_mode(spark_job.connection_of(self._conn_id))
+        return str(mode) == "client"
+
+    def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        """An ended job's outcome as the task's: a permanent failure is not retried."""
+        if not result["ok"]:
+            message = f"The {self.job_name} job failed: {result['error']}"
+            raise (JobFailed(message) if result.get("transient") else AirflowFailException(message))
+        return {k: v for k, v in result.items() if k != "ok"}
+
+    def on_kill(self) -> None:
+        """End the job in order, then by force."""
+        if self._identity is not None:
+            spark_job.stop(self._identity)
+        elif self._hook is not None:
+            super().on_kill()
+
+
+class SnapshotToKafkaOperator(BottledWaterSparkOperator):
+    """Publish every row of the tables as of one moment, in parallel; resumes where an earlier try stopped.
+
+    :param conn_id: connection of type Spark; one that does not exist is an error.
+
+    Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin` and of ``SparkSubmitOperator``
+    (executors, memory, conf).
+    """
+
+    job_name = "snapshot"
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *PIPELINE_FIELDS)
+    ui_color = "#fff3cd"
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the job to its end; returns rows, ranges and seconds."""
+        with failing():
+            pipeline = self.pipeline_hook.pipeline()
+            if pipeline.skip_snapshot:
+                self.log.info("The snapshot is skipped, as set.")
+                return {"skipped": True}
+            if not self._client_mode:
+                return self._in_cluster(context, pipeline)
+            store: Any = context["task_state_store"]
+            known = store.get(_STATE_KEY)
+            if known and spark_job.running(known):
+                self.log.info("The job of an earlier try still runs; it is followed.")
+                self._identity = known
+            else:
+                self._identity = self._submit(pipeline)
+                store.set(_STATE_KEY, self._identity)
+            result = spark_job.wait(self._identity, self.log.info)
+            spark_job.forget(self._identity)
+        return self._finish(result)
+
+    def _in_cluster(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
+        folder, settings = SparkJobHook.prepare(pipeline, self.job_name)
+        try:
+            self._describe(settings, bounded=False)
+            super().execute(context)
+        finally:
+            spark_job.forget({"folder": str(folder), "host": ""})
+        return {}

@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, catalog, publications, slots, snapshots, COPY and the replication protocol."""

@@ -1,0 +1,181 @@
+"""Tables as the catalog describes them."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterable, Sequence
+
+from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.postgres.connect import Connection
+
+#: relations that rows are read from: tables and the leaves of partitioned ones (a parent stands for its leaves)
+_RELATIONS = """
+SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence, c.relrowsecurity,
+       coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'),
+       CASE WHEN c.relkind = 'r' THEN pg_relation_size(c.oid) / current_setting('block_size')::int ELSE 0 END,
+       ARRAY(SELECT relid::oid FROM pg_partition_tree(c.oid) WHERE isleaf AND c.relkind = 'p')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+
+#: column rows with the base type below all domains, and the modifier that applies to it (getBaseTypeAndTypmod,
+#: src/backend/utils/cache/lsyscache.c: the outermost domain with a modifier wins)
+_COLUMNS = """
+WITH RECURSIVE base AS (
+    SELECT a.attrelid, a.attnum, t.oid, a.atttypmod AS typmod, t.typtype, t.typbasetype, t.typtypmod
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+  UNION ALL
+    SELECT b.attrelid, b.attnum, t.oid, CASE WHEN b.typmod >= 0 THEN b.typmod ELSE b.typtypmod END,
+           t.typtype, t.typbasetype, t.typtypmod
+    FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+)
+SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, b.oid, b.typmod, b.typtype,
+       format_type(a.atttypid, a.atttypmod), col_description(a.attrelid, a.attnum)
+FROM base b JOIN pg_attribute a USING (attrelid, attnum) WHERE b.typtype <> 'd'
+ORDER BY a.attrelid, a.attnum
+"""
+
+#: candidates for the key; an index that is deferrable is none: a key change could run over a live row
+_INDEXES = """
+SELECT i.indrelid, i.indisreplident, i.indisprimary, i.indimmediate, i.indisvalid,
+       ARRAY(SELECT a.attname FROM unnest(i.indkey) WITH ORDINALITY k(attnum, place)
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+             WHERE place <= i.indnkeyatts ORDER BY place)
+FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident)
+"""
+
+
+def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) -> list[int]:
+    """The oids of the permanent tables that patterns name, partitioned parents as their leaves.
+
+    :param tables: ``[schema.]table`` with ``*`` and ``?``; without a schema, of ``public``. Empty: all.
+    :param schemas: schemas whose tables are taken, with ``*`` and ``?``; empty: all but the system's (if ``tables`` is
+        empty too).
+    :raises PreflightError: a pattern matches nothing, or names something that is not a permanent table.
+    """
+    rows = connection.execute(
+        _RELATIONS + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
+        " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
+    ).fetchall()
+    by_oid = {row[0]: row for row in rows}
+    chosen: dict[int, None] = {}
+    problems: list[str] = []
+
+    def take(matches: Iterable[tuple], pattern: str, exact: bool) -> int:  # type: ignore[type-arg]
+        taken, before = 0, len(problems)
+        for oid, schema, name, _, kind, persistence, *_rest, leaves in matches:
+            if kind not in ("r", "p"):
+                if exact:
+                    problems.append(f"{schema}.{name} is not a table (a view, materialized view or foreign table). Name tables only.")
+                continue
+            if persistence != "p":
+                if exact:
+                    problems.append(
+                        f"Table {schema}.{name} is not permanent (unlogged or temporary): its changes are not in the WAL. "
+                        "ALTER TABLE … SET LOGGED, or leave it out."
+                    )
+                continue
+            taken += 1
+            for leaf in leaves if kind == "p" and exact else []:
+                if leaf in by_oid and (by_oid[leaf][4] != "r" or by_oid[leaf][5] != "p"):
+                    problems.append(
+                        f"{by_oid[leaf][1]}.{by_oid[leaf][2]}, a partition of {schema}.{name}, is not permanent or a foreign table: its "
+                        "changes are not in the WAL. Name the other partitions."
+                    )
+            chosen.update(dict.fromkeys(leaves if kind == "p" else [oid]))
+        if taken == 0 and len(problems) == before:
+            problems.append(f"No table matches {pattern!r}. Check the name, its schema and the database.")
+        return taken
+
+    if not tables and not schemas:
+        take(rows, "*", False)
+    for pattern in schemas:
+        take([row for row in rows if fnmatch.fnmatchcase(row[1], pattern)], f"{pattern}.*", False)
+    for pattern in tables:
+        schema, _, name = pattern.rpartition(".")
+        exact = not any(c in pattern for c in "*?[")
+        found = [row for row in rows if fnmatch.fnmatchcase(row[1], schema or "public") and fnmatch.fnmatchcase(row[2], name)]
+        # a table whose own name has a dot
+        found = found or [row for row in rows if row[1] == "public" and row[2] == pattern]
+        take(found, pattern, exact)
+    if problems:
+        raise PreflightError(problems)
+    return list(chosen)
+
+
+def load(connection: Connection, oids: Sequence[int]) -> list[Table]:
+    """The tables with these oids, in schema and name order; a table that is gone is left out."""
+    wanted = {"oids": list(oids)}
+    columns: dict[int, list[Column]] = {}
+    for oid, name, type_oid, typmod, base, base_typmod, kind, type_name, comment in connection.execute(_COLUMNS, wanted):
+        columns.setdefault(oid, []).append(
+            Column(name, ColumnType(type_oid, typmod, base, base_typmod, kind, type_name), comment)
+        )
+    indexes: dict[int, list[tuple[bool, bool, bool, bool, list[str]]]] = {}
+    for oid, *index in connection.execute(_INDEXES, wanted):
+        indexes.setdefault(oid, []).append(tuple(index))  # type: ignore[arg-type]
+    loaded = []
+    for row in connection.execute(
+        _RELATIONS + "WHERE c.oid = ANY (%(oids)s::oid[]) ORDER BY n.nspname, c.relname", wanted
+    ).fetchall():
+        oid, schema, name, identity, _, persistence, security, filenode, comment, pages, _ = row
+        key, problem = _key(identity, indexes.get(oid, []), columns.get(oid, []))
+        loaded.append(
+            Table(oid, schema, name, identity, key, tuple(columns.get(oid, [])), filenode, comment, persistence, pages, security, problem)
+        )
+    return loaded
+
+
+def _key(
+    identity: str, indexes: list[tuple[bool, bool, bool, bool, list[str]]], columns: list[Column]
+) -> tuple[tuple[str, ...], str]:
+    """The key columns, or why there are none."""
+    if identity == "n":
+        return (), "its replica identity is NOTHING"
+    for replica, primary, immediate, valid, names in indexes:
+        if (replica if identity == "i" else primary) and valid:
+            if not immediate:
+                return (), "its key is DEFERRABLE, so a key change could run over a live row"
+            if not set(names) <= {c.name for c in columns}:
+                return (), "its key has a generated column, which is not published"
+            return tuple(names), ""
+    return (), "it has no primary key" if identity != "i" else "its replica identity index is gone"
+
+
+def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
+    """Per table what changes with its catalog rows: filenode, and the xmin of its pg_class and pg_attribute rows."""
+    rows = connection.execute(
+        "SELECT c.oid::text, concat_ws('/', pg_relation_filenode(c.oid), c.xmin,"
+        " (SELECT md5(string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid))"
+        " FROM pg_class c WHERE c.oid = ANY (%s::oid[]) ORDER BY 1",
+        (list(oids),),
+    ).fetchall()
+    return dict(rows)
+
+
+def definition(table: Table) -> str:
+    """What must not differ between a table and its plan: its columns and key, as one comparable string."""
+    return json.dumps([[[c.name, c.type.oid, c.type.typmod] for c in table.columns], list(table.key), table.identity])
+
+
+def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
+    """The tables on which this role lacks SELECT (or USAGE on their schema)."""
+    rows = connection.execute(
+        "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT"
+        " (has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'))",
+        ([t.oid for t in tables],),
+    ).fetchall()
+    denied = {row[0] for row in rows}
+    return [t.qualified for t in tables if t.oid in denied]
+
+
+def filtered_by_policy(connection: Connection, tables: Sequence[Table]) -> list[str]:
+    """The tables of which a row-level policy could hide rows from this role (row_security_active)."""
+    rows = connection.execute(
+        "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND c.relrowsecurity AND row_security_active(c.oid)",
+        ([t.oid for t in tables if t.row_security],),
+    ).fetchall()
+    hidden = {row[0] for row in rows}
+    return [t.qualified for t in tables if t.oid in hidden]

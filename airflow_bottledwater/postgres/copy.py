@@ -1,0 +1,58 @@
+"""COPY … (FORMAT binary) as blocks of rows.
+
+https://www.postgresql.org/docs/current/sql-copy.html (Binary Format)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import psycopg
+from psycopg import pq
+
+from airflow_bottledwater.errors import ProtocolError
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.receive import Block, CopyReader
+
+SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+#: signature, 32 bits of flags, 32 bits of header extension length
+HEADER_SIZE = len(SIGNATURE) + 8
+TRAILER = b"\xff\xff"
+
+
+def rows(connection: Connection, query: str, *, block_size: int = 1 << 20) -> Iterator[Block]:
+    """Run a binary COPY; yields blocks whose messages are rows.
+
+    PostgreSQL sends each row as a message of its own, the header in front of the first (SendCopyBegin, CopySendEndOfRow:
+    src/backend/commands/copyto.c) and the trailer, field count -1, as the last. A block is overwritten by the next one.
+
+    :raises psycopg.Error: the query failed.
+    :raises ProtocolError: it is not the binary format.
+    """
+    result = connection.pgconn.exec_(query.encode())
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise psycopg.errors.error_from_result(result)
+    reader = CopyReader(connection.pgconn, size=block_size)
+    first = True
+    while not reader.ended:
+        block = reader.read(None)
+        if block is None:
+            continue
+        data, offsets = block.data, block.offsets
+        if first:
+            head = bytes(data[offsets[0] : offsets[0] + HEADER_SIZE])
+            if len(head) < HEADER_SIZE or not head.startswith(SIGNATURE):
+                raise ProtocolError("COPY did not send the binary format's signature.")
+            (extension,) = struct.unpack_from(">I", head, len(SIGNATURE) + 4)
+            offsets = offsets.copy()
+            offsets[0] += HEADER_SIZE + extension
+            if offsets[0] == offsets[1]:
+                offsets = offsets[1:]
+            first = False
+        if len(offsets) > 1 and bytes(data[offsets[-2] : offsets[-1]]) == TRAILER:
+            offsets = offsets[:-1]
+        if len(offsets) > 1:
+            yield Block(data, np.ascontiguousarray(offsets))
+    reader.finish()

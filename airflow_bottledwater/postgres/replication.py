@@ -1,0 +1,275 @@
+"""The replication connection: START_REPLICATION, a thread that receives in bulk, feedback to the server.
+
+https://www.postgresql.org/docs/current/protocol-replication.html (Streaming Replication Protocol)
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import psycopg
+from psycopg import pq
+
+from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse
+from airflow_bottledwater.model.lsn import format_lsn
+from airflow_bottledwater.model.relation import quote
+from airflow_bottledwater.postgres.connect import connect, describe, outage
+from airflow_bottledwater.postgres.receive import Block, CopyReader
+
+#: XLogData: 'w', start LSN, end LSN, send time (8 bytes each), then the payload
+XLOG_HEADER = 25
+#: Primary keepalive: 'k', end LSN, send time, reply requested
+_KEEPALIVE = struct.Struct(">cqqb")
+#: Standby status update: 'r', written, flushed, applied, time, reply requested
+_STATUS = struct.Struct(">cqqqqb")
+#: microseconds between the epochs of Unix and PostgreSQL
+_EPOCH_SECONDS = 946_684_800
+
+#: while a burst lasts, wake up for this many bytes: the walsender makes a send() per row, and each wake-up costs more
+#: than its row
+BURST_BYTES = 256 * 1024
+_BURST_WAIT = 0.005
+_STATUS_INTERVAL = 1.0
+#: answered keepalives a second; a stopping server asks without pause until we have confirmed everything
+_REPLIES_PER_SECOND = 10
+#: requests a second that mean that the server is stopping and waits for us
+_STORM = 200
+
+
+class ReplicationStream:
+    """Changes from a slot, as blocks of XLogData and keepalive messages in the order in which they came.
+
+    One thread owns the connection: it receives, answers keepalives also while the consumer is slow, and confirms what
+    :meth:`acknowledge` was told. It holds at most ``buffer_bytes``.
+
+    :param publications: names for pgoutput.
+    :param start: LSN to start from; the server begins at the slot's confirmed position if that is later.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        slot: str,
+        publications: Sequence[str],
+        start: int,
+        *,
+        buffer_bytes: int = 64 << 20,
+        block_bytes: int = 1 << 20,
+    ) -> None:
+        self._slot = slot
+        self._where = describe(dsn)
+        self._buffer_bytes = buffer_bytes
+        self._connection = connect(dsn, replication=True, application=f"bottledwater {slot}")
+        self._pgconn = self._connection.pgconn
+        self._blocks: collections.deque[Block] = collections.deque()
+        self._held = 0
+        self._changed = threading.Condition()
+        self._error: BottledWaterError | None = None
+        self._closing = False
+        self._flushed = start
+        self._received = start
+        self._reply_wanted = False
+        try:
+            self._start(publications, start)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._reader = CopyReader(self._pgconn, size=block_bytes)
+        # woken to confirm at once, or to end
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=f"receive-{slot}", daemon=True)
+        self._thread.start()
+
+    def _start(self, publications: Sequence[str], start: int) -> None:
+        names = ",".join(quote(name) for name in publications).replace("'", "''")
+        command = (
+            f"START_REPLICATION SLOT {quote(self._slot)} LOGICAL {format_lsn(start)}"
+            f" (proto_version '1', publication_names '{names}', binary 'true')"
+        )
+        result = self._pgconn.exec_(command.encode())
+        if result.status == pq.ExecStatus.COPY_BOTH:
+            return
+        error = psycopg.errors.error_from_result(result)
+        if error.sqlstate == "55006":
+            raise SlotInUse(f"Slot {self._slot!r} is in use: {error}.", "Stop the other job, or wait until it has ended.") from error
+        if error.sqlstate in ("42704", "55000"):
+            raise SlotError(f"Slot {self._slot!r} cannot be used: {error}.", "bottledwater status tells its state.") from error
+        if error.sqlstate == "53300":
+            raise Outage(f"No walsender is free: {error}.", "Raise max_wal_senders.") from error
+        raise outage(error, f"Starting replication from slot {self._slot!r}") from error
+
+    # ------------------------------------------------------------------ the consumer's side
+    def take(self, timeout: float) -> Block | None:
+        """The next block, or None after ``timeout`` seconds.
+
+        :raises BottledWaterError: the connection has ended, once everything that came before is taken.
+        """
+        with self._changed:
+            if not self._blocks and self._error is None:
+                self._changed.wait(timeout)
+            if self._blocks:
+                block = self._blocks.popleft()
+                self._held -= block.data.nbytes
+                self._changed.notify_all()
+                return block
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def acknowledge(self, lsn: int) -> None:
+        """Confirm to the server that everything up to ``lsn`` is safe; it may then remove its WAL."""
+        if lsn > self._flushed:
+            self._flushed = lsn
+            self._wake()
+
+    def request_reply(self) -> None:
+        """Ask the server how far it is: a keepalive follows."""
+        self._reply_wanted = True
+        self._wake()
+
+    def close(self) -> None:
+        """End the stream after a last confirmation."""
+        self._closing = True
+        self._wake()
+        self._thread.join(5)
+        self._connection.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"x")
+        except OSError:
+            pass  # closed meanwhile
+
+    # ------------------------------------------------------------------ the thread
+    def _run(self) -> None:
+        try:
+            self._receive()
+        except BottledWaterError as error:
+            self._end(error)
+        except psycopg.Error as error:
+            self._end(outage(error, f"Replication from slot {self._slot!r}"))
+        except OSError as error:
+            self._end(Outage(f"Replication from slot {self._slot!r}: {error}."))
+        except Exception as error:  # the consumer must hear of it, whatever it is
+            self._end(ProtocolError(f"Receiving from slot {self._slot!r} failed: {type(error).__name__}: {error}"))
+
+    def _end(self, error: BottledWaterError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+        # a stopping server waits for us: never keep it from shutting down
+        self._pgconn.finish()
+
+    def _receive(self) -> None:
+        sock = socket.socket(fileno=os.dup(self._pgconn.socket))
+        burst = False
+        replies = _Rate(_REPLIES_PER_SECOND)
+        storm = _Rate(_STORM)
+        last_status = 0.0
+        confirmed = self._flushed
+        try:
+            while True:
+                if self._closing:
+                    self._send_status()
+                    return
+                now = time.monotonic()
+                if self._flushed > confirmed or self._reply_wanted or now - last_status >= _STATUS_INTERVAL:
+                    confirmed = self._flushed
+                    self._send_status()
+                    last_status = now
+                if self._is_full():
+                    with self._changed:
+                        self._changed.wait(0.2)
+                    continue
+                wait = _BURST_WAIT if burst else max(0.0, min(_STATUS_INTERVAL, last_status + _STATUS_INTERVAL - now))
+                if self._reader.dry:
+                    ready, _, _ = select.select([sock, self._wake_read], [], [], wait)
+                    if self._wake_read in ready:
+                        _drain(self._wake_read)
+                    if burst and sock not in ready:
+                        burst = False
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+                block = self._reader.read(0)
+                if block is None:
+                    if self._reader.ended:
+                        self._reader.finish()
+                        raise Outage(f"{self._where} has ended the replication from slot {self._slot!r}.")
+                    continue
+                size = int(block.offsets[-1])
+                if not burst and size >= BURST_BYTES // 4:
+                    burst = True
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, BURST_BYTES)
+                requested = self._note(block)
+                if requested and not storm.allows(requested):
+                    raise Outage(f"{self._where} is shutting down.")
+                if requested and replies.allows(1):
+                    self._send_status()
+                    last_status = time.monotonic()
+                with self._changed:
+                    self._blocks.append(Block(block.data.copy(), block.offsets.copy()))
+                    self._held += size
+                    self._changed.notify_all()
+        finally:
+            sock.close()
+
+    def _is_full(self) -> bool:
+        with self._changed:
+            return self._held >= self._buffer_bytes
+
+    def _note(self, block: Block) -> int:
+        """Look at a block's keepalives: how many ask for a reply, and how far the server is."""
+        data, offsets = block.data, block.offsets
+        kinds = data[offsets[:-1]]
+        requested = 0
+        for i in np.flatnonzero(kinds == ord("k")):
+            _, end, _, wanted = _KEEPALIVE.unpack_from(data, int(offsets[i]))
+            requested += wanted
+            self._received = max(self._received, end)
+        last = int(offsets[-2])
+        if kinds[-1] == ord("w"):
+            self._received = max(self._received, int.from_bytes(bytes(data[last + 1 : last + 9]), "big"))
+        return requested
+
+    def _send_status(self) -> None:
+        flushed = self._flushed
+        clock = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
+        wanted, self._reply_wanted = self._reply_wanted, False
+        message = _STATUS.pack(b"r", max(self._received, flushed), flushed, flushed, clock, int(wanted))
+        self._pgconn.put_copy_data(message)
+        while self._pgconn.flush() == 1:
+            select.select([], [self._pgconn.socket], [], 1.0)
+
+
+class _Rate:
+    """At most ``limit`` events in a second."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._second = 0
+        self._count = 0
+
+    def allows(self, events: int) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += events
+        return self._count <= self._limit
+
+
+def _drain(sock: socket.socket) -> None:
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        pass

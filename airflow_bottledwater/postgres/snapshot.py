@@ -1,0 +1,191 @@
+"""The exported snapshot: the holder that keeps it, the boundary it draws, and the ranges that tasks read under it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
+from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.connect import Connection, connect, outage
+
+#: the highest block number there is (MaxBlockNumber + 1, src/include/storage/block.h)
+LAST_BLOCK = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a holder's transaction sees.
+
+    :param snapshot: B.
+    :param insert_lsn: L, read after B: the start of every visible transaction's commit record is strictly below it.
+    :param exported: the name that tasks import.
+    """
+
+    snapshot: Snapshot
+    insert_lsn: int
+    exported: str
+
+
+def _lock(connection: Connection, tables: Sequence[Table]) -> None:
+    if tables:
+        names = ", ".join(f"ONLY {quote(t.schema)}.{quote(t.name)}" for t in tables)
+        connection.execute(f"LOCK TABLE {names} IN ACCESS SHARE MODE")
+
+
+class Holder:
+    """A session that keeps one snapshot until the last task has read under it.
+
+    The order inside :meth:`open` is load-bearing: the locks first (an ALTER or TRUNCATE that commits between snapshot and
+    lock would empty the snapshot), then the snapshot B, then L, then the export.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection = connect(dsn, application="bottledwater snapshot holder")
+        row = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
+        if row is not None and row[0]:
+            self._connection.close()
+            raise Refused(
+                "The source is a standby: its snapshots have no list of running transactions, so rows would be lost.",
+                "Connect to the primary.",
+            )
+
+    def open(self, tables: Sequence[Table], *, oldest_xid: int, timeout: float) -> Held:
+        """Take locks, snapshot and export; a snapshot that still sees something older than X0 running is given back.
+
+        :param oldest_xid: X0.
+        :raises Outage: transactions older than X0 did not end in time; the message names them.
+        :raises Refused: a table is gone or may not be read.
+        """
+        slot.wait_visible(self._connection, oldest_xid, timeout=timeout)
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                held = self._try(tables)
+            except psycopg.Error as error:
+                raise outage(error, "Taking the snapshot") from error
+            if held.snapshot.xmin >= oldest_xid:
+                return held
+            self._connection.execute("ROLLBACK")
+            if time.monotonic() > deadline:
+                raise Outage(f"No snapshot past transaction {oldest_xid} within {timeout:.0f} s.")
+
+    def _try(self, tables: Sequence[Table]) -> Held:
+        execute = self._connection.execute
+        execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # a policy that would hide rows is an error, not a smaller table
+        execute("SET LOCAL row_security = off")
+        _lock(self._connection, tables)
+        row = execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert row is not None
+        snapshot = Snapshot.parse(row[0])
+        row = execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        exported = execute("SELECT pg_export_snapshot()").fetchone()
+        assert exported is not None
+        return Held(snapshot, parse_lsn(row[0]), exported[0])
+
+    def wait_flushed(self, lsn: int, *, timeout: float) -> None:
+        """Wait until the WAL is on disk up to L: the snapshot sees asynchronous commits that a crash can still undo, and a
+        row once published cannot be taken back.
+
+        Another session forces it with a WAL-writing commit; the position is read on the holder's own connection, which a
+        crash would end.
+
+        :raises Outage: it did not happen in time.
+        """
+        deadline = time.monotonic() + timeout
+        pushed = False
+        while True:
+            row = self._connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if parse_lsn(row[0]) >= lsn:
+                return
+            if not pushed:
+                with connect(self._dsn, application="bottledwater flush") as other:
+                    # local: never wait for a synchronous standby
+                    other.execute("SET synchronous_commit = local")
+                    other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
+                pushed = True
+            if time.monotonic() > deadline:
+                raise Outage(f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.")
+            time.sleep(0.02)
+
+    def waiting_behind(self) -> list[str]:
+        """Who waits for a lock that our ACCESS SHARE blocks (a queue behind it blocks the application)."""
+        with connect(self._dsn, application="bottledwater lock watch") as other:
+            rows = other.execute(
+                "SELECT a.pid, coalesce(a.usename, ''), left(a.query, 80) FROM pg_stat_activity a"
+                " WHERE %s = ANY (pg_blocking_pids(a.pid))",
+                (self._connection.info.backend_pid,),
+            ).fetchall()
+        return [f"session {pid} ({user}): {query}" for pid, user, query in rows]
+
+    def alive(self) -> None:
+        """Check that the holder's session still lives.
+
+        :raises Outage: it is gone, and with it the snapshot.
+        """
+        try:
+            self._connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            raise outage(error, "The snapshot's holder lost its session") from error
+
+    def close(self) -> None:
+        """Give snapshot and locks back."""
+        self._connection.close()
+
+
+def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[tuple[int, int]]:
+    """Block ranges [from, to) of a table; the last one is open-ended, since the table may grow before the snapshot."""
+    step = max(1, bytes_per_range // block_size)
+    starts = list(range(0, max(1, table.pages), step))
+    return [(start, LAST_BLOCK if i == len(starts) - 1 else starts[i + 1]) for i, start in enumerate(starts)]
+
+
+def begin_task(connection: Connection, table: Table, held: Held) -> None:
+    """Import the holder's snapshot into a task's session, after the task's own lock.
+
+    The lock first: else a TRUNCATE that waited behind a dying holder gives the task an empty table.
+
+    :raises Outage: the holder is gone (the name is no longer valid).
+    :raises Refused: the snapshot that was imported is not B.
+    """
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        _lock(connection, [table])
+        connection.execute(f"SET TRANSACTION SNAPSHOT '{held.exported}'")
+        connection.execute("SET LOCAL row_security = off")
+        row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    except psycopg.errors.InvalidParameterValue as error:
+        raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
+    except psycopg.errors.UndefinedObject as error:
+        raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
+    assert row is not None
+    if row[0] != str(held.snapshot):
+        raise Refused(f"The imported snapshot is {row[0]}, not {held.snapshot}.", "Connect to the primary itself, not to a pool.")
+
+
+def copy_query(table: Table, columns: str, first: int, last: int) -> str:
+    """COPY of one block range; ONLY, so that children of an inheritance parent are not read twice."""
+    until = "" if last >= LAST_BLOCK else f" AND ctid < '({last},0)'::tid"
+    where = f" WHERE ctid >= '({first},0)'::tid{until}"
+    return f"COPY (SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}{where}) TO STDOUT (FORMAT binary)"
+
+
+def deal(plan: Sequence[tuple[Table, Sequence[tuple[int, int]]]], lanes: int) -> Iterator[tuple[int, int, int]]:
+    """Assign ranges to lanes, round robin over all tables: (table index, range index, lane)."""
+    n = 0
+    for t, (_, parts) in enumerate(plan):
+        for r in range(len(parts)):
+            yield t, r, n % lanes
+            n += 1
+
+

@@ -1,0 +1,81 @@
+"""Wait until a replication slot has caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, judge
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ReplicationSlotLagSensor(BaseSensorOperator):
+    """Succeeds when the slot's lag is at or below a limit; fails when the slot is gone or lost. Deferrable, and cheap.
+
+    :param slot: the slot. (templated)
+    :param max_lag: bytes of WAL from the slot's confirmed position to the server's end. (templated)
+    :param postgres_conn_id: connection of type Postgres. (templated)
+    :param poke_interval: seconds between two looks.
+    :param timeout: seconds after which the sensor fails: the alarm for a stream that does not catch up.
+    """
+
+    template_fields: Sequence[str] = ("slot", "max_lag", "postgres_conn_id")
+    ui_color = "#e2e3e5"
+
+    def __init__(
+        self,
+        *,
+        slot: str = "bottledwater",
+        max_lag: int | str = 16 << 20,
+        postgres_conn_id: str = "postgres_default",
+        poke_interval: float = 30.0,
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.slot = slot
+        self.max_lag = max_lag
+        self.postgres_conn_id = postgres_conn_id
+        self.deferrable = deferrable
+
+    def execute(self, context: Context) -> Any:
+        """Look once, then defer."""
+        if not self.deferrable:
+            return super().execute(context)
+        if self.poke(context):
+            return None
+        self.defer(
+            trigger=SlotLagTrigger(
+                postgres_conn_id=self.postgres_conn_id, slot=str(self.slot), max_lag=int(self.max_lag), poll_interval=self.poke_interval
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=float(self.timeout)),
+        )
+
+    def poke(self, context: Context) -> bool:
+        """One look."""
+        from airflow_bottledwater.postgres.connect import session
+
+        with failing(), session(PipelineHook(self.postgres_conn_id, "", None, {}).postgres(), "Reading the slot's lag") as connection:
+            row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
+        return self._conclude(judge(str(self.slot), row, int(self.max_lag)))
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
+        """The trigger's verdict."""
+        self._conclude(event)
+
+    def _conclude(self, event: dict[str, Any] | None) -> bool:
+        if event is None:
+            return False
+        if event["status"] == "failed":
+            raise AirflowFailException(event["message"])
+        self.log.info("Slot %s: %s bytes behind, %s bytes of WAL kept.", event["slot"], f"{event['lag']:,}", f"{event['retained']:,}")
+        return True

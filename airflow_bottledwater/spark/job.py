@@ -1,0 +1,116 @@
+"""What both jobs have in common: arguments, the settings file, the session, the exit code, the outcome for whoever submitted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested
+from airflow_bottledwater.flow.policy import transient
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark.carry import unpack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+#: set by the supervisor: the folder in which a job leaves its process id and its outcome
+RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
+
+EXIT_OK, EXIT_FAILED, EXIT_TRANSIENT = 0, 1, 75  # 75: EX_TEMPFAIL of sysexits.h
+
+
+def load(name: str) -> Pipeline:
+    """The settings file: at its path, or where Spark's ``--files`` put it.
+
+    :raises Refused: it is in neither place.
+    """
+    path = Path(name)
+    if not path.exists():
+        from pyspark import SparkFiles
+
+        path = Path(SparkFiles.get(path.name))
+    if not path.exists():
+        raise Refused(f"The settings file {name!r} is not on this host.", "Submit with --files in a cluster.")
+    return Pipeline.read(path)
+
+
+def session(name: str, extra: dict[str, str] | None = None) -> SparkSession:
+    """The Spark session of a job.
+
+    :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first for ever.
+    """
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder.appName(name)
+    for key, value in (extra or {}).items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    if spark.conf.get("spark.speculation", "false") == "true":
+        spark.stop()
+        raise Refused("spark.speculation is on.", "Turn it off: two attempts of one task would fence each other.")
+    return spark
+
+
+def translate(error: BaseException) -> BaseException:
+    """Spark's wrapping of one of our errors, unwrapped."""
+    return unpack(str(error)) or error if not isinstance(error, BottledWaterError) else error
+
+
+def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
+    """The command line of a job: ``--pipeline FILE [--bounded]``.
+
+    SIGTERM and SIGINT end it in order. The outcome (counts or error) is left in the run directory, if there is one.
+    """
+
+    @click.command(help=title)
+    @click.option("--pipeline", "path", required=True, help="The settings file (secrets are only there).")
+    @click.option("--bounded", is_flag=True, help="End when everything is published that is committed now.")
+    def command(path: str, bounded: bool) -> None:
+        sys.exit(_run(work, path, bounded))
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for noisy in ("py4j", "httpx2", "httpx", "numba"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    command()
+
+
+def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]], path: str, bounded: bool) -> int:
+    stopped = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stopped.set())
+    _leave("driver.json", {"pid": os.getpid()})
+    try:
+        result = work(load(path), path, bounded, stopped)
+        _leave("outcome.json", {"ok": True, **result})
+        return EXIT_OK
+    except StopRequested as error:
+        log.info("%s", error)
+        _leave("outcome.json", {"ok": True, "stopped": True})
+        return EXIT_OK
+    except BaseException as raised:
+        error = translate(raised)
+        if isinstance(error, BottledWaterError):
+            log.error("%s: %s", type(error).__name__, error)
+        else:
+            log.exception("The job failed.", exc_info=error)
+        _leave("outcome.json", {"ok": False, "kind": type(error).__name__, "error": str(error)[:4000], "transient": transient(error)})
+        return EXIT_TRANSIENT if transient(error) else EXIT_FAILED
+
+
+def _leave(name: str, data: dict[str, Any]) -> None:
+    if folder := os.environ.get(RUN_DIRECTORY):
+        temporary = Path(folder) / f".{name}"
+        temporary.write_text(json.dumps(data))
+        temporary.rename(Path(folder) / name)

@@ -1,0 +1,47 @@
+"""The snapshot job: the driver holds the snapshot and decides, each lane is one Spark task."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.flow import snapshot
+from airflow_bottledwater.flow.lane import LaneTask
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark.carry import pack
+
+
+def _run_lane(path: str, task: LaneTask) -> dict[str, int]:
+    """In an executor: compiled code and clients are loaded here, not on the driver."""
+    from airflow_bottledwater.flow import lane
+
+    try:
+        return lane.run(job.load(path), task)
+    except BottledWaterError as error:
+        raise pack(error) from error
+
+
+def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    spark = job.session(f"bottledwater snapshot {pipeline.slot}")
+    context = spark.sparkContext
+
+    def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        try:
+            rdd = context.parallelize(list(tasks), len(tasks))
+            return list(rdd.map(lambda task: _run_lane(path, task)).collect())
+        except Exception as error:
+            raise job.translate(error) from error
+
+    try:
+        return asdict(snapshot.run(pipeline, run_lanes, stopped=stopped))
+    finally:
+        spark.stop()
+
+
+def main() -> None:
+    """Entry point of ``spark_jobs/snapshot.py``."""
+    job.run("Publish a consistent snapshot of the pipeline's tables.", _work)

@@ -1,0 +1,191 @@
+"""The stream as a PySpark data source, for Structured Streaming's micro-batches.
+
+Where things run: the reader's ``latestOffset`` and ``partitions`` in one process on the driver's host, for the whole
+query: it holds the replication connection and cuts batches. ``read`` in a Python worker: the batch travels in the single
+input partition and is encoded and published there, so that the worker's publisher stays. The sink is ``noop``.
+
+Spark's checkpoint is thrown away: the truth is the state topic.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.batch import Batch
+from airflow_bottledwater.flow.claim import check, read_state
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.runner import Start
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark.carry import pack
+from airflow_bottledwater.spark.job import load
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.flow.delivery import StreamPublisher
+    from airflow_bottledwater.flow.source import ChangeSource
+
+log = logging.getLogger(__name__)
+
+FORMAT = "bottledwater"
+#: how long one call waits for a batch to begin; Spark polls without pause
+_POLL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the reader and the worker must know of the job; no secrets, they are in the settings file."""
+
+    pipeline: str
+    job: dict[str, Any]
+    prefix: str
+    state_topic: str
+    topics: tuple[str, ...]
+    lsn: int
+    ordinal: int
+    bounded: bool
+    fingerprint: str
+
+    @classmethod
+    def of(cls, path: str, start: Start, *, bounded: bool, fingerprint: str) -> Assignment:
+        """For a claimed stream."""
+        return cls(
+            path, start.job.to_json(), start.prefix, start.state_topic, tuple(start.topics), *start.position, bounded, fingerprint
+        )
+
+    def to_option(self) -> str:
+        """As a data source option."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_option(cls, text: str) -> Assignment:
+        """The inverse of :meth:`to_option`."""
+        data = json.loads(text)
+        return cls(**{**data, "topics": tuple(data["topics"])})
+
+
+class BatchPartition(InputPartition):
+    """The one partition of a micro-batch."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+
+class BottledWaterSource(DataSource):
+    """``spark.readStream.format("bottledwater")``; its one option is an :class:`Assignment`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """One row a batch: where the stream is."""
+        return "position string"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """The reader, pickled to the driver's source process and to workers."""
+        return Reader(Assignment.from_option(self.options["assignment"]))
+
+
+def _offset(position: Position, statistics: dict[str, int] | None = None) -> dict[str, Any]:
+    return {"lsn": position.lsn, "ordinal": position.ordinal, **(statistics or {})}
+
+
+class Reader(DataSourceStreamReader):
+    """Receives and cuts on the driver's host, publishes in the worker."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._source: ChangeSource | None = None
+        self._batches: dict[Position, Batch] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """P."""
+        return _offset(Position(self._assignment.lsn, self._assignment.ordinal))
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Wait a little for a batch. ``start`` is the end of the last completed one: its P is committed in Kafka.
+
+        (Spark calls ``commit`` only when the next batch is made, in an idle stream perhaps never.)
+        """
+        try:
+            reached = Position(start["lsn"], start["ordinal"])
+            source = self._open()
+            source.acknowledge(reached)
+            self._batches.clear()
+            batch = source.next(_POLL, hurry=self._assignment.bounded)
+            if batch is None:
+                return start
+            self._batches[batch.end] = batch
+            return _offset(batch.end, source.statistics)
+        except BottledWaterError as error:
+            raise pack(error) from error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The batch that :meth:`latestOffset` found; none for the empty batch that Spark plans first."""
+        if (start["lsn"], start["ordinal"]) == (end["lsn"], end["ordinal"]):
+            return []
+        return [BatchPartition(self._batches[Position(end["lsn"], end["ordinal"])])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+        """Encode and publish, in the worker."""
+        assert isinstance(partition, BatchPartition)
+        try:
+            yield (str(_publish(self._assignment, partition.batch)),)
+        except BottledWaterError as error:
+            raise pack(error) from error
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: see :meth:`latestOffset`."""
+
+    def stop(self) -> None:
+        """Leave the slot (Spark may end the process without this call; the server notices)."""
+        if self._source is not None:
+            self._source.close()
+
+    def _open(self) -> ChangeSource:
+        if self._source is None:
+            from airflow_bottledwater.flow.source import ChangeSource
+
+            pipeline, patience = _settings(self._assignment)
+            state = read_state(pipeline, self._assignment.state_topic)
+            check(state, f.Job(**self._assignment.job))
+            position = Position(self._assignment.lsn, self._assignment.ordinal)
+            self._source = ChangeSource(pipeline, state, position, patience)
+        return self._source
+
+
+def _settings(assignment: Assignment) -> tuple[Pipeline, Patience]:
+    pipeline = load(assignment.pipeline)
+    return pipeline, Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None)
+
+
+#: this worker's publisher; workers are reused between batches
+_publisher: tuple[str, StreamPublisher] | None = None
+
+
+def _publish(assignment: Assignment, batch: Batch) -> Position:
+    global _publisher
+    from airflow_bottledwater.flow.delivery import StreamPublisher
+
+    job = f.Job(**assignment.job)
+    if _publisher is None or _publisher[0] != job.id:
+        pipeline, patience = _settings(assignment)
+        _publisher = job.id, StreamPublisher(
+            pipeline, job, assignment.prefix, assignment.state_topic, assignment.topics, patience, assignment.fingerprint
+        )
+    try:
+        return _publisher[1].publish(batch)
+    except BaseException:
+        _publisher[1].close()
+        _publisher = None
+        raise

@@ -1,0 +1,81 @@
+"""The spark-submit command of a job, for the command line and for Airflow alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from airflow_bottledwater.errors import Refused
+
+#: on one machine: no UI port to collide on, no address but loopback, a heap that suits a job whose data is not in the JVM
+LOCAL_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.log.level": "ERROR",
+}
+
+
+def job_file(name: str) -> Path:
+    """The entry point of a job: in the wheel beside this module, in a checkout in ``spark_jobs/``.
+
+    :raises Refused: it is in neither.
+    """
+    here = Path(__file__).resolve()
+    for folder in (here.parent / "jobs", here.parents[2] / "spark_jobs"):
+        if (folder / f"{name}.py").exists():
+            return folder / f"{name}.py"
+    raise Refused(f"The job file {name}.py is not installed.", "Reinstall airflow-provider-bottledwater.")
+
+
+def arguments(settings: Path | str, *, bounded: bool = False) -> list[str]:
+    """What the job itself is given: never a secret."""
+    return ["--pipeline", str(settings), *(["--bounded"] if bounded else [])]
+
+
+def is_local(master: str) -> bool:
+    """Whether the executors are threads of the driver's JVM."""
+    return master.startswith("local")
+
+
+def conf_for(master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Spark's properties, the user's last."""
+    return {**(LOCAL_CONF if is_local(master) else {}), **(conf or {})}
+
+
+def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a client-mode job on this host: this Python for driver and workers, and its scripts first on the path."""
+    env = dict(base if base is not None else os.environ)
+    env.setdefault("PYSPARK_PYTHON", sys.executable)
+    env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    env.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
+    return env
+
+
+def command(
+    name: str,
+    settings: Path,
+    *,
+    master: str,
+    conf: Mapping[str, str] | None = None,
+    bounded: bool = False,
+    binary: str = "spark-submit",
+) -> list[str]:
+    """The whole command line in client mode.
+
+    :raises Refused: there is no spark-submit.
+    """
+    found = shutil.which(binary, path=environment()["PATH"])
+    if found is None:
+        raise Refused(f"{binary} is not on the PATH.", "Install the spark extra (pip install airflow-provider-bottledwater[spark]).")
+    properties = [part for key, value in conf_for(master, conf).items() for part in ("--conf", f"{key}={value}")]
+    files: Sequence[str] = () if is_local(master) else ("--files", str(settings))
+    return [
+        found, "--master", master, "--name", f"bottledwater-{name}", *properties, *files, str(job_file(name)),
+        *arguments(settings, bounded=bounded),
+    ]  # fmt: skip

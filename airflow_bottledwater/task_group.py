@@ -1,0 +1,61 @@
+"""The whole pipeline as a task group, for users' own DAGs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import TaskGroup
+
+from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
+from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
+from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
+from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
+from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+
+
+class BottledWaterTaskGroup(TaskGroup):
+    """``preflight → create_slot → snapshot → stream``, beside the stream ``slot_lag`` and ``error_state``, and ``drop_slot`` as the
+    teardown of ``create_slot``.
+
+    :param group_id: of the group; task ids are prefixed with it unless ``prefix_group_id`` is False.
+    :param pipeline: the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, for every task.
+    :param spark_conn_id: connection of type Spark.
+    :param bounded: the stream ends when everything is published that is committed now.
+    :param drop_when: retired, always or never: what the teardown does.
+    :param max_lag: bytes at which ``slot_lag`` calls the stream caught up.
+    :param snapshot: further arguments of the snapshot operator.
+    :param stream: further arguments of the stream operator.
+    """
+
+    def __init__(
+        self,
+        group_id: str = "bottledwater",
+        *,
+        pipeline: Mapping[str, Any],
+        spark_conn_id: str = "spark_default",
+        bounded: bool | str = False,
+        drop_when: str = "retired",
+        max_lag: int | str = 16 << 20,
+        snapshot: Mapping[str, Any] | None = None,
+        stream: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group_id=group_id, **kwargs)
+        with self:
+            self.preflight = ReplicationPreflightOperator(task_id="preflight", **pipeline)
+            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **pipeline)
+            self.snapshot = SnapshotToKafkaOperator(task_id="snapshot", conn_id=spark_conn_id, **pipeline, **(snapshot or {}))
+            self.stream = StreamToKafkaOperator(task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {}))
+            self.slot_lag = ReplicationSlotLagSensor(
+                task_id="slot_lag",
+                slot=pipeline.get("slot", "bottledwater"),
+                postgres_conn_id=pipeline.get("postgres_conn_id", "postgres_default"),
+                max_lag=max_lag,
+                poke_interval=10,
+            )
+            self.error_state = StreamErrorSensor(task_id="error_state", **pipeline)
+            self.drop_slot = DropReplicationSlotOperator(task_id="drop_slot", when=drop_when, **pipeline)
+        self.preflight >> self.create_slot >> self.snapshot >> [self.stream, self.slot_lag, self.error_state]
+        [self.stream, self.slot_lag, self.error_state] >> self.drop_slot.as_teardown(setups=self.create_slot)

@@ -1,0 +1,69 @@
+"""Waits until a slot's lag is at or below a limit; one short query per look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_bottledwater.hooks.pipeline import PipelineHook
+
+LAG_SQL = (
+    "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
+    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s"
+)
+
+
+def judge(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
+    """What a look at pg_replication_slots means: an event, or None to look again."""
+    if row is None:
+        return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
+    wal_status, lag, retained = row
+    if wal_status == "lost" or lag is None:
+        return {
+            "status": "failed",
+            "slot": slot,
+            "message": f"Slot {slot!r} was invalidated: the WAL that it needs is gone. Drop it and start again with a snapshot.",
+        }
+    if lag <= max_lag:
+        return {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
+    return None
+
+
+class SlotLagTrigger(BaseTrigger):
+    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot is gone or lost.
+
+    :param postgres_conn_id: the source.
+    :param slot: the slot.
+    :param max_lag: bytes of WAL.
+    :param poll_interval: seconds between two looks.
+    """
+
+    def __init__(self, *, postgres_conn_id: str, slot: str, max_lag: int, poll_interval: float = 30.0) -> None:
+        super().__init__()
+        self.postgres_conn_id, self.slot = postgres_conn_id, slot
+        self.max_lag, self.poll_interval = max_lag, poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and arguments."""
+        names = ("postgres_conn_id", "slot", "max_lag", "poll_interval")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event."""
+        dsn = await PipelineHook(self.postgres_conn_id, "", None, {}).apostgres()
+        while True:
+            await asyncio.sleep(self.poll_interval)
+            try:
+                async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=10) as connection:
+                    row = await (await connection.execute(LAG_SQL, (self.slot,))).fetchone()
+            except psycopg.OperationalError as error:
+                # away for a moment: the lag is not known, which is no verdict
+                self.log.warning("The source does not answer: %s", str(error).splitlines()[0])
+                continue
+            if (event := judge(self.slot, row, self.max_lag)) is not None:
+                yield TriggerEvent(event)
+                return

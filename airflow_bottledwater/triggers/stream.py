@@ -1,0 +1,101 @@
+"""Watches a stream job; never runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import supervise
+
+log = logging.getLogger(__name__)
+
+#: on_kill has 30 s ([triggerer] on_kill_timeout)
+_STOP_SECONDS = 22.0
+
+
+def stop_job(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> None:
+    """Stop a job wherever it hangs, and free its slot: in order, then by force, then on the server. The slot is kept."""
+    from airflow_bottledwater.postgres import slot
+    from airflow_bottledwater.postgres.connect import session
+
+    spark_job.stop(identity, timeout=timeout)
+    with session(pipeline.postgres, "Freeing the slot", application="bottledwater stop") as connection:
+        slot.release(connection, pipeline.slot, timeout=5)
+
+
+class StreamTrigger(BaseTrigger):
+    """Waits for the end of a stream job, or for its deadline; stops the job when the task is killed by a user.
+
+    :param identity: who the job is.
+    :param postgres_conn_id: for freeing the slot.
+    :param kafka_conn_id: of the pipeline.
+    :param schema_registry_conn_id: of the pipeline.
+    :param settings: of the pipeline; no secrets.
+    :param poll_interval: seconds between two looks.
+    :param deadline: wall-clock seconds; None: no end.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        postgres_conn_id: str,
+        kafka_conn_id: str,
+        schema_registry_conn_id: str | None,
+        settings: dict[str, Any],
+        poll_interval: float = 5.0,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.identity = identity
+        self.postgres_conn_id = postgres_conn_id
+        self.kafka_conn_id = kafka_conn_id
+        self.schema_registry_conn_id = schema_registry_conn_id
+        self.settings = settings
+        self.poll_interval = poll_interval
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and arguments."""
+        names = ("identity", "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "poll_interval", "deadline")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event: ended, or timeout."""
+        # not at once: a trigger that fires right after the deferral can confuse the scheduler
+        await asyncio.sleep(max(3.0, self.poll_interval))
+        follower = spark_job.LogFollower(self.identity, lambda line: log.info("%s", line))
+        while True:
+            await asyncio.to_thread(follower.follow)
+            if not await asyncio.to_thread(spark_job.running, self.identity):
+                await asyncio.to_thread(follower.follow)
+                tail = await asyncio.to_thread(supervise.log_tail, Path(self.identity["folder"]), 20)
+                yield TriggerEvent({"status": "ended", "identity": self.identity, "log": tail})
+                return
+            if self.deadline is not None and time.time() > self.deadline:
+                yield TriggerEvent({"status": "timeout", "identity": self.identity})
+                return
+            await asyncio.sleep(self.poll_interval)
+
+    async def on_kill(self) -> None:
+        """Marked, cleared, or the run was: stop the job and free the slot, which is kept."""
+        log.info("The task was ended by a user: the job is stopped, its slot is kept.")
+        # first what needs no connection
+        await asyncio.to_thread(spark_job.stop, self.identity, timeout=_STOP_SECONDS)
+        try:
+            hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
+            pipeline = await hook.apipeline()
+            await asyncio.to_thread(stop_job, pipeline, self.identity, timeout=1.0)
+        except BottledWaterError as error:
+            log.warning("The slot could not be freed: %s", error)

@@ -1,0 +1,72 @@
+"""What all tests share: embedded servers, started when the first test asks for one, and a database of its own per test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psycopg
+import pytest
+
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.registry import SchemaRegistry
+
+# helpers of several test files are the modules fix_*.py beside this one, whatever the import mode
+sys.path.insert(0, str(Path(__file__).parent))
+
+pytest_plugins = ["fix_pipeline"]
+
+# a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
+hypothesis.settings.register_profile(
+    "bottledwater",
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    print_blob=True,
+)
+hypothesis.settings.load_profile("bottledwater")
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A PostgreSQL server; BOTTLEDWATER_TEST_POSTGRES chooses its version."""
+    version = os.environ.get("BOTTLEDWATER_TEST_POSTGRES", "16")
+    with PostgresServer(tmp_path_factory.mktemp("postgres"), version=version) as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """The connection string of a fresh database; its slots end with the test."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres.createdb(name)
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active", (name,)
+        )
+        connection.execute(
+            "DO $$ DECLARE s record; BEGIN FOR i IN 1..50 LOOP"
+            f" IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE database = '{name}' AND active) THEN EXIT; END IF;"
+            " PERFORM pg_sleep(0.1); END LOOP; END $$"
+        )
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker."""
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
+    """A schema registry."""
+    with SchemaRegistry(tmp_path_factory.mktemp("registry")) as server:
+        yield server

@@ -1,0 +1,558 @@
+"""What cannot work is said before anything is changed: what is wrong, with which object, and what to do.
+
+Every refusal here is also a comparison of publications, slots, topics and subjects before and after, and a search for the
+password in the error with all its causes, in the log and in the output.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from fix_pipeline import PASSWORD, Source, refused, refuses
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_bottledwater.errors import Outage, PreflightError, Refused
+from airflow_bottledwater.flow import preflight, setup
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.postgres import PostgresServer, programs
+
+# ---------------------------------------------------------------------- the server
+
+
+@contextmanager
+def other_settings(server: PostgresServer, **changes: Any) -> Iterator[None]:
+    """The server restarted with other settings, and back."""
+    usual = server.settings
+    server.settings = {**usual, **changes}
+    server.restart()
+    try:
+        yield
+    finally:
+        server.settings = usual
+        server.restart()
+
+
+def test_wal_level_must_be_logical(small: Source) -> None:
+    with other_settings(small.server, wal_level="replica"):
+        refuses(small, small.pipeline, "wal_level is replica", "set wal_level = logical and restart")
+
+
+def test_a_slot_must_be_free(small: Source) -> None:
+    for i in range(2):
+        small.execute(f"SELECT pg_create_physical_replication_slot('{small.name}_{i}')")
+    refuses(small, small.pipeline, "All 2 replication slots are in use", "Raise max_replication_slots, or drop one")
+
+
+@pytest.mark.parametrize("who", ["superuser", "plain role"])
+def test_a_walsender_must_be_free(small: Source, who: str) -> None:
+    pipeline = small.pipeline
+    if who == "plain role":
+        pipeline = pipeline.with_(postgres=owner(small))
+    replication = make_conninfo(small.dsn, replication="database")
+    with psycopg.connect(replication, autocommit=True), psycopg.connect(replication, autocommit=True):
+        # a plain role does not see whose the other sessions are, but is refused a connection
+        said = "All 2 walsenders are in use. Raise max_wal_senders" if who == "superuser" else "max_wal_senders"
+        refuses(small, pipeline, said)
+
+
+def test_the_lock_table_must_hold_all_tables(small: Source) -> None:
+    small.execute("DO $$ BEGIN FOR i IN 1..90 LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', i); COMMIT; END LOOP; END $$")
+    refuses(
+        small,
+        small.pipeline.with_(tables=("t*",)),
+        "locks 180 tables and indexes at once, but the lock table has room for 170",
+        "Raise max_locks_per_transaction to at least",
+        "or make several pipelines",
+    )
+    assert reasons(small, tables=("t1?",)) == []
+
+
+def test_a_standby_is_refused(small: Source, tmp_path: Path) -> None:
+    (tmp_path / "standby").mkdir()
+    data = tmp_path / "standby" / "data"
+    backup = [programs(small.server.version) / "pg_basebackup", "-D", data, "-d", small.server.dsn(), "-X", "fetch", "-c", "fast"]
+    subprocess.run(backup, check=True, capture_output=True)
+    (data / "standby.signal").touch()
+    if os.geteuid() == 0:
+        user = pwd.getpwnam(data.owner() if data.owner() != "root" else "pgserver")
+        for path in [data, *data.rglob("*")]:
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    with PostgresServer(tmp_path / "standby", version=small.server.version, settings=small.server.settings) as standby:
+        database = conninfo_to_dict(small.dsn)["dbname"]
+        pipeline = small.pipeline.with_(postgres=make_conninfo(standby.dsn(database), password=PASSWORD))
+        refuses(small, pipeline, "The source is a standby. Connect to the primary.")
+
+
+def test_an_unlimited_slot_is_a_warning_that_says_what_it_risks(source: Source, small: Source) -> None:
+    warned = "\n".join(preflight.run(source.pipeline).warnings)
+    assert "max_slot_wal_keep_size is unlimited" in warned
+    assert "can fill the server's disk" in warned
+    assert "Watch the slot's lag" in warned
+    assert "max_slot_wal_keep_size" not in "\n".join(preflight.run(small.pipeline).warnings)
+
+
+# ---------------------------------------------------------------------- the connection
+
+
+def test_a_wrong_password_is_refused(source: Source) -> None:
+    dsn = make_conninfo(source.role(), password=PASSWORD.lower())
+    with refused(source, "password authentication failed", "Check user and password") as raised:
+        setup.create(source.pipeline.with_(postgres=dsn))
+    assert type(raised[0]) is Refused  # waiting would not help
+    assert PASSWORD.lower() not in str(raised[0])
+
+
+def test_a_wrong_password_is_not_an_outage_where_a_name_has_several_addresses(source: Source) -> None:
+    dsn = make_conninfo(source.role(), password=PASSWORD + "x", host="127.0.0.1,localhost,127.0.0.2")
+    with refused(source, "password authentication failed") as raised:
+        setup.create(source.pipeline.with_(postgres=dsn))
+    assert type(raised[0]) is Refused
+
+
+def test_a_database_that_does_not_exist_is_refused(source: Source) -> None:
+    dsn = make_conninfo(source.dsn, dbname="nowhere")
+    refuses(source, source.pipeline.with_(postgres=dsn), 'database "nowhere" does not exist', "Check the database and the role")
+
+
+@pytest.mark.parametrize("where", [{"host": "nowhere.invalid"}, {"port": "1"}], ids=["name", "port"])
+def test_a_server_that_is_not_there_is_an_outage(source: Source, where: dict[str, str]) -> None:
+    with refused(source, "PostgreSQL at", next(iter(where.values())), "cannot be reached") as raised:
+        setup.create(source.pipeline.with_(postgres=make_conninfo(source.dsn, **where)))
+    assert type(raised[0]) is Outage
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"host=127.0.0.1 password=left {PASSWORD}",
+        f"postgresql://bob:left%zz{PASSWORD}@127.0.0.1/app",
+        f"postgresql://bob:{PASSWORD}/right@127.0.0.1/app",
+        f"postgresql://bob:left@{PASSWORD}@127.0.0.1/app",
+        f"postgresql://bob:left@{PASSWORD}/right@127.0.0.1/app",
+    ],
+    ids=["with a blank", "with a percent sign", "with a slash", "with an at sign", "with both"],
+)
+def test_a_password_that_is_not_quoted_is_an_error_that_does_not_show_it(source: Source, dsn: str) -> None:
+    with refused(source, "connection string is not valid") as raised:
+        setup.create(source.pipeline.with_(postgres=dsn))
+    assert "quote" in str(raised[0])
+
+
+# ---------------------------------------------------------------------- rights
+
+
+def owner(source: Source, attributes: str = "REPLICATION") -> str:
+    """A role that may do what a pipeline needs, and nothing more."""
+    database = conninfo_to_dict(source.dsn)["dbname"]
+    return source.role(attributes, f"GRANT CREATE ON DATABASE {database} TO ROLE", "ALTER TABLE items OWNER TO ROLE")
+
+
+def test_an_owner_with_replication_and_create_needs_no_other_right(source: Source) -> None:
+    source.execute("CREATE TABLE log (line text)", "CREATE TABLE others (id int PRIMARY KEY)")
+    dsn = owner(source)
+    source.execute(f"ALTER TABLE log OWNER TO {conninfo_to_dict(dsn)['user']}")
+    setup.create(source.pipeline.with_(postgres=dsn, tables=("items", "log"), allow_unkeyed=True))
+    assert source.execute(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{source.name}'") == [(1,)]
+
+
+def test_a_role_without_replication_is_refused(source: Source) -> None:
+    refuses(source, source.pipeline.with_(postgres=owner(source, "")), "may not replicate: ALTER ROLE … REPLICATION")
+
+
+def test_a_role_without_select_is_refused(source: Source) -> None:
+    dsn = source.role()
+    refuses(source, source.pipeline.with_(postgres=dsn), "SELECT on public.items is not granted", "GRANT SELECT ON public.items TO")
+
+
+def test_a_schema_without_usage_is_refused(source: Source) -> None:
+    source.execute("CREATE SCHEMA hidden", "CREATE TABLE hidden.t (id int PRIMARY KEY)", "GRANT SELECT ON hidden.t TO PUBLIC")
+    pipeline = source.pipeline.with_(postgres=source.role(), tables=("hidden.t",))
+    refuses(source, pipeline, "SELECT on hidden.t is not granted (or USAGE on its schema)")
+
+
+def test_a_policy_that_could_hide_rows_is_refused(source: Source) -> None:
+    source.execute(
+        "ALTER TABLE items ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON items USING (id < 10)",
+        "GRANT SELECT ON items TO PUBLIC",
+    )
+    refuses(
+        source,
+        source.pipeline.with_(postgres=source.role()),
+        "Table public.items has a row-level policy that would hide rows",
+        "BYPASSRLS",
+    )
+    assert not any("policy" in w for w in reasons(source, postgres=source.role("REPLICATION BYPASSRLS")))
+
+
+def test_a_role_that_may_not_make_publications_is_told_the_statements(source: Source) -> None:
+    dsn = source.role("REPLICATION", "ALTER TABLE items OWNER TO ROLE")
+    refuses(
+        source,
+        source.pipeline.with_(postgres=dsn),
+        "may not make publications (no CREATE on the database)",
+        "set create_publication to false",
+        f'CREATE PUBLICATION "{source.name}" FOR TABLE "public"."items"',
+        f'CREATE PUBLICATION "{source.name}_unkeyed" WITH',
+    )
+
+
+def test_a_role_that_does_not_own_a_table_is_told_the_statements(source: Source) -> None:
+    dsn = owner(source)
+    source.execute("ALTER TABLE items OWNER TO postgres", "GRANT SELECT ON items TO PUBLIC")
+    refuses(source, source.pipeline.with_(postgres=dsn), "Only its owner may publish a table", "public.items", "CREATE PUBLICATION")
+
+
+def test_a_table_of_somebody_else_cannot_be_added_later(source: Source) -> None:
+    pipeline = source.pipeline.with_(postgres=owner(source))
+    setup.create(pipeline)
+    source.execute("CREATE TABLE foreign_items (id int PRIMARY KEY)", "GRANT SELECT ON foreign_items TO PUBLIC")
+    refuses(source, pipeline.with_(tables=("items", "foreign_items")), "does not own public.foreign_items")
+
+
+# ---------------------------------------------------------------------- tables
+
+TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
+    "that does not exist": (
+        [],
+        {"tables": ("nothing", "items", "elsewhere.nothing")},
+        ["No table matches 'nothing'", "No table matches 'elsewhere.nothing'", "Check the name, its schema and the database"],
+    ),
+    "without a key": (
+        ["CREATE TABLE log (line text)"],
+        {"tables": ("log",)},
+        ["Table public.log cannot be keyed: it has no primary key", "allow_unkeyed"],
+    ),
+    "with a deferrable key": (
+        ["CREATE TABLE late (id int PRIMARY KEY DEFERRABLE)"],
+        {"tables": ("late",)},
+        ["Table public.late cannot be keyed: its key is DEFERRABLE", "allow_unkeyed"],
+    ),
+    "with replica identity nothing": (
+        ["ALTER TABLE items REPLICA IDENTITY NOTHING"],
+        {},
+        ["Table public.items cannot be keyed: its replica identity is NOTHING"],
+    ),
+    "that is unlogged": (
+        ["CREATE UNLOGGED TABLE quick (id int PRIMARY KEY)"],
+        {"tables": ("quick",)},
+        ["Table public.quick is not permanent", "SET LOGGED"],
+    ),
+    "with an unlogged partition": (
+        [
+            "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+            "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+            "CREATE UNLOGGED TABLE parted_2 PARTITION OF parted FOR VALUES FROM (10) TO (20)",
+        ],
+        {"tables": ("parted",)},
+        ["public.parted_2, a partition of public.parted, is not permanent", "Name the other partitions"],
+    ),
+    "that is a view": (["CREATE VIEW seen AS SELECT 1 AS id"], {"tables": ("seen",)}, ["public.seen is not a table", "Name tables only"]),
+    "that shares a topic": (
+        ['CREATE TABLE "a b" (id int PRIMARY KEY)', "CREATE TABLE a_20_b (id int PRIMARY KEY)"],
+        {"tables": ("a*",)},
+        ["Tables public.a b and public.a_20_b both become topic", "Rename one, or leave it out"],
+    ),
+    "whose topic differs in a dot only": (
+        ["CREATE SCHEMA app", "CREATE TABLE app.users (id int PRIMARY KEY)", "CREATE TABLE app_users (id int PRIMARY KEY)"],
+        {"tables": ("app.users", "app_users")},
+        [".app.users", ".app_users", "Kafka does not tell dots from underscores"],
+    ),
+    "whose topic is the pipeline's own": (
+        ["CREATE TABLE _bottledwater_events (id int PRIMARY KEY)"],
+        {"tables": ("_bottledwater_events",)},
+        ["Table public._bottledwater_events", "is one of our own topics"],
+    ),
+    "whose topic is too long": (
+        ["CREATE TABLE \"" + "ä" * 31 + "\" (id int PRIMARY KEY)"],
+        {"tables": ("ä*",), "topic_prefix": "p" * 20},
+        ["is longer than Kafka's 249 characters", "Shorten topic_prefix"],
+    ),
+    "with two columns for one field": (
+        ['CREATE TABLE twice (id int PRIMARY KEY, "a b" int, a_20_b int)'],
+        {"tables": ("twice",)},
+        ["Columns 'a b' and 'a_20_b' of public.twice both become the Avro field 'a_20_b'", "Rename one of them"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_table_is_refused(source: Source, case: str) -> None:
+    statements, changes, texts = TABLES[case]
+    if statements:
+        source.execute(statements[0], *statements[1:])
+    refuses(source, source.pipeline.with_(**changes), *texts)
+
+
+def test_every_problem_is_said_at_once_and_once(source: Source) -> None:
+    source.execute('CREATE TABLE twice (id int PRIMARY KEY, "a b" int, a_20_b int)', "CREATE TABLE log (line text)")
+    said = reasons(source, tables=("twice", "log"), postgres=source.role(), create_topics=False)
+    for text in ("both become the Avro field", "cannot be keyed", "SELECT on public.log", "SELECT on public.twice", "does not exist and create_topics"):
+        assert any(text in each for each in said), text
+    assert len(said) == len(set(said))
+
+
+def reasons(source: Source, **changes: Any) -> list[str]:
+    """The problems that preflight finds."""
+    try:
+        preflight.run(source.pipeline.with_(**changes))
+    except PreflightError as error:
+        return error.problems
+    return []
+
+
+# ---------------------------------------------------------------------- publications that others made
+
+PUBLICATIONS: dict[str, tuple[list[str], str, list[str]]] = {
+    "sends updates of a table without a key": (
+        ["CREATE TABLE t (a int, b int)", "CREATE PUBLICATION NAME FOR TABLE t"],
+        "UPDATE t SET a = 1",
+        ["sends updates or deletes of public.t", "would fail for the application", "Give it a primary key"],
+    ),
+    "sends deletes of a table without a key": (
+        ["CREATE TABLE t (a int, b int)", "CREATE PUBLICATION NAME FOR TABLE t WITH (publish = 'insert, delete')"],
+        "DELETE FROM t",
+        ["sends updates or deletes of public.t", "would fail for the application", "Give it a primary key"],
+    ),
+    "does not cover the key": (
+        ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE PUBLICATION NAME FOR TABLE t (b)"],
+        "UPDATE t SET b = 1",
+        ["The column list of public.t", "does not cover its key (a)", "would fail for the application", "Add the key columns"],
+    ),
+    "does not cover the identity index": (
+        [
+            "CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL UNIQUE, c int)",
+            "ALTER TABLE t REPLICA IDENTITY USING INDEX t_b_key",
+            "CREATE PUBLICATION NAME FOR TABLE t (a, c)",
+        ],
+        "UPDATE t SET b = 1",
+        ["The column list of public.t", "does not cover its key (b)", "would fail for the application", "Add the key columns"],
+    ),
+    "has columns of a table with full identity": (
+        ["CREATE TABLE t (a int PRIMARY KEY, b int)", "ALTER TABLE t REPLICA IDENTITY FULL", "CREATE PUBLICATION NAME FOR TABLE t (a)"],
+        "UPDATE t SET b = 1",
+        ["public.t is REPLICA IDENTITY FULL", "has a column list", "would fail for the application", "Remove the column list"],
+    ),
+    "has a row filter": (
+        ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE PUBLICATION NAME FOR TABLE t WHERE (b > 1)"],
+        "DELETE FROM t",
+        ["has a row filter on public.t", "fail for the application", "Remove the filter"],
+    ),
+    "is for all tables and one has no key": (
+        ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE TABLE log (line text)", "CREATE PUBLICATION NAME FOR ALL TABLES"],
+        "UPDATE log SET line = ''",
+        ["is FOR ALL TABLES, and public.log have no key", "fail for the application", "Publish a list of tables"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PUBLICATIONS)
+def test_a_publication_that_would_break_the_source_is_refused(source: Source, case: str) -> None:
+    statements, fails, texts = PUBLICATIONS[case]
+    source.execute(statements[0].replace("NAME", source.name), *(s.replace("NAME", source.name) for s in statements[1:]))
+    source.execute(f"CREATE PUBLICATION {source.name}_unkeyed")
+    # it is as bad as we say
+    with pytest.raises(psycopg.Error) as raised:
+        source.execute("INSERT INTO t SELECT 1, 2", fails)
+    assert raised.value.sqlstate in ("55000", "42P10")
+    refuses(source, source.pipeline.with_(create_publication=False, tables=("t",), allow_unkeyed=True), *texts)
+
+
+def test_a_publication_that_is_missing_is_refused_with_its_statement(source: Source) -> None:
+    pipeline = source.pipeline.with_(create_publication=False)
+    refuses(source, pipeline, f"Publication {source.name!r} does not exist", f'CREATE PUBLICATION "{source.name}" FOR TABLE')
+    source.execute(f"CREATE PUBLICATION {source.name} FOR TABLE items")
+    refuses(source, pipeline, f"Publication '{source.name}_unkeyed' does not exist", "the second may be empty")
+
+
+def test_a_table_that_is_not_published_is_refused(source: Source) -> None:
+    source.execute(f"CREATE PUBLICATION {source.name}", f"CREATE PUBLICATION {source.name}_unkeyed")
+    refuses(source, source.pipeline.with_(create_publication=False), "Table public.items is not in publication", "Add it, or leave it out")
+
+
+def test_a_publication_of_somebody_else_is_not_taken(source: Source) -> None:
+    source.execute(f"CREATE PUBLICATION {source.name} FOR TABLE items")
+    refuses(source, source.pipeline, f"Publication {source.name!r} exists and is not ours", "set create_publication to false")
+
+
+def test_a_publication_for_all_tables_is_a_warning(source: Source) -> None:
+    source.execute(f"CREATE PUBLICATION {source.name} FOR ALL TABLES", f"CREATE PUBLICATION {source.name}_unkeyed")
+    warned = "\n".join(preflight.run(source.pipeline.with_(create_publication=False)).warnings)
+    assert f"Publication {source.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key" in warned
+
+
+def test_a_sound_publication_of_somebody_else_is_used_by_a_role_with_few_rights(source: Source) -> None:
+    source.execute(
+        f"CREATE PUBLICATION {source.name} FOR TABLE items", f"CREATE PUBLICATION {source.name}_unkeyed", "GRANT SELECT ON items TO PUBLIC"
+    )
+    pipeline = source.pipeline.with_(create_publication=False, postgres=source.role())
+    setup.create(pipeline)
+    source.execute("INSERT INTO items VALUES (1, 'one')")
+    assert any(b"one" in change for change in source.changes())
+    assert source.name in setup.drop(pipeline, when="always")
+    assert source.execute(f"SELECT count(*) FROM pg_publication WHERE pubname LIKE '{source.name}%'") == [(2,)]
+
+
+def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:
+    source.execute(
+        f"CREATE PUBLICATION {source.name} FOR TABLE items WITH (publish = 'insert, update')", f"CREATE PUBLICATION {source.name}_unkeyed"
+    )
+    warned = "\n".join(preflight.run(source.pipeline.with_(create_publication=False)).warnings)
+    assert f"Publication {source.name!r} does not send delete, truncate of public.items" in warned
+
+
+# ---------------------------------------------------------------------- slots that others made
+
+
+def test_a_physical_slot_is_refused(source: Source) -> None:
+    source.execute(f"SELECT pg_create_physical_replication_slot('{source.name}')")
+    refuses(source, source.pipeline.with_(adopt_slot=True), f"Slot {source.name!r} uses 'physical', not pgoutput", "Choose another slot name")
+
+
+def test_a_slot_of_another_plugin_is_refused(source: Source) -> None:
+    try:
+        source.execute(f"SELECT pg_create_logical_replication_slot('{source.name}', 'test_decoding')")
+    except psycopg.errors.UndefinedFile:
+        pytest.skip("this PostgreSQL has no plugin but pgoutput")
+    refuses(source, source.pipeline.with_(adopt_slot=True), f"Slot {source.name!r} uses 'test_decoding', not pgoutput", "another slot name")
+
+
+def test_a_slot_of_another_database_is_refused(source: Source) -> None:
+    source.execute(f"CREATE DATABASE {source.name}")
+    with psycopg.connect(make_conninfo(source.dsn, dbname=source.name), autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [source.name])
+    pipeline = source.pipeline.with_(adopt_slot=True)
+    refuses(source, pipeline, f"belongs to database {source.name!r}, not ", "Choose another slot name")
+    with refused(source, f"belongs to database {source.name!r}"):
+        setup.drop(pipeline, when="always")
+
+
+def test_a_slot_in_use_is_refused(source: Source) -> None:
+    make_slot(source)
+    connection = psycopg.connect(make_conninfo(source.dsn, replication="database"), autocommit=True)
+    with closing(connection):
+        command = f"START_REPLICATION SLOT {source.name} LOGICAL 0/0 (proto_version '1', publication_names 'none')"
+        connection.pgconn.exec_(command.encode())
+        refuses(
+            source,
+            source.pipeline.with_(adopt_slot=True),
+            f"Slot {source.name!r} is in use by process {connection.info.backend_pid}",
+            "Stop its client first",
+        )
+
+
+def make_slot(source: Source) -> None:
+    """A slot that nobody recorded."""
+    source.execute(f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')")
+
+
+def test_a_slot_that_our_records_do_not_name_is_adopted_only_on_that_word(source: Source) -> None:
+    make_slot(source)
+    source.execute("INSERT INTO items VALUES (1, 'before')")
+    refuses(source, source.pipeline, f"Slot {source.name!r} exists, but our records do not name it", "set adopt_slot")
+    with refused(source, f"Slot {source.name!r} is not one of ours"):
+        setup.drop(source.pipeline, when="always")
+    record = setup.create(source.pipeline.with_(adopt_slot=True))
+    source.execute("INSERT INTO items VALUES (2, 'after')")
+    # publications that are younger than the WAL of a slot would wedge it
+    assert any(b"after" in change for change in source.changes())
+    assert record.oldest_xid < source.execute("SELECT pg_current_xact_id()::text::bigint")[0][0]
+
+
+def test_a_slot_that_lost_its_wal_is_refused(small: Source) -> None:
+    make_slot(small)
+    for _ in range(6):
+        small.execute("INSERT INTO items SELECT coalesce(max(id), 0) + 1 FROM items", "SELECT pg_switch_wal()")
+    small.execute("CHECKPOINT")
+    assert small.execute(f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{small.name}'") == [("lost",)]
+    refuses(
+        small,
+        small.pipeline.with_(adopt_slot=True),
+        f"Slot {small.name!r} was invalidated: the WAL that it needs is gone (max_slot_wal_keep_size)",
+        "start again with a snapshot",
+    )
+
+
+# ---------------------------------------------------------------------- Kafka and the registry
+
+
+def test_a_broker_that_does_not_answer_is_an_outage_in_time(source: Source) -> None:
+    deaf = socket.create_server(("127.0.0.1", 0))
+    servers = ["127.0.0.1:1", f"127.0.0.1:{deaf.getsockname()[1]}"]
+
+    def create(server: str) -> None:
+        with pytest.raises(Outage, match=f"Kafka at {server} does not answer.*Check the address") as raised:
+            setup.create(source.pipeline.with_(kafka={**source.pipeline.kafka, "bootstrap.servers": server}))
+        assert PASSWORD not in str(raised.value)
+
+    before, started = source.picture(), time.monotonic()
+    with deaf, ThreadPoolExecutor() as pool:
+        list(pool.map(create, servers))
+    assert time.monotonic() - started < 20
+    assert source.picture() == before
+
+
+def test_a_missing_topic_is_refused_where_none_may_be_created(source: Source) -> None:
+    closed = source.pipeline.with_(create_topics=False)
+    topics = [f"{source.name}.items", f"{source.name}._bottledwater_events", f"{source.name}._bottledwater_dead_letters"]
+    topics.append(f"_bottledwater.{conninfo_to_dict(source.dsn)['dbname']}.{source.name}")
+    refuses(source, closed, *(f"Topic {topic!r} does not exist and create_topics is off. Create it." for topic in topics))
+    setup.create(source.pipeline)
+    setup.drop(source.pipeline, when="always")
+    setup.create(closed)
+
+
+def test_a_topic_of_another_pipeline_is_shared_only_on_that_word(source: Source) -> None:
+    setup.create(source.pipeline)
+    second = source.pipeline.with_(slot=f"{source.name}_2")
+    refuses(
+        source, second, f"Topic '{source.name}.items' belongs to pipeline", f"/{source.name}'", "another topic_prefix, or set share_topics"
+    )
+    setup.create(second.with_(share_topics=True))
+    setup.drop(second.with_(share_topics=True), when="always")
+    # the first one is still the owner
+    refuses(source, second, "belongs to pipeline")
+
+
+def test_a_compacted_topic_is_refused_for_a_table_without_a_key(source: Source) -> None:
+    source.execute("ALTER TABLE items DROP CONSTRAINT items_pkey")
+    Topics(source.pipeline.kafka).create(f"{source.name}.items", partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    refuses(source, source.pipeline.with_(allow_unkeyed=True), f"Topic '{source.name}.items' is compacted, but public.items has no key")
+
+
+def test_a_topic_that_kafka_cannot_tell_from_an_existing_one_is_refused(source: Source) -> None:
+    Topics(source.pipeline.kafka).create(f"{source.name}_items", partitions=1, replication=1, config={})
+    refuses(source, source.pipeline, f"Topic '{source.name}.items' collides with topic '{source.name}_items'")
+
+
+def test_a_registry_that_is_away_is_an_outage(source: Source) -> None:
+    registry = {"url": f"http://bob:{PASSWORD}@127.0.0.1:1"}
+    with refused(source, "The schema registry at http://", "127.0.0.1:1 does not answer", "Check the address") as raised:
+        setup.create(source.pipeline.with_(registry=registry))
+    assert type(raised[0]) is Outage
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_a_schema_that_the_registry_refuses_is_a_problem(source: Source, part: str) -> None:
+    subject = f"{source.name}.items-{part}"
+    name = "items_key" if part == "key" else "items"
+    theirs = f'{{"type":"record","name":"{name}","namespace":"bottledwater.public","fields":[{{"name":"id","type":"string"}}]}}'
+    SchemaRegistryClient({"url": source.registry.url}).register_schema(subject, Schema(theirs, "AVRO"))
+    refuses(source, source.pipeline, f"refuses the schema of subject '{subject}'", "relax the subject's compatibility level")
+    assert reasons(source, output_format="json") == []
+
+
+def test_no_registry_is_needed_for_json(source: Source) -> None:
+    assert reasons(source, output_format="json", registry={}) == []

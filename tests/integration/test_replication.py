@@ -1,0 +1,298 @@
+"""Receiving from a real slot: bulk, large messages, back-pressure, shutdown, and values that the stream leaves out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fix_paths import Follower, Made, copied, encoded
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import Outage, SlotError, SlotInUse
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import Connection, connect
+from airflow_bottledwater.postgres.replication import ReplicationStream
+
+
+@pytest.fixture
+def session(database: str) -> Iterator[Connection]:
+    connection = connect(database)
+    connection.execute("CREATE TABLE public.t (id bigint PRIMARY KEY, a int, b text)")
+    connection.execute("ALTER TABLE public.t ALTER b SET STORAGE EXTERNAL")
+    connection.execute("CREATE PUBLICATION p FOR TABLE public.t")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def follower(database: str, session: Connection) -> Iterator[Follower]:
+    made = Follower(database)
+    yield made
+    made.close()
+
+
+def state(changes: list[Made]) -> dict[int, tuple[int | None, str | None]]:
+    """What a consumer of these records has in the end."""
+    rows: dict[int, tuple[int | None, str | None]] = {}
+    for change in changes:
+        assert not change.error
+        assert change.key is not None
+        key = json.loads(change.key)["id"]
+        if change.value is None:
+            assert change.op == "d"
+            rows.pop(key, None)
+        else:
+            row = json.loads(change.value)
+            assert row["id"] == key
+            rows[key] = (row["a"], row["b"])
+    return rows
+
+
+def table(session: Connection) -> dict[int, tuple[int | None, str | None]]:
+    return {row[0]: (row[1], row[2]) for row in session.execute("SELECT id, a, b FROM public.t")}
+
+
+# ------------------------------------------------------------------ bulk
+def test_a_transaction_of_fifty_thousand_rows_comes_whole_and_in_order(session: Connection, follower: Follower) -> None:
+    session.execute("INSERT INTO public.t SELECT g, g % 7, 'text ' || g FROM generate_series(1, 50000) g")
+    batches = follower.batches()
+    assert len(batches) == 1
+    changes, _ = encoded(batches[0], follower.completer, "json")
+    assert [json.loads(c.key or b"")["id"] for c in changes] == list(range(1, 50001))
+    assert state(changes) == table(session)
+    assert batches[0].changes[:, wire.C_ORDINAL].tolist() == list(range(1, 50001))
+
+
+def test_a_large_transaction_is_cut_and_its_parts_are_the_whole(database: str, session: Connection) -> None:
+    follower = Follower(database, limit=100_000, most=300_000)
+    session.execute("INSERT INTO public.t SELECT g, g % 7, repeat('x', 100) FROM generate_series(1, 20000) g")
+    batches = follower.batches()
+    assert len(batches) > 5
+    assert all(one.end == other.start for one, other in zip(batches, batches[1:], strict=False))
+    changes = [c for b in batches for c in encoded(b, follower.completer, "json")[0]]
+    assert [json.loads(c.key or b"")["id"] for c in changes] == list(range(1, 20001))
+    follower.close()
+
+
+def test_five_thousand_small_transactions_come_in_commit_order(session: Connection, follower: Follower) -> None:
+    session.execute("SET synchronous_commit = off")
+    for i in range(5000):
+        session.execute(f"INSERT INTO public.t VALUES ({i}, {i % 7}, 'x')")
+    batches = follower.batches()
+    changes = [c for b in batches for c in encoded(b, follower.completer, "json")[0]]
+    assert [json.loads(c.key or b"")["id"] for c in changes] == list(range(5000))
+    lsns = [lsn for b in batches for lsn in b.changes[:, wire.C_LSN].tolist()]
+    assert lsns == sorted(set(lsns))
+
+
+def test_a_new_session_goes_on_where_the_batches_ended(session: Connection, follower: Follower) -> None:
+    found: list[Made] = []
+    for part in range(5):
+        session.execute(f"INSERT INTO public.t SELECT g, 1, 'x' FROM generate_series({part * 100 + 1}, {part * 100 + 100}) g")
+        found += follower.changes("json")
+        follower.stream.close()
+        follower.open()
+    assert [json.loads(c.key or b"")["id"] for c in found] == list(range(1, 501))
+
+
+def test_a_message_larger_than_a_block_comes_whole(database: str, session: Connection) -> None:
+    follower = Follower(database, block_bytes=1 << 16, buffer_bytes=1 << 20)
+    session.execute("INSERT INTO public.t VALUES (1, 1, 'before'), (2, 2, repeat('é\U0001f600', 700000)), (3, 3, 'behind')")
+    session.execute("INSERT INTO public.t SELECT g, g, repeat('z', 2000000) FROM generate_series(4, 6) g")
+    assert state(follower.changes("json")) == table(session)
+    follower.close()
+
+
+# ------------------------------------------------------------------ back-pressure and shutdown
+def test_a_consumer_that_pauses_longer_than_the_servers_patience_keeps_its_session(tmp_path: Path) -> None:
+    with PostgresServer(tmp_path / "server", settings={"wal_sender_timeout": "2s"}) as server:
+        dsn = server.createdb("d")
+        session = connect(dsn)
+        session.execute("CREATE TABLE public.t (id bigint PRIMARY KEY, a int, b text); CREATE PUBLICATION p FOR TABLE public.t")
+        follower = Follower(dsn, buffer_bytes=200_000, block_bytes=100_000)
+        session.execute("INSERT INTO public.t SELECT g, g, repeat('x', 100) FROM generate_series(1, 100000) g")
+        pid = session.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
+        time.sleep(3.5)
+        assert len(state(follower.changes("json"))) == 100_000
+        assert session.execute("SELECT active_pid FROM pg_replication_slots").fetchone() == pid
+        follower.close()
+        session.close()
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle: bool) -> None:
+    with PostgresServer(tmp_path / "server") as server:
+        dsn = server.createdb("d")
+        session = connect(dsn)
+        session.execute("CREATE TABLE public.t (id bigint PRIMARY KEY, a int, b text); CREATE PUBLICATION p FOR TABLE public.t")
+        # the consumer takes nothing: the buffer is full when there is much to send
+        follower = Follower(dsn, buffer_bytes=100_000, block_bytes=100_000)
+        session.execute("INSERT INTO public.t SELECT g, g, repeat('x', 100) FROM generate_series(1, %s) g", (10 if idle else 50_000,))
+        time.sleep(0.5)
+        session.close()
+        follower.connection.close()
+        started = time.monotonic()
+        server.stop("fast")
+        # the server's own patience, wal_sender_timeout, is a minute
+        assert time.monotonic() - started < 10
+        with pytest.raises(Outage):
+            for _ in range(1000):
+                follower.stream.take(0.1)
+        follower.close()
+        server.start()
+
+
+def test_a_killed_session_is_an_outage_after_what_had_arrived(session: Connection, follower: Follower) -> None:
+    session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
+    assert len(follower.changes("json")) == 1
+    session.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND database = current_database()")
+    with pytest.raises(Outage):
+        for _ in range(100):
+            follower.stream.take(0.1)
+    session.execute("INSERT INTO public.t VALUES (2, 2, 'y')")
+    follower.stream.close()
+    follower.open()
+    assert state(follower.changes("json")) == {2: (2, "y")}
+
+
+def test_what_is_acknowledged_is_confirmed_by_the_slot(session: Connection, follower: Follower) -> None:
+    session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
+    follower.batches()
+    follower.stream.acknowledge(follower.cutter.position.lsn)
+    deadline = time.monotonic() + 10
+    query = "SELECT confirmed_flush_lsn >= %s::text::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    lsn = f"{follower.cutter.position.lsn >> 32:X}/{follower.cutter.position.lsn & 0xFFFFFFFF:X}"
+    while not session.execute(query, (lsn, follower.slot)).fetchone()[0]:  # type: ignore[index]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# ------------------------------------------------------------------ unchanged TOAST values
+@pytest.fixture
+def large() -> str:
+    """100 kB that do not compress."""
+    return secrets.token_hex(50_000)
+
+
+def test_an_update_of_another_column_reads_the_value_again(session: Connection, follower: Follower, large: str) -> None:
+    session.execute("INSERT INTO public.t VALUES (1, 1, %s)", (large,))
+    follower.batches()
+    session.execute("UPDATE public.t SET a = 2")
+    (change,) = follower.changes("json")
+    assert state([change]) == {1: (2, large)}
+    assert change.flags & wire.FLAG_REREAD
+    (row,) = copied(session, catalog.load(session, [t for (t,) in session.execute("SELECT 'public.t'::regclass::oid::bigint")])[0], "json")
+    assert (row.key, row.value) == (change.key, change.value)
+
+
+def test_the_full_old_row_gives_the_value(session: Connection, follower: Follower, large: str) -> None:
+    session.execute("ALTER TABLE public.t REPLICA IDENTITY FULL")
+    session.execute("INSERT INTO public.t VALUES (1, 1, %s)", (large,))
+    follower.batches()
+    session.execute("UPDATE public.t SET a = 2")
+    session.execute("UPDATE public.t SET id = 3")
+    session.execute("DELETE FROM public.t")
+    changes = follower.changes("json")
+    assert [(c.op, c.flags) for c in changes] == [("u", 0), ("d", 0), ("u", 0), ("d", 0)]
+    assert state(changes[:1]) == {1: (2, large)}
+    assert state(changes[:3]) == {3: (2, large)}
+
+
+def test_a_key_change_keeps_the_value(session: Connection, follower: Follower, large: str) -> None:
+    session.execute("INSERT INTO public.t VALUES (1, 1, %s)", (large,))
+    follower.batches()
+    session.execute("UPDATE public.t SET id = 2")
+    changes = follower.changes("json")
+    assert [c.op for c in changes] == ["d", "u"]
+    assert json.loads(changes[0].key or b"") == {"id": 1}
+    assert state(changes) == {2: (1, large)}
+
+
+def test_the_batch_itself_gives_the_value(session: Connection, follower: Follower, large: str) -> None:
+    with session.transaction():
+        session.execute("INSERT INTO public.t VALUES (1, 1, %s)", (large,))
+        session.execute("UPDATE public.t SET a = 2")
+        session.execute("UPDATE public.t SET id = 5")
+        session.execute("UPDATE public.t SET a = 3")
+    changes = follower.changes("json")
+    assert [c.op for c in changes] == ["c", "u", "d", "u", "u"]
+    assert not any(c.flags for c in changes)
+    assert state(changes) == {5: (3, large)}
+
+
+def test_a_row_deleted_afterwards_is_superseded(session: Connection, follower: Follower, large: str) -> None:
+    session.execute("INSERT INTO public.t VALUES (1, 1, %s), (2, 1, %s)", (large, large))
+    follower.batches()
+    session.execute("UPDATE public.t SET a = 2 WHERE id = 1")
+    session.execute("DELETE FROM public.t WHERE id = 1")
+    session.execute("UPDATE public.t SET id = 3 WHERE id = 2")
+    session.execute("DELETE FROM public.t WHERE id = 3")
+    superseded, changes = 0, []
+    for batch in follower.batches():
+        made, completed = encoded(batch, follower.completer, "json")
+        superseded += len(completed.superseded)
+        changes += made
+    assert superseded == 2
+    # the tombstone of a key change is not superseded: nothing else deletes the old key
+    assert [(c.op, json.loads(c.key or b"")["id"]) for c in changes] == [("d", 1), ("d", 2), ("d", 3)]
+
+
+def test_a_key_that_is_itself_stored_out_of_line_is_found(database: str, large: str) -> None:
+    session = connect(database)
+    session.execute("CREATE TABLE public.k (id text PRIMARY KEY, a int, b text)")
+    session.execute("ALTER TABLE public.k ALTER id SET STORAGE EXTERNAL, ALTER b SET STORAGE EXTERNAL")
+    session.execute("CREATE PUBLICATION p FOR TABLE public.k")
+    follower = Follower(database)
+    key = large[:2600]
+    session.execute("INSERT INTO public.k VALUES (%s, 1, %s)", (key, large))
+    follower.batches()
+    session.execute("UPDATE public.k SET a = 2")
+    (change,) = follower.changes("json")
+    assert json.loads(change.key or b"") == {"id": key}
+    assert json.loads(change.value or b"") == {"id": key, "a": 2, "b": large}
+    follower.close()
+    session.close()
+
+
+def test_a_value_of_a_type_without_a_kernel_is_read_again_too(database: str) -> None:
+    session = connect(database)
+    session.execute("CREATE TABLE public.k (id int PRIMARY KEY, a int, b int[], c numeric)")
+    session.execute("ALTER TABLE public.k ALTER b SET STORAGE EXTERNAL, ALTER c SET STORAGE EXTERNAL")
+    session.execute("CREATE PUBLICATION p FOR TABLE public.k")
+    follower = Follower(database)
+    session.execute("INSERT INTO public.k VALUES (1, 1, array_fill(7, array[10000]), ('1e' || 30000)::numeric + 1)")
+    follower.batches()
+    session.execute("UPDATE public.k SET a = 2")
+    (change,) = follower.changes("json")
+    assert json.loads(change.value or b"") == {"id": 1, "a": 2, "b": "{" + "7," * 9999 + "7}", "c": "1" + "0" * 29999 + "1"}
+    follower.close()
+    session.close()
+
+
+def test_an_unkeyed_tables_updates_need_the_full_old_row(database: str) -> None:
+    session = connect(database)
+    session.execute("CREATE TABLE public.k (a int, b text)")
+    session.execute("ALTER TABLE public.k REPLICA IDENTITY FULL")
+    session.execute("CREATE PUBLICATION p FOR TABLE public.k")
+    follower = Follower(database)
+    session.execute("INSERT INTO public.k VALUES (1, 'x')")
+    session.execute("UPDATE public.k SET a = 2")
+    session.execute("DELETE FROM public.k")
+    assert [(c.op, c.key, json.loads(c.value or b"")) for c in follower.changes("json")] == [
+        ("c", None, {"a": 1, "b": "x"}),
+        ("u", None, {"a": 2, "b": "x"}),
+    ]
+    follower.close()
+    session.close()
+
+
+def test_a_slot_that_is_gone_or_in_use_is_said_so(database: str, session: Connection, follower: Follower) -> None:
+    with pytest.raises(SlotInUse, match=follower.slot):
+        ReplicationStream(database, follower.slot, ["p"], 0)
+    with pytest.raises(SlotError, match="no_such_slot"):
+        ReplicationStream(database, "no_such_slot", ["p"], 0)

@@ -1,0 +1,508 @@
+"""Making and dropping slot, publications, topics and records: again, after a crash, and while others are at work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psycopg
+import pytest
+from fix_pipeline import Source, refused, refuses
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow import preflight, setup
+from airflow_bottledwater.flow.claim import Claim, read_state
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.source import check_slot
+from airflow_bottledwater.kafka import state
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.postgres import publication, slot
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.settings import Pipeline
+
+
+def known(source: Source) -> f.State:
+    """What is recorded."""
+    return read_state(source.pipeline, state.facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name))
+
+
+def seen(source: Source, text: str) -> bool:
+    """Whether the slot streams a change with this text."""
+    return any(text.encode() in change for change in source.changes())
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Poll for at most ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@contextmanager
+def session(source: Source, name: str = "") -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A session that has a transaction id, and holds it until it commits."""
+    with psycopg.connect(source.dsn, application_name=name or "test") as connection:
+        connection.execute("SELECT pg_current_xact_id()")
+        yield connection
+
+
+def blocked_by(source: Source, connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+    """Whether somebody waits for this session's transaction."""
+    return bool(source.execute(f"SELECT 1 FROM pg_stat_activity WHERE {connection.info.backend_pid} = ANY (pg_blocking_pids(pid))"))
+
+
+# ---------------------------------------------------------------------- create
+
+
+def test_what_is_made_is_recorded(source: Source) -> None:
+    source.execute("CREATE TABLE log (line text)")
+    pipeline = source.pipeline.with_(tables=("items", "log"), allow_unkeyed=True, partitions=3)
+    before = parse_lsn(source.execute("SELECT pg_current_wal_lsn()::text")[0][0])
+    record = setup.create(pipeline)
+    recorded = known(source)
+    assert recorded.slot == record
+    assert record.consistent_point > before
+    assert source.execute(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{source.name}'") == [
+        (f"{record.consistent_point >> 32:X}/{record.consistent_point & 0xFFFFFFFF:X}",)
+    ]
+    assert record.oldest_xid < source.execute("SELECT pg_current_xact_id()::text::bigint")[0][0]
+    pinned = {p.topic: p for p in recorded.tables.values()}
+    topics = Topics(pipeline.kafka).describe(list(pinned))
+    assert {name: (t.partitions, t.cleanup, t.id) for name, t in topics.items()} == {
+        f"{source.name}.items": (3, "compact", pinned[f"{source.name}.items"].topic_id),
+        f"{source.name}.log": (3, "delete", pinned[f"{source.name}.log"].topic_id),
+    }
+    assert pinned[f"{source.name}.log"].key_schema == 0
+    assert all(p.oldest_xid == record.oldest_xid and p.value_schema for p in pinned.values())
+    assert not recorded.complete
+
+
+def test_creating_again_changes_nothing(source: Source) -> None:
+    record = setup.create(source.pipeline)
+    source.execute("INSERT INTO items VALUES (1, 'one')")
+    before = source.picture()
+    assert setup.create(source.pipeline) == record
+    assert source.picture() == before
+
+
+def test_unkeyed_tables_have_a_publication_of_their_own_and_no_change_fails(source: Source) -> None:
+    source.execute(
+        "CREATE TABLE whole (id int, name text)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "CREATE TABLE log (id int, name text)",
+        "CREATE TABLE nothing (id int PRIMARY KEY, name text)",
+        "ALTER TABLE nothing REPLICA IDENTITY NOTHING",
+        "CREATE TABLE late (id int PRIMARY KEY DEFERRABLE, name text)",
+        "CREATE TABLE other (id int NOT NULL UNIQUE, name text)",
+        "ALTER TABLE other REPLICA IDENTITY USING INDEX other_id_key",
+        "CREATE TABLE parted (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+    )
+    setup.create(source.pipeline.with_(tables=(), allow_unkeyed=True))
+    published = source.execute("SELECT pubname, array_agg(tablename::text ORDER BY tablename) FROM pg_publication_tables GROUP BY 1 ORDER BY 1")
+    assert published == [(source.name, ["items", "other", "parted_1", "whole"]), (f"{source.name}_unkeyed", ["late", "log", "nothing"])]
+    for table in ("items", "whole", "log", "nothing", "late", "other", "parted"):
+        source.execute(
+            f"INSERT INTO {table} VALUES (1, 'new {table}')",
+            f"UPDATE {table} SET name = 'changed {table}'",
+            f"UPDATE {table} SET id = 2",
+            f"DELETE FROM {table}",
+            f"TRUNCATE {table}",
+        )
+        assert seen(source, f"new {table}")
+        assert seen(source, f"changed {table}") == (table not in ("log", "nothing", "late"))
+
+
+def test_a_pipeline_without_unkeyed_tables_has_both_publications(source: Source) -> None:
+    setup.create(source.pipeline)
+    assert source.execute("SELECT pubname FROM pg_publication ORDER BY 1") == [(source.name,), (f"{source.name}_unkeyed",)]
+    source.execute("INSERT INTO items VALUES (1, 'one')")
+    assert seen(source, "one")
+
+
+class Killed(BaseException):
+    """As kill -9 would end it: nothing of ours handles it."""
+
+
+@pytest.mark.parametrize("after", ["intent", "publications", "slot", "topics"])
+def test_a_killed_creation_is_taken_up(source: Source, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    module, name = {
+        "intent": (setup.publication, "create"),
+        "publications": (setup.slot, "create"),
+        "slot": (setup.slot, "fresh_xid"),
+        "topics": (Claim, "write"),
+    }[after]
+    usual = getattr(module, name)
+
+    def killed(*args: object, **options: object) -> object:
+        if after == "topics" and f.SLOT not in args[1]:  # type: ignore[operator]
+            return usual(*args, **options)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(module, name, killed)
+        setup.create(source.pipeline)
+    assert known(source).slot is None
+    assert f.INTENT in known(source).facts
+    there = source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}'")
+    assert bool(there) == (after in ("slot", "topics"))
+    source.execute("INSERT INTO items VALUES (1, 'between')")
+    record = setup.create(source.pipeline)
+    assert known(source).slot == record
+    assert len(known(source).tables) == 1
+    assert record.consistent_point == slot_state(source).confirmed
+    source.execute("INSERT INTO items VALUES (2, 'later')")
+    assert seen(source, "later")
+
+
+def slot_state(source: Source) -> slot.SlotState:
+    """The slot, which must exist."""
+    with connect(source.dsn) as connection:
+        found = slot.state(connection, source.name)
+    assert found is not None
+    return found
+
+
+def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) -> None:
+    with connect(source.dsn) as connection:
+        cluster = identify(connection)
+    claim = Claim(source.pipeline, cluster, "create", Patience(10))
+    claim.write({f.INTENT: {"slot": source.name, "publication": source.name, "at": time.time()}})
+    claim.close()
+    source.execute(f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')", "INSERT INTO items VALUES (1, 'before')")
+    with session(source) as running:
+        running.execute("INSERT INTO items VALUES (2, 'running')")
+        refused_in_time = source.pipeline.with_(create_slot_timeout=0.5)
+        with pytest.raises(Exception, match=f"still run after .* s: session {running.info.backend_pid} "):
+            setup.create(refused_in_time)
+        running.commit()
+    record = setup.create(source.pipeline)
+    assert record.consistent_point == slot_state(source).confirmed
+    source.execute("INSERT INTO items VALUES (3, 'after')")
+    # what is older than the publications would wedge the slot, and is in the snapshot
+    assert seen(source, "after")
+    assert not seen(source, "running")
+
+
+# ---------------------------------------------------------------------- create while others are at work
+
+
+@pytest.mark.parametrize("who", ["superuser", "plain role"])
+def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Source, who: str) -> None:
+    pipeline = source.pipeline.with_(create_slot_timeout=1.0)
+    if who == "plain role":  # to which others' sessions show little
+        database = conninfo_to_dict(source.dsn)["dbname"]
+        grants = [f"GRANT CREATE ON DATABASE {database} TO ROLE", "ALTER TABLE items OWNER TO ROLE"]
+        pipeline = pipeline.with_(postgres=source.role("REPLICATION", *grants))
+    with session(source, "nightly report") as blocker:
+        started = time.monotonic()
+        with pytest.raises(SlotError) as raised:
+            setup.create(pipeline)
+        assert time.monotonic() - started < 10
+        assert f"Slot {source.name!r} could not be created within 1 s" in str(raised.value)
+        assert f"session {blocker.info.backend_pid} (postgres@" in str(raised.value)
+        assert ("nightly report" in str(raised.value)) or who == "plain role"
+        assert "pg_terminate_backend" in str(raised.value)
+        assert not source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}'")
+        blocker.commit()
+    setup.create(pipeline)
+
+
+def test_a_prepared_transaction_of_any_database_is_named(small: Source) -> None:
+    database = small.server.createdb(f"{small.name}_other")
+    with psycopg.connect(database, autocommit=True) as connection:
+        for statement in ("BEGIN", "SELECT pg_current_xact_id()", f"PREPARE TRANSACTION 'forgotten {small.name}'"):
+            connection.execute(statement)
+        try:
+            with pytest.raises(SlotError) as raised:
+                setup.create(small.pipeline.with_(create_slot_timeout=1.0))
+        finally:
+            connection.execute(f"ROLLBACK PREPARED 'forgotten {small.name}'")
+    assert f"prepared transaction 'forgotten {small.name}' in {small.name}_other (since 20" in str(raised.value)
+    assert "ROLLBACK PREPARED" in str(raised.value)
+
+
+DDL = {
+    "TRUNCATE items": "(2, 'streamed')",
+    "ALTER TABLE items ALTER name TYPE varchar(20)": "(2, 'streamed')",
+    "ALTER TABLE items ADD extra text": "(2, 'two', 'streamed')",
+}
+
+
+@contextmanager
+def creation(source: Source, pipeline: Pipeline) -> Iterator[Future[object]]:
+    """Creation in a thread; it has ended when the block ends."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(setup.create, pipeline)
+
+
+@pytest.mark.parametrize("ddl", DDL)
+def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(source: Source, caplog: pytest.LogCaptureFixture, ddl: str) -> None:
+    columns, values = ("id, name, extra" if "extra" in ddl else "id, name"), DDL[ddl]
+    # e is what such a slot cannot stream: it runs while the slot becomes consistent
+    with session(source, "a") as a, session(source, "e") as e:
+        e.rollback()
+        with creation(source, source.pipeline) as creating:
+            wait_for(lambda: blocked_by(source, a), "the creation does not wait for a")
+            with session(source, "b") as b:
+                source.execute(ddl)
+                a.commit()
+                wait_for(lambda: blocked_by(source, b), "the creation does not wait for b")
+                e.execute(f"INSERT INTO items ({columns}) VALUES {values.replace('streamed', 'early')}".replace("(2", "(1"))
+                b.commit()
+            wait_for(lambda: slot_exists(source), "the slot does not become consistent")
+            e.commit()
+            creating.result(20)
+    assert "A published table was altered or truncated while slot" in caplog.text
+    source.execute(f"INSERT INTO items ({columns}) VALUES {values}")
+    assert seen(source, "streamed")
+    assert not seen(source, "early")  # it is in the snapshot
+
+
+def slot_exists(source: Source) -> bool:
+    """Whether the slot is there and consistent."""
+    return bool(source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}' AND confirmed_flush_lsn IS NOT NULL"))
+
+
+def test_ddl_without_end_ends_the_creation(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = slot.create
+
+    def create(*args: object, **options: object) -> int:
+        point = usual(*args, **options)  # type: ignore[arg-type]
+        source.execute("TRUNCATE items")
+        return point
+
+    monkeypatch.setattr(setup.slot, "create", create)
+    with pytest.raises(SlotError, match=r"altered or truncated during each of 5 attempts.*Try again while no DDL runs"):
+        setup.create(source.pipeline)
+    assert not slot_exists(source)
+
+
+def test_ddl_of_other_tables_does_not_matter(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    source.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    with session(source) as a, creation(source, source.pipeline) as creating:
+        wait_for(lambda: blocked_by(source, a), "the creation does not wait")
+        source.execute("TRUNCATE other", "ANALYZE items", "VACUUM items")
+        a.commit()
+        creating.result(20)
+    assert "altered or truncated" not in caplog.text
+
+
+def test_of_two_creations_one_wins_and_nothing_is_doubled(source: Source) -> None:
+    barrier = threading.Barrier(2)
+
+    def create() -> object:
+        barrier.wait()
+        try:
+            return setup.create(source.pipeline)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result(60) for future in (pool.submit(create), pool.submit(create))]
+    record = setup.create(source.pipeline)
+    assert all(isinstance(r, Exception) or r == record for r in results), results
+    assert record.consistent_point == slot_state(source).confirmed
+
+
+# ---------------------------------------------------------------------- a table added later
+
+
+def test_a_table_added_later_has_its_own_transaction_id(source: Source) -> None:
+    record = setup.create(source.pipeline)
+    source.execute("CREATE TABLE more (id int PRIMARY KEY, name text)", "CREATE TABLE log (line text)")
+    with session(source) as running:
+        running.execute("INSERT INTO more VALUES (1, 'unpublished')")
+        xid = running.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+        assert setup.create(source.pipeline.with_(tables=("items", "more", "log"), allow_unkeyed=True)) == record
+        running.commit()
+    tables = {p.table.name: p for p in known(source).tables.values()}
+    assert tables["items"].oldest_xid == record.oldest_xid
+    # a snapshot under which the running transaction were not yet over would lose its row
+    assert xid is not None
+    assert tables["more"].oldest_xid > xid[0] > record.oldest_xid
+    assert source.execute("SELECT pubname, tablename FROM pg_publication_tables ORDER BY 2") == [
+        (source.name, "items"),
+        (f"{source.name}_unkeyed", "log"),
+        (source.name, "more"),
+    ]
+    source.execute("INSERT INTO more VALUES (2, 'published')", "UPDATE more SET name = name", "INSERT INTO log VALUES ('line')")
+    assert seen(source, "published")
+    assert f"{source.name}.more" in Topics(source.pipeline.kafka).names()
+    # fewer tables than before are no reason to change anything
+    assert setup.create(source.pipeline) == record
+    assert len(known(source).tables) == 3
+
+
+def test_a_skipped_snapshot_is_recorded_as_complete_for_tables_added_later_too(source: Source) -> None:
+    pipeline = source.pipeline.with_(skip_snapshot=True)
+    setup.create(pipeline)
+    assert known(source).complete
+    source.execute("CREATE TABLE more (id int PRIMARY KEY)")
+    setup.create(pipeline.with_(tables=("items", "more"), skip_snapshot=False))
+    assert not known(source).complete
+
+
+# ---------------------------------------------------------------------- drop
+
+
+def retire(source: Source) -> None:
+    """As a stop request for good leaves the status."""
+    with connect(source.dsn) as connection:
+        name = preflight.pipeline_name(identify(connection), source.name)
+    control = state.Control(source.pipeline.kafka)
+    control.write(f"status/{name}", {"state": "stopped", "retired": True})
+    control.close()
+
+
+@pytest.mark.parametrize(
+    ("when", "retired", "dropped"), [("never", True, False), ("retired", False, False), ("retired", True, True), ("always", False, True)]
+)
+def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str, retired: bool, dropped: bool) -> None:
+    setup.create(source.pipeline)
+    if retired:
+        retire(source)
+    source.execute("INSERT INTO items SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g")
+    said = setup.drop(source.pipeline, when=when)
+    left = source.execute("SELECT count(*) FROM pg_publication"), slot_exists(source), known(source).slot is None
+    if dropped:
+        assert said == f"Dropped slot {source.name!r}, publication {source.name!r}, publication '{source.name}_unkeyed'."
+        assert left == ([(0,)], False, True)
+        # its topics belong to nobody now
+        assert preflight.run(source.pipeline.with_(slot=f"{source.name}_2"))
+    else:
+        assert said.startswith(f"Kept: slot {source.name!r} at ")
+        mebibytes = float(said.partition(" keeps ")[2].partition(" MiB of WAL on the server")[0])
+        assert mebibytes > 2
+        assert "the changes that are not yet published" in said
+        assert "bottledwater drop-slot --when always" in said
+        assert left == ([(2,)], True, False)
+
+
+def test_a_dropped_pipeline_can_be_made_again(source: Source) -> None:
+    first = setup.create(source.pipeline)
+    setup.drop(source.pipeline, when="always")
+    assert setup.drop(source.pipeline, when="always") == f"There is no slot {source.name!r}."
+    second = setup.create(source.pipeline)
+    assert second.consistent_point > first.consistent_point
+    assert known(source).slot == second
+    assert known(source).position is None
+
+
+def test_the_slot_of_somebody_else_that_has_our_name_now_is_not_dropped(source: Source) -> None:
+    setup.create(source.pipeline)
+    source.execute(f"SELECT pg_drop_replication_slot('{source.name}')", f"SELECT pg_create_physical_replication_slot('{source.name}')")
+    with refused(source, f"Slot {source.name!r} uses 'physical', not pgoutput"):
+        setup.drop(source.pipeline, when="always")
+
+
+# ---------------------------------------------------------------------- what a stream must not continue
+
+
+def check(source: Source, position: Position | None = None, **other: object) -> None:
+    """What a stream that has reached this position (A by default) checks before it connects."""
+    record = known(source).slot
+    assert record is not None
+    with connect(source.dsn) as connection:
+        cluster = replace(identify(connection), **other)  # type: ignore[arg-type]
+        check_slot(slot.state(connection, source.name), record, cluster, position or Position(record.consistent_point, 0))
+
+
+def test_a_slot_that_was_moved_forward_is_refused_and_one_that_stayed_behind_is_not(source: Source) -> None:
+    setup.create(source.pipeline)
+    source.execute("INSERT INTO items VALUES (1, 'one')")
+    check(source)
+    # behind P: PostgreSQL may forget what it was told before a restart
+    check(source, Position(parse_lsn(source.execute("SELECT pg_current_wal_lsn()::text")[0][0]), 0))
+    source.execute(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_flush_lsn())")
+    with refused(source, f"Slot {source.name!r} is at ", "ahead of what was published", "somebody moved it", "drop-slot --when always"):
+        check(source)
+
+
+def test_a_slot_that_was_dropped_is_refused(source: Source) -> None:
+    setup.create(source.pipeline)
+    source.execute(f"SELECT pg_drop_replication_slot('{source.name}')")
+    with refused(source, f"Slot {source.name!r} does not exist any more: changes since", "drop-slot --when always"):
+        check(source)
+    refuses(source, source.pipeline, f"Slot {source.name!r} is gone, but its state says", "drop-slot --when always")
+
+
+def test_a_slot_that_was_made_again_is_refused(source: Source) -> None:
+    setup.create(source.pipeline)
+    source.execute(
+        f"SELECT pg_drop_replication_slot('{source.name}')", f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')"
+    )
+    with refused(source, f"Slot {source.name!r} is at ", "ahead of what was published"):
+        check(source)
+
+
+def test_a_slot_of_another_cluster_or_timeline_is_refused(source: Source) -> None:
+    setup.create(source.pipeline)
+    with refused(source, "another cluster (system identifier 42)", source.name, "drop-slot --when always"):
+        check(source, system_identifier="42")
+    with refused(source, "on timeline 7", source.name, "drop-slot --when always"):
+        check(source, timeline=7)
+
+
+def test_the_records_of_another_cluster_are_not_taken_for_ours(source: Source, small: Source) -> None:
+    setup.create(source.pipeline)
+    database = conninfo_to_dict(source.dsn)["dbname"]
+    small.execute(f"CREATE DATABASE {database}")
+    other = small.pipeline.with_(slot=source.name, postgres=f"{small.server.dsn(database)}")
+    with psycopg.connect(other.postgres, autocommit=True) as connection:
+        connection.execute("CREATE TABLE items (id bigint PRIMARY KEY)")
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [source.name])
+        try:
+            refuses(source, other.with_(create_publication=True), f"The state of slot {source.name!r} is of another cluster")
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [source.name])
+
+
+def test_a_slot_of_another_plugin_or_database_is_refused(source: Source) -> None:
+    setup.create(source.pipeline)
+    found, record = slot_state(source), known(source).slot
+    assert record is not None
+    with connect(source.dsn) as connection:
+        cluster = identify(connection)
+    position = Position(record.consistent_point, 0)
+    for changed, said in (
+        (replace(found, plugin="wal2json"), "uses 'wal2json'"),
+        (replace(found, database="other"), "belongs to database 'other'"),
+        (replace(found, wal_status="lost"), "was invalidated"),
+    ):
+        with pytest.raises(SlotError, match=said):
+            check_slot(changed, record, cluster, position)
+
+
+def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) -> None:
+    setup.create(source.pipeline)
+    recorded = known(source)
+    setup.check_topics(source.pipeline, recorded)
+    [(key, fact)] = [(k, v) for k, v in recorded.facts.items() if k.startswith("table/")]
+    for change, said in (
+        ({"partitions": 4}, "has 1 partitions, it had 4"),
+        ({"topic_id": "another"}, "was deleted and made again"),
+        ({"topic": f"{source.name}.gone"}, "does not exist any more"),
+    ):
+        with pytest.raises(StateError, match=said):
+            setup.check_topics(source.pipeline, f.State({key: {**fact, **change}}))
+
+
+def test_publications_are_read_as_they_are(source: Source) -> None:
+    source.execute(
+        "CREATE TABLE part (id int PRIMARY KEY, a int, b int)", f"CREATE PUBLICATION {source.name} FOR TABLE items, part (id, a) WHERE (id > 1)"
+    )
+    with connect(source.dsn) as connection:
+        found = publication.read(connection, source.name)
+        assert publication.read(connection, "none") is None
+    assert found is not None
+    assert sorted(found.tables.values(), key=str) == [(("id", "a"), True), (None, False)]
+    assert (found.all_tables, found.inserts, found.updates, found.deletes, found.truncates) == (False, True, True, True, True)

@@ -1,0 +1,71 @@
+"""Avro schemas of keys and rows."""
+
+from __future__ import annotations
+
+import json
+
+import fastavro
+import pytest
+from fix_wire import INT4, TEXT, plain, table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_bottledwater.encoding import avro, types
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.model.relation import Column, Table
+
+identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15)
+any_type = st.one_of(
+    st.sampled_from(sorted(types.TABLE)).map(plain),
+    st.builds(lambda p, s: plain(1700, ((p << 16) | (s & 0x7FF)) + 4), st.integers(1, 1000), st.integers(-1000, 1000)),
+    st.integers(1, 2**32 - 1).map(plain),
+)
+
+
+@given(
+    schema=identifiers, name=identifiers, columns=st.dictionaries(identifiers, any_type, min_size=1, max_size=8), data=st.data()
+)
+def test_schemas_are_accepted_by_fastavro(schema: str, name: str, columns: dict, data: st.DataObject) -> None:  # type: ignore[type-arg]
+    key = tuple(data.draw(st.permutations(sorted(columns)))[: data.draw(st.integers(1, len(columns)))])
+    made = Table(1, schema, name, "d", key, tuple(Column(n, t, data.draw(st.none() | identifiers)) for n, t in columns.items()))
+    try:
+        value = json.loads(avro.value_schema(made))
+    except Refused as error:
+        assert "both become the Avro field" in str(error)
+        return
+    fastavro.parse_schema(value)
+    fastavro.parse_schema(json.loads(avro.key_schema(made)))
+    assert [f["default"] for f in value["fields"]] == [None] * len(columns)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "expected"), [(10, 2, (10, 2)), (3, -2, (5, 0)), (3, 5, (5, 5)), (1000, 1000, (1000, 1000)), (1, -1000, (1001, 0))]
+)
+def test_a_numerics_modifier_becomes_what_avro_can_hold(precision: int, scale: int, expected: tuple[int, int]) -> None:
+    made = table(("n", plain(1700, ((precision << 16) | (scale & 0x7FF)) + 4)))
+    decimal = json.loads(avro.value_schema(made))["fields"][0]["type"][1]
+    assert (decimal["precision"], decimal["scale"]) == expected
+    assert decimal["logicalType"] == "decimal"
+
+
+def test_columns_whose_names_become_one_are_refused() -> None:
+    made = table(("a b", plain(INT4)), ("a_20_b", plain(INT4)))
+    with pytest.raises(Refused, match=r"'a b' and 'a_20_b' of public\.t both become the Avro field 'a_20_b'"):
+        avro.value_schema(made)
+
+
+def test_the_key_has_its_columns_in_index_order_and_nothing_but_names_and_types() -> None:
+    made = Table(1, "s", "t", "d", ("b", "a"), (Column("a", plain(INT4), "a comment"), Column("b", plain(TEXT))), comment="another")
+    assert json.loads(avro.key_schema(made)) == {
+        "type": "record",
+        "name": "t_key",
+        "namespace": "bottledwater.s",
+        "fields": [{"name": "b", "type": "string"}, {"name": "a", "type": "int"}],
+    }
+
+
+def test_comments_document_the_row() -> None:
+    made = Table(1, "s", "t", "d", (), (Column("a", plain(INT4), "a comment"),), comment="of the table")
+    schema = json.loads(avro.value_schema(made))
+    assert schema["doc"] == "of the table"
+    assert schema["fields"][0]["doc"] == "a comment"

@@ -1,0 +1,224 @@
+"""Damaged rows: the kernels never crash, and neither read a value from nor write a byte to outside of what is theirs."""
+
+from __future__ import annotations
+
+import struct
+
+import fix_wire as w
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
+from airflow_bottledwater.model.relation import Column, Table
+
+GUARD = 64
+NUMERIC_10_2 = ((10 << 16) | 2) + 4
+NUMERIC_1000_0 = (1000 << 16) + 4
+#: one column of every layout; inet has no kernel
+COLUMNS = tuple(
+    Column(f"c{i}", w.plain(oid, typmod))
+    for i, (oid, typmod) in enumerate(
+        [(20, -1), (16, -1), (17, -1), (21, -1), (23, -1), (25, -1), (700, -1), (701, -1), (1082, -1), (1083, -1), (1114, -1),
+         (1184, -1), (1700, -1), (1700, NUMERIC_10_2), (1700, NUMERIC_1000_0), (2950, -1), (3802, -1), (869, -1)]
+    )
+)  # fmt: skip
+TABLE = Table(1, "public", "t", "f", ("c0", "c5"), COLUMNS)
+UNKEYED = Table(2, "public", "u", "f", (), COLUMNS)
+ALL = {
+    (output_format, copied): compile_programs(
+        [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3))], output_format, copied=copied
+    )
+    for output_format in ("avro", "json")
+    for copied in (True, False)
+}
+
+
+class Guarded:
+    """An array in the middle of a larger one whose ends must stay as they are."""
+
+    def __init__(self, size: int, dtype: str = "uint8", width: int = 0) -> None:
+        self._pad = np.iinfo(dtype).max - 5
+        shape = (size + 2 * GUARD, width) if width else (size + 2 * GUARD,)
+        self._whole = np.full(shape, self._pad, dtype=dtype)
+        self.view = self._whole[GUARD : GUARD + size]
+
+    def check(self) -> None:
+        assert (self._whole[:GUARD] == self._pad).all()
+        assert (self._whole[GUARD + len(self.view) :] == self._pad).all()
+
+
+def guarded_bytes(data: bytes) -> Guarded:
+    made = Guarded(len(data))
+    made.view[:] = np.frombuffer(data, dtype=np.uint8)
+    return made
+
+
+def numeric(count: int, weight: int, sign: int, scale: int, digits: list[int]) -> bytes:
+    return struct.pack(">HhHH", count, weight, sign, scale) + b"".join(struct.pack(">H", d) for d in digits)
+
+
+numerics = st.builds(
+    lambda digits, weight, sign, scale, more: numeric(len(digits) + more, weight, sign, scale, digits),
+    st.lists(st.integers(0, 9999) | st.integers(0, 65535), max_size=12),
+    st.integers(-10, 10) | st.integers(-32768, 32767),
+    st.sampled_from([0, wire.NUMERIC_NEGATIVE, wire.NUMERIC_NAN, wire.NUMERIC_PINF, wire.NUMERIC_NINF, 1]),
+    st.integers(0, 20) | st.integers(0, 65535),
+    st.sampled_from([0, 0, 0, 1, 40000]),
+)
+values = st.none() | st.binary(max_size=20) | st.sampled_from([1, 2, 4, 8, 16]).flatmap(lambda n: st.binary(min_size=n, max_size=n)) | numerics
+rows = st.lists(values, min_size=len(COLUMNS), max_size=len(COLUMNS))
+outputs = st.sampled_from([0, 1, 5, 40, 100, 300, 4096, 1 << 19])
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """Cut, lengthened, with bits flipped, or as it was."""
+    how = draw(st.sampled_from(["cut", "long", "flip", "length", "whole"]))
+    if how == "cut":
+        return data[: draw(st.integers(0, len(data)))]
+    if how == "long":
+        return data + draw(st.binary(min_size=1, max_size=9))
+    if how == "flip" and data:
+        changed = bytearray(data)
+        for _ in range(draw(st.integers(1, 4))):
+            changed[draw(st.integers(0, len(data) - 1))] ^= 1 << draw(st.integers(0, 7))
+        return bytes(changed)
+    if how == "length" and len(data) > 8:
+        at = draw(st.integers(2, len(data) - 4))
+        return data[:at] + struct.pack(">i", draw(st.sampled_from([-2, -(2**31), 2**31 - 1, 1000, 65535]))) + data[at + 4 :]
+    return data
+
+
+def check_records(table: np.ndarray, used: int, size: int) -> None:  # type: ignore[type-arg]
+    """Every record lies in what was used of the output."""
+    assert 0 <= used <= size
+    for row in table.tolist():
+        for at, length in ((row[wire.R_KEY], row[wire.R_KEY_LEN]), (row[wire.R_VALUE], row[wire.R_VALUE_LEN])):
+            assert length == -1 or (length >= 0 and 0 <= at <= at + length <= used)
+        assert 0 <= row[wire.R_PARTITION] < 3
+
+
+def scratch_of(programs: Programs) -> Guarded:
+    # three rows of fields; the guards are rows before and behind
+    made = Guarded(3, "int64", programs.width)
+    made.view[:] = 2**40  # a position left over from another row must never be used
+    return made
+
+
+@settings(max_examples=500)
+@given(st.data(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]), outputs)
+def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str, relation: int, size: int) -> None:
+    programs = ALL[output_format, True]
+    given_rows = [data.draw(damaged(w.copy_row(*data.draw(rows)))) for _ in range(data.draw(st.integers(1, 3)))]
+    source = guarded_bytes(b"".join(given_rows))
+    offsets = np.concatenate([[0], np.cumsum([len(r) for r in given_rows])]).astype(np.int64)
+    out, fields = Guarded(size), scratch_of(programs)
+    records, errors = Guarded(2, "int64", wire.RECORD_WIDTH), Guarded(2, "int64", 3)
+    following, used, made, failed = kernels.encode_copy(
+        source.view, offsets, 0, len(given_rows), programs.json, programs.relations, relation, programs.columns, programs.keys,
+        programs.names, fields.view, records.view, errors.view, out.view, 5,
+    )  # fmt: skip
+    for guarded in (source, out, fields, records, errors):
+        guarded.check()
+    assert made + failed == following
+    check_records(records.view[:made], used, size)
+    for row, code, column in errors.view[:failed].tolist():
+        assert 0 <= row < len(given_rows)
+        assert programs.error(relation, code, column)
+        assert code in wire.REASONS
+
+
+field_kinds = st.sampled_from("bbbbbbnut")
+
+
+@st.composite
+def tuples(draw: st.DrawFn) -> bytes:
+    out = struct.pack(">h", len(COLUMNS))
+    for value in draw(rows):
+        kind = draw(field_kinds)
+        out += kind.encode()
+        if kind in "bt":
+            out += struct.pack(">i", len(value or b"")) + (value or b"")
+    return out
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> bytes:
+    kind = draw(st.sampled_from("IUD"))
+    parts = [draw(st.sampled_from("KO")).encode() + draw(tuples())] if kind == "D" or (kind == "U" and draw(st.booleans())) else []
+    if kind != "D":
+        parts.append(b"N" + draw(tuples()))
+    message = kind.encode() + struct.pack(">I", 1) + b"".join(parts)
+    # the cutter looks at the first bytes
+    return message[:6] + draw(damaged(message[6:]))
+
+
+@settings(max_examples=500)
+@given(st.lists(changes(), min_size=1, max_size=4), st.sampled_from(["avro", "json"]), st.data(), outputs)
+def test_damaged_changes_are_verdicts(messages: list[bytes], output_format: str, data: st.DataObject, size: int) -> None:
+    programs = ALL[output_format, False]
+    source, fields = guarded_bytes(b"".join(messages)), scratch_of(programs)
+    table = np.zeros((len(messages), wire.CHANGE_WIDTH), dtype=np.int64)
+    at = 0
+    for row, message in zip(table, messages, strict=True):
+        row[wire.C_KIND], row[wire.C_OFFSET], row[wire.C_LENGTH] = message[0], at, len(message)
+        row[wire.C_RELATION] = data.draw(st.integers(0, 1))
+        at += len(message)
+    found = Guarded(3, "int64", 4)
+    wanted = kernels.find_conversions(
+        source.view, table, len(table), programs.relations, programs.columns, programs.keys, fields.view, found.view
+    )
+    for position, length, column, change in found.view[: min(wanted, 3)].tolist():
+        row = table[change]
+        assert row[wire.C_OFFSET] <= position <= position + length <= row[wire.C_OFFSET] + row[wire.C_LENGTH]
+        assert 0 <= column < len(programs.columns)
+    unchanged = Guarded(len(messages), "int64")
+    assert 0 <= kernels.find_unchanged(source.view, table, len(table), programs.relations, fields.view, unchanged.view) <= len(messages)
+    # each converted text is its own number, so that a text given to the wrong value shows
+    texts = [str(i).encode() for i in range(wanted)]
+    side = guarded_bytes(b"".join(texts) or b"\0")
+    side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
+    out = Guarded(size)
+    records, errors = Guarded(2 * len(messages), "int64", wire.RECORD_WIDTH), Guarded(len(messages) + 1, "int64", 3)
+    following, cursor, used, made, failed = kernels.encode_changes(
+        source.view, table, 0, len(table), programs.json, programs.relations, programs.columns, programs.keys, programs.names,
+        side.view, side_offsets, 0, fields.view, records.view, errors.view, out.view,
+    )  # fmt: skip
+    for guarded in (source, side, out, fields, records, errors, found, unchanged):
+        guarded.check()
+    check_records(records.view[:made], used, size)
+    assert 0 <= cursor <= wanted
+    assert following < len(messages) or cursor == wanted
+    for change, code, column in errors.view[:failed].tolist():
+        assert 0 <= change < len(messages)
+        assert code in wire.REASONS
+        assert programs.error(int(table[change, wire.C_RELATION]), code, column)
+
+
+@settings(max_examples=300)
+@given(numerics, st.sampled_from(["avro", "json"]), st.integers(0, 4000))
+def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, output_format: str, size: int) -> None:
+    source, out = guarded_bytes(value), Guarded(size)
+    encode = kernels.avro_value if output_format == "avro" else kernels.json_value
+    for opcode, argument in ((wire.OP_NUMERIC_TEXT, 0), (wire.OP_DECIMAL, 2), (wire.OP_DECIMAL, 1000)):
+        end = encode(opcode, argument, source.view, 0, len(value), out.view, 0, size)
+        assert end in (wire.SPACE, wire.MALFORMED, wire.NO_REPRESENTATION) or 0 < end <= size
+        out.check()
+
+
+@given(st.sampled_from([b"U", b"I"]), st.sampled_from(["avro", "json"]))
+def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, output_format: str) -> None:
+    programs = ALL[output_format, False]
+    key = b"K" + struct.pack(">h", len(COLUMNS)) + b"b" + struct.pack(">iq", 8, 1) + b"n" * 4 + b"b" + struct.pack(">i", 1) + b"x" + b"n" * 12
+    for message in (kind + struct.pack(">I", 1) + key, b"D" + struct.pack(">I", 1) + b"N" + key[1:]):
+        table = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
+        table[0, wire.C_KIND], table[0, wire.C_LENGTH] = message[0], len(message)
+        errors, records = np.zeros((5, 3), dtype=np.int64), np.zeros((5, wire.RECORD_WIDTH), dtype=np.int64)
+        *_, made, failed = kernels.encode_changes(
+            np.frombuffer(message, dtype=np.uint8).copy(), table, 0, 1, programs.json, programs.relations, programs.columns,
+            programs.keys, programs.names, np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64), 0, programs.scratch(), records,
+            errors, np.zeros(4096, dtype=np.uint8),
+        )  # fmt: skip
+        assert (made, failed, errors[0, 1]) == (0, 1, wire.MALFORMED)

@@ -1,0 +1,164 @@
+"""The description of a pipeline."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.settings import Pipeline, merge, read_config_file
+
+DSN = "host=db dbname=shop user=cdc password=hunter2"
+SECRETS = {
+    "postgres": DSN,
+    "kafka": {"bootstrap.servers": "k:9092", "sasl.password": "hunter3"},
+    "registry": {"url": "http://r", "basic.auth.user.info": "me:hunter4"},
+}
+
+INVALID: list[tuple[str, Any]] = [
+    ("slot", ""), ("slot", "Orders"), ("slot", "a-b"), ("slot", "a" * 64), ("slot", "a\n"), ("slot", 5), ("slot", ["a"]),
+    ("publication", "p" * 55), ("publication", "ä" * 28), ("publication", 5),
+    ("topic_prefix", "a b"), ("topic_prefix", "a/b"), ("topic_prefix", "a\n"), ("topic_prefix", "a" * 181), ("topic_prefix", 5),
+    ("output_format", "xml"), ("output_format", "AVRO"), ("output_format", ["avro"]),
+    ("on_error", "ignore"), ("on_error", True), ("on_truncate", "delete"), ("engine", "continuous"), ("engine", ""),
+    ("allow_unkeyed", "perhaps"), ("allow_unkeyed", 2), ("skip_snapshot", "ja"), ("create_publication", 1.0), ("create_topics", ""),
+    ("adopt_slot", []), ("share_topics", "2"),
+    ("partitions", 0), ("partitions", 10_001), ("partitions", "many"), ("partitions", True), ("partitions", 1.5), ("partitions", "1.5"),
+    ("partitions", float("inf")), ("partitions", float("nan")), ("partitions", [1]),
+    ("replication_factor", 0), ("replication_factor", 33), ("lanes", 0), ("lanes", 257), ("lanes", 1.5),
+    ("unkeyed_retention_ms", "long"), ("unkeyed_retention_ms", -2), ("unkeyed_retention_ms", 1.5),
+    ("range_bytes", 1), ("range_bytes", 1 << 35), ("batch_bytes", 0), ("buffer_bytes", -1), ("max_transaction_bytes", "16MB"),
+    ("keepalive_interval", 0), ("keepalive_interval", "soon"), ("heartbeat_interval", -1), ("outage_timeout", float("nan")),
+    ("outage_timeout", float("inf")), ("create_slot_timeout", 0), ("lock_queue_limit", 10**9), ("transaction_timeout", 901),
+    ("transaction_timeout", 0.5), ("outage_timeout", True),
+    ("tables", 5), ("schemas", 5), ("topic_config", "a=b"), ("topic_config", 5), ("kafka", 5), ("kafka", {}), ("kafka", {"x": "y"}),
+    ("registry", {}), ("registry", "http://r"), ("postgres", ""), ("postgres", "  "), ("postgres", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), INVALID)
+def test_a_value_that_is_not_allowed_names_the_setting_the_value_and_what_is(name: str, value: Any) -> None:
+    with pytest.raises(SettingError) as caught:
+        Pipeline.of(**{"postgres": DSN, name: value})
+    assert caught.value.setting == name
+    assert caught.value.allowed
+    if name not in SECRETS:
+        assert caught.value.value == value or value != value
+        assert repr(name) in str(caught.value) and repr(value) in str(caught.value)
+
+
+# a DAG's author may also construct it, without the conversions
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, v in INVALID if n not in ("tables", "schemas", "topic_config", "kafka", "registry")])
+def test_the_constructor_refuses_the_same_values(name: str, value: Any) -> None:
+    with pytest.raises(SettingError) as caught:
+        Pipeline(**{"postgres": DSN, name: value})
+    assert caught.value.setting == name
+
+
+@given(st.sampled_from(sorted(Pipeline.__dataclass_fields__)), st.none() | st.text() | st.integers() | st.floats() | st.booleans()
+       | st.lists(st.text()) | st.dictionaries(st.text(), st.text()))  # fmt: skip
+def test_any_value_is_taken_or_is_a_setting_error(name: str, value: Any) -> None:
+    try:
+        Pipeline.of(**{"postgres": DSN, name: value})
+    except SettingError:
+        pass
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SettingError, match=r"'tabels'.*topic_prefix"):
+        Pipeline.of(postgres=DSN, tabels="x")
+
+
+def test_without_a_database_there_is_no_pipeline() -> None:
+    with pytest.raises(SettingError, match="postgres"):
+        Pipeline.of()
+    with pytest.raises(SettingError, match="postgres"):
+        Pipeline.of(postgres=None)
+
+
+def test_json_needs_no_registry() -> None:
+    assert Pipeline.of(postgres=DSN, registry={}, output_format="json").registry == {}
+
+
+def test_loose_values_of_a_form_become_those_of_the_settings() -> None:
+    made = Pipeline.of(
+        postgres=DSN, tables="a, b ,,s.c", schemas=["x"], allow_unkeyed="Yes", skip_snapshot="0", partitions="3", lanes=4.0,
+        outage_timeout="10", on_error=None, topic_config={"retention.ms": 5}, kafka={"bootstrap.servers": "k", "sasl.password": None},
+    )  # fmt: skip
+    assert made.tables == ("a", "b", "s.c")
+    assert made.schemas == ("x",)
+    assert (made.allow_unkeyed, made.skip_snapshot) == (True, False)
+    assert (made.partitions, made.lanes, made.outage_timeout) == (3, 4, 10.0)
+    assert isinstance(made.lanes, int)
+    assert made.on_error == "exit"
+    assert made.topic_config == {"retention.ms": "5"}
+    # null in a connection's extra means not set
+    assert made.kafka == {"bootstrap.servers": "k"}
+
+
+def test_a_written_pipeline_is_read_back_and_only_its_user_can(tmp_path: Path) -> None:
+    made = Pipeline.of(**SECRETS, tables="a,b", topic_config={"x": "y"}, partitions=3)
+    path = made.write(tmp_path / "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert Pipeline.read(path) == made
+
+
+def test_neither_repr_nor_public_holds_a_secret() -> None:
+    made = Pipeline.of(**SECRETS)
+    for text in (repr(made), str(made), repr(made.public())):
+        assert "hunter" not in text
+
+
+@pytest.mark.parametrize("values", [{"kafka": "sasl.password=hunter5"}, {"registry": "hunter6"}, {"postgres": ["hunter7"]}])
+def test_an_error_in_a_secret_setting_does_not_print_it(values: dict[str, Any]) -> None:
+    with pytest.raises(SettingError) as caught:
+        Pipeline.of(**{"postgres": DSN, **values})
+    assert "hunter" not in str(caught.value)
+    assert "hunter" not in repr(caught.value)
+
+
+def test_an_ini_file_gives_settings_and_the_properties_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "p.ini"
+    file.write_text(
+        "[bottledwater]\npostgres = host=db dbname=100%\non-error = log\npartitions = 2\n"
+        "[kafka]\nbootstrap.servers = k:9092\nssl.CA = x\n[topic]\nretention.ms = 5\n[schema-registry]\nurl = http://r\n"
+    )
+    made = Pipeline.of(**read_config_file(file))
+    assert (made.on_error, made.partitions, made.postgres) == ("log", 2, "host=db dbname=100%")
+    assert made.kafka == {"bootstrap.servers": "k:9092", "ssl.CA": "x"}
+    assert made.topic_config == {"retention.ms": "5"}
+    assert made.registry == {"url": "http://r"}
+
+
+@pytest.mark.parametrize("text", ["[other]\n", "no section\n", "[kafka]\na=1\na=2\n", "[DEFAULT]\na=1\n", "[kafka\n"])
+def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "p.ini"
+    file.write_text(text)
+    with pytest.raises(SettingError, match="config_file"):
+        read_config_file(file)
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="config_file"):
+        read_config_file(tmp_path / "none.ini")
+    (tmp_path / "b.ini").write_bytes(b"[kafka]\n\xff\xfe=1\n")
+    with pytest.raises(SettingError, match="config_file"):
+        read_config_file(tmp_path / "b.ini")
+
+
+def test_later_layers_win_and_dictionaries_are_merged() -> None:
+    merged = merge({"a": 1, "kafka": {"x": "1", "y": "1"}}, {"a": None, "b": 2}, {"a": 3, "kafka": {"y": "2"}})
+    assert merged == {"a": 3, "b": 2, "kafka": {"x": "1", "y": "2"}}
+
+
+def test_a_changed_copy_is_checked_too() -> None:
+    made = Pipeline.of(postgres=DSN)
+    assert made.with_(slot="other").publication_name == "other"
+    with pytest.raises(SettingError):
+        made.with_(slot="Other")

@@ -1,4 +1,4 @@
-"""What all tests share: embedded servers, started when the first test asks for one, and a database of its own per test."""
+"""What all tests share: embedded servers, started when a test first asks for one, and a database of its own per test."""
 
 from __future__ import annotations
 

@@ -63,9 +63,22 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
     while start < block.count:
         before = start
         start, _, count, failed = kernels.encode_copy(
-            block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns, programs.keys,
-            programs.names, programs.scratch(), records, errors, out, 0,
-        )  # fmt: skip
+            block.data,
+            block.offsets,
+            start,
+            block.count,
+            programs.json,
+            programs.relations,
+            0,
+            programs.columns,
+            programs.keys,
+            programs.names,
+            programs.scratch(),
+            records,
+            errors,
+            out,
+            0,
+        )
         for row in records[:count].tolist():
             found[row[wire.R_MESSAGE]] = made(row, out, op=False)
         for i, code, column in errors[:failed].tolist():
@@ -85,9 +98,12 @@ def copied(connection: Connection, table: Table, output_format: str) -> list[Mad
 def texts(connection: Connection, table: Table) -> list[list[str | None]]:
     """PostgreSQL's own text of every value."""
     columns = ", ".join(
-        f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {quote(c.name)}) END" for c in table.columns
+        f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {quote(c.name)}) END"
+        for c in table.columns
     )
-    return [list(row) for row in connection.execute(f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}")]
+    return [
+        list(row) for row in connection.execute(f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}")
+    ]
 
 
 def encoded(batch: Batch, completer: Completer, output_format: str) -> tuple[list[Made], Completed]:
@@ -109,7 +125,16 @@ class Follower:
     :param options: of the ReplicationStream.
     """
 
-    def __init__(self, dsn: str, publication: str = "p", *, name: str = "", limit: int = 1 << 30, most: int = 1 << 30, **options: int) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        publication: str = "p",
+        *,
+        name: str = "",
+        limit: int = 1 << 30,
+        most: int = 1 << 30,
+        **options: int,
+    ) -> None:
         self.dsn = dsn
         self.connection = connect(dsn)
         self.slot = name or f"s{time.monotonic_ns()}"
@@ -123,7 +148,9 @@ class Follower:
     def open(self) -> ReplicationStream:
         """A new session from the position on."""
         self.cutter.restart()
-        self.stream = ReplicationStream(self.dsn, self.slot, self._publications, self.cutter.position.lsn, **self._options)  # type: ignore[arg-type]
+        self.stream = ReplicationStream(
+            self.dsn, self.slot, self._publications, self.cutter.position.lsn, **self._options
+        )  # type: ignore[arg-type]
         return self.stream
 
     def _resolve(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:

@@ -1,4 +1,4 @@
-"""A pipeline over real servers with a password that must never be seen, and a picture of all that set-up could change."""
+"""A pipeline over real servers, with a password that must never be seen, and a picture of what set-up could change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Source:
     def role(self, attributes: str = "REPLICATION", *grants: str) -> str:
         """Make a role; returns its connection string. In the grants, ``ROLE`` stands for its name."""
         name = f"r{uuid.uuid4().hex[:8]}"
-        self.execute(f"CREATE ROLE {name} LOGIN {attributes} PASSWORD '{PASSWORD}'", *(g.replace("ROLE", name) for g in grants))
+        self.execute(
+            f"CREATE ROLE {name} LOGIN {attributes} PASSWORD '{PASSWORD}'", *(g.replace("ROLE", name) for g in grants)
+        )
         return make_conninfo(self.dsn, user=name)
 
     def picture(self) -> dict[str, Any]:
@@ -63,7 +65,9 @@ class Source:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         topics = {n: t for n, t in admin.list_topics(timeout=10).topics.items() if not n.startswith("__")}
         asked = {TopicPartition(n, p): OffsetSpec.latest() for n, t in topics.items() for p in t.partitions}
-        ends = {(p.topic, p.partition): f.result().offset for p, f in (admin.list_offsets(asked) if asked else {}).items()}
+        ends = {
+            (p.topic, p.partition): f.result().offset for p, f in (admin.list_offsets(asked) if asked else {}).items()
+        }
         schemas = SchemaRegistryClient({"url": self.registry.url})
         subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]
         return {

@@ -20,7 +20,12 @@ def plain(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:
 
 
 def table(
-    *columns: tuple[str, ColumnType], key: Sequence[str] = (), oid: int = 1, name: str = "t", schema: str = "public", identity: str = "d"
+    *columns: tuple[str, ColumnType],
+    key: Sequence[str] = (),
+    oid: int = 1,
+    name: str = "t",
+    schema: str = "public",
+    identity: str = "d",
 ) -> Table:
     """A table of these columns."""
     return Table(oid, schema, name, identity, tuple(key), tuple(Column(n, t) for n, t in columns))
@@ -53,7 +58,12 @@ def commit(final_lsn: int, end_lsn: int) -> bytes:
 
 
 def relation(
-    oid: int, columns: Sequence[tuple[bool, str, int, int]], *, schema: str = "public", name: str = "", identity: str = "d"
+    oid: int,
+    columns: Sequence[tuple[bool, str, int, int]],
+    *,
+    schema: str = "public",
+    name: str = "",
+    identity: str = "d",
 ) -> bytes:
     """Relation; columns are (part of the key, name, type, modifier)."""
     out = struct.pack(">cI", b"R", oid) + schema.encode() + b"\0" + (name or f"t{oid}").encode() + b"\0"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import struct
 from datetime import date, timedelta
 from decimal import Decimal, localcontext
 from typing import Any
@@ -48,7 +49,9 @@ def native(column: Column, text: str) -> Any:
         return text == "t"
     if opcode in (wire.OP_INT2, wire.OP_INT4, wire.OP_INT8):
         return int(text)
-    if opcode in (wire.OP_FLOAT4, wire.OP_FLOAT8):
+    if opcode == wire.OP_FLOAT4:
+        return struct.unpack("<f", struct.pack("<f", float(text)))[0]
+    if opcode == wire.OP_FLOAT8:
         return float(text)
     if opcode == wire.OP_BYTEA:
         return bytes.fromhex(text.removeprefix("\\x"))
@@ -71,18 +74,19 @@ def native(column: Column, text: str) -> Any:
     return text
 
 
-def _without_logical(schema: Any) -> Any:
+def without_logical(schema: Any) -> Any:
+    """The schema with plain types: fastavro then leaves values as they are on the wire."""
     if isinstance(schema, dict):
-        return {k: _without_logical(v) for k, v in schema.items() if k not in ("logicalType", "precision", "scale")}
+        return {k: without_logical(v) for k, v in schema.items() if k not in ("logicalType", "precision", "scale")}
     if isinstance(schema, list):
-        return [_without_logical(s) for s in schema]
+        return [without_logical(s) for s in schema]
     return schema
 
 
 def _avro(schema: str, schema_id: int, record: dict[str, Any]) -> bytes:
     out = io.BytesIO()
     out.write(bytes([wire.MAGIC]) + schema_id.to_bytes(4, "big"))
-    fastavro.schemaless_writer(out, fastavro.parse_schema(_without_logical(json.loads(schema))), record)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(without_logical(json.loads(schema))), record)
     return out.getvalue()
 
 

@@ -22,6 +22,7 @@ from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.claim import check, read_state
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import Completed, Completer, column_texts
+from airflow_bottledwater.flow.warm import warm_up
 from airflow_bottledwater.kafka import deadletter, state
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
@@ -181,6 +182,7 @@ class StreamPublisher:
     ) -> None:
         self._pipeline = pipeline
         self._fingerprint = fingerprint
+        warm_up()  # not while a transaction is open
         self._channel = Channel(pipeline, job, f.stream_id(prefix), topics, state_topic, patience)
         self._completer = Completer(pipeline.postgres, patience.wait)
         self._position: Position | None = None

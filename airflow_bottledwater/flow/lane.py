@@ -20,6 +20,7 @@ from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.delivery import Channel, find_refused
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import column_texts
+from airflow_bottledwater.flow.warm import warm_up
 from airflow_bottledwater.kafka import deadletter
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
 from airflow_bottledwater.model.relation import Table
@@ -84,6 +85,7 @@ def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lam
 class _Lane:
     def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
+        warm_up()  # not while a transaction is open
         self._channel = Channel(
             pipeline,
             task.job,

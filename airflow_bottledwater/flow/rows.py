@@ -27,6 +27,10 @@ from airflow_bottledwater.postgres.connect import Connection, connect, outage
 _CHUNK = 1000
 
 
+#: side buffer and offsets of a batch without converted values
+NOTHING_CONVERTED: tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] = (np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+
+
 @dataclass(slots=True)
 class Completed:
     """A batch whose rows have all their values.
@@ -70,7 +74,7 @@ class Completer:
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:
         """Everything that the kernels need for the batch."""
-        done = Completed(batch, np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+        done = Completed(batch, *NOTHING_CONVERTED)
         if len(batch):
             self._fill_unchanged(done, programs)
             self._convert(done, programs)
@@ -99,7 +103,8 @@ class Completer:
                 else:
                     texts[place] = text
         # a copy, since a read-only array is another type to the compiler
-        done.side = np.frombuffer(b"".join(texts) or b"\0", dtype=np.uint8).copy()
+        # writable, as all our buffers: compiled code is compiled anew for a read-only one
+        done.side = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8).copy()
         done.side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
 
     def _texts(self, oid: int, values: list[bytes]) -> list[bytes | str]:

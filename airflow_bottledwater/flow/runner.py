@@ -140,6 +140,7 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
                 source.acknowledge(position)
                 controller.status.position = str(position)
                 controller.status.counters = {**publisher.counters, **source.statistics}
+                controller.status.progress = {"skipped_by_table": source.skipped_by_table}
         finally:
             publisher.close()
             source.close()

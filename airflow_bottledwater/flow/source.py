@@ -157,6 +157,11 @@ class ChangeSource:
         """See :attr:`Cutter.statistics`."""
         return self._cutter.statistics
 
+    @property
+    def skipped_by_table(self) -> dict[str, int]:
+        """See :attr:`Cutter.skipped_by_table`."""
+        return self._cutter.skipped_by_table
+
     def flush_target(self) -> int:
         """``pg_current_wal_flush_lsn()``, where a bounded run ends."""
         with session(self._pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:

@@ -86,7 +86,7 @@ def _u32(b, p):
 
 
 @compiled
-def _assemble(b, offsets, i, count, state, out, changes, oids, indexes, boundary_of, boundaries, running, hidden, limit, most):
+def _assemble(b, offsets, i, count, state, out, changes, oids, indexes, boundary_of, boundaries, running, hidden, skips, limit, most):
     """Take messages from ``i`` on; returns the next message and why it stopped there."""
     while i < count:
         p = offsets[i]
@@ -150,6 +150,9 @@ def _assemble(b, offsets, i, count, state, out, changes, oids, indexes, boundary
                 state[_ORDINAL] = ordinal
                 state[_SKIPPED] += 1
                 state[_SKIPPED_HERE] = 1
+                if skips[at, 1] != final:
+                    skips[at, 0] += 1
+                    skips[at, 1] = final
                 i += 1
                 continue
             n = end - p
@@ -227,8 +230,21 @@ class Cutter:
             "skipped_transactions": int(self._state[_SKIPPED_TRANSACTIONS]),
         }
 
+    @property
+    def _skipped_of(self) -> dict[int, int]:
+        """Per table, how many transactions the boundary left out."""
+        if not hasattr(self, "_skips"):
+            return {}
+        return {int(oid): int(count) for oid, count in zip(self._oids, self._skips[:, 0], strict=True)}
+
+    @property
+    def skipped_by_table(self) -> dict[str, int]:
+        """The same by the table's name."""
+        return {self._versions[self._current[oid]].table.qualified: n for oid, n in self._skipped_of.items() if n}
+
     def _index(self) -> None:
         """The lookup tables of the kernel, after a new relation version."""
+        kept = self._skipped_of
         oids = sorted(self._current)
         bounds = [b for b in self._boundaries.values() if b.filtered]
         distinct = list(dict.fromkeys(bounds))
@@ -246,6 +262,7 @@ class Cutter:
             rows.append((boundary.insert_lsn, boundary.snapshot.xmin, boundary.snapshot.xmax, first, len(running)))
         self._bounds = np.array(rows, dtype=np.int64).reshape(len(rows), 5)
         self._running = np.array(running or [0], dtype=np.int64)
+        self._skips: npt.NDArray[np.int64] = np.array([(kept.get(oid, 0), 0) for oid in oids], dtype=np.int64).reshape(len(oids), 2)
         if not hasattr(self, "_hidden") or len(self._hidden) != len(rows):
             self._hidden: npt.NDArray[np.bool_] = np.zeros(len(rows), dtype=np.bool_)
 
@@ -260,7 +277,7 @@ class Cutter:
             block = self._block
             self._next, why = _assemble(
                 block.data, block.offsets, self._next, block.count, self._state, self._out, self._changes, self._oids,
-                self._indexes, self._boundary_of, self._bounds, self._running, self._hidden, self._limit, self._most,
+                self._indexes, self._boundary_of, self._bounds, self._running, self._hidden, self._skips, self._limit, self._most,
             )  # fmt: skip
             if why == _DONE:
                 self._block = None

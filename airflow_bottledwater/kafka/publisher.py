@@ -82,7 +82,7 @@ def single(topic: int, partition: int, key: bytes | None, value: bytes | None, t
     row[0, wire.R_VALUE] = len(key or b"")
     row[0, wire.R_VALUE_LEN] = -1 if value is None else len(value)
     row[0, wire.R_TOPIC], row[0, wire.R_PARTITION], row[0, wire.R_TIME] = topic, partition, timestamp
-    return Records(row, np.frombuffer(data or b"\0", dtype=np.uint8), False)
+    return Records(row, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), False)
 
 
 class Publisher:

@@ -100,13 +100,13 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
         _leave("outcome.json", {"ok": True, "stopped": True})
         return EXIT_OK
     except BaseException as raised:
-        error = translate(raised)
-        if isinstance(error, BottledWaterError):
-            log.error("%s: %s", type(error).__name__, error)
+        failure = translate(raised)
+        if isinstance(failure, BottledWaterError):
+            log.error("%s: %s", type(failure).__name__, failure)
         else:
-            log.exception("The job failed.", exc_info=error)
-        _leave("outcome.json", {"ok": False, "kind": type(error).__name__, "error": str(error)[:4000], "transient": transient(error)})
-        return EXIT_TRANSIENT if transient(error) else EXIT_FAILED
+            log.exception("The job failed.", exc_info=failure)
+        _leave("outcome.json", {"ok": False, "kind": type(failure).__name__, "error": str(failure)[:4000], "transient": transient(failure)})
+        return EXIT_TRANSIENT if transient(failure) else EXIT_FAILED
 
 
 def _leave(name: str, data: dict[str, Any]) -> None:

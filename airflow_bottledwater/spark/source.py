@@ -126,7 +126,7 @@ class Reader(DataSourceStreamReader):
             if batch is None:
                 return start
             self._batches[batch.end] = batch
-            return _offset(batch.end, source.statistics)
+            return {**_offset(batch.end, source.statistics), "skipped_by_table": source.skipped_by_table}
         except BottledWaterError as error:
             raise pack(error) from error
 

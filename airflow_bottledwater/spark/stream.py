@@ -94,7 +94,9 @@ def _follow(query: StreamingQuery, facts: Reader, start: Start, target: int | No
         found = f.State(facts.values)
         position = found.position or position
         controller.status.position = str(position)
-        controller.status.counters = {**found.counters, **_statistics(query)}
+        statistics = _statistics(query)
+        controller.status.progress = {"skipped_by_table": statistics.pop("skipped_by_table", {})}
+        controller.status.counters = {**found.counters, **statistics}
         if time.monotonic() - told > 10:
             told = time.monotonic()
             log.info("At %s: %s", position, controller.status.counters)
@@ -102,7 +104,7 @@ def _follow(query: StreamingQuery, facts: Reader, start: Start, target: int | No
         raise error
 
 
-def _statistics(query: StreamingQuery) -> dict[str, int]:
+def _statistics(query: StreamingQuery) -> dict[str, Any]:
     """What the reader counts travels in its offsets."""
     progress = query.lastProgress
     if progress is None or not progress.sources:

@@ -1,11 +1,12 @@
 """What cannot work is said before anything is changed: what is wrong, with which object, and what to do.
 
-Every refusal here is also a comparison of publications, slots, topics and subjects before and after, and a search for the
-password in the error with all its causes, in the log and in the output.
+Every refusal here is also a comparison of publications, slots, topics and subjects before and after, and a search for
+the password in the error with all its causes, in the log and in the output.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import socket
@@ -68,7 +69,9 @@ def test_a_walsender_must_be_free(small: Source, who: str) -> None:
 
 
 def test_the_lock_table_must_hold_all_tables(small: Source) -> None:
-    small.execute("DO $$ BEGIN FOR i IN 1..90 LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', i); COMMIT; END LOOP; END $$")
+    small.execute(
+        "DO $$ BEGIN FOR i IN 1..90 LOOP EXECUTE 'CREATE TABLE t' || i || '(id int PRIMARY KEY)'; COMMIT; END LOOP; END $$"
+    )
     refuses(
         small,
         small.pipeline.with_(tables=("t*",)),
@@ -82,7 +85,17 @@ def test_the_lock_table_must_hold_all_tables(small: Source) -> None:
 def test_a_standby_is_refused(small: Source, tmp_path: Path) -> None:
     (tmp_path / "standby").mkdir()
     data = tmp_path / "standby" / "data"
-    backup = [programs(small.server.version) / "pg_basebackup", "-D", data, "-d", small.server.dsn(), "-X", "fetch", "-c", "fast"]
+    backup = [
+        programs(small.server.version) / "pg_basebackup",
+        "-D",
+        data,
+        "-d",
+        small.server.dsn(),
+        "-X",
+        "fetch",
+        "-c",
+        "fast",
+    ]
     subprocess.run(backup, check=True, capture_output=True)
     (data / "standby.signal").touch()
     if os.geteuid() == 0:
@@ -123,7 +136,12 @@ def test_a_wrong_password_is_not_an_outage_where_a_name_has_several_addresses(so
 
 def test_a_database_that_does_not_exist_is_refused(source: Source) -> None:
     dsn = make_conninfo(source.dsn, dbname="nowhere")
-    refuses(source, source.pipeline.with_(postgres=dsn), 'database "nowhere" does not exist', "Check the database and the role")
+    refuses(
+        source,
+        source.pipeline.with_(postgres=dsn),
+        'database "nowhere" does not exist',
+        "Check the database and the role",
+    )
 
 
 @pytest.mark.parametrize("where", [{"host": "nowhere.invalid"}, {"port": "1"}], ids=["name", "port"])
@@ -173,11 +191,18 @@ def test_a_role_without_replication_is_refused(source: Source) -> None:
 
 def test_a_role_without_select_is_refused(source: Source) -> None:
     dsn = source.role()
-    refuses(source, source.pipeline.with_(postgres=dsn), "SELECT on public.items is not granted", "GRANT SELECT ON public.items TO")
+    refuses(
+        source,
+        source.pipeline.with_(postgres=dsn),
+        "SELECT on public.items is not granted",
+        "GRANT SELECT ON public.items TO",
+    )
 
 
 def test_a_schema_without_usage_is_refused(source: Source) -> None:
-    source.execute("CREATE SCHEMA hidden", "CREATE TABLE hidden.t (id int PRIMARY KEY)", "GRANT SELECT ON hidden.t TO PUBLIC")
+    source.execute(
+        "CREATE SCHEMA hidden", "CREATE TABLE hidden.t (id int PRIMARY KEY)", "GRANT SELECT ON hidden.t TO PUBLIC"
+    )
     pipeline = source.pipeline.with_(postgres=source.role(), tables=("hidden.t",))
     refuses(source, pipeline, "SELECT on hidden.t is not granted (or USAGE on its schema)")
 
@@ -212,7 +237,13 @@ def test_a_role_that_may_not_make_publications_is_told_the_statements(source: So
 def test_a_role_that_does_not_own_a_table_is_told_the_statements(source: Source) -> None:
     dsn = owner(source)
     source.execute("ALTER TABLE items OWNER TO postgres", "GRANT SELECT ON items TO PUBLIC")
-    refuses(source, source.pipeline.with_(postgres=dsn), "Only its owner may publish a table", "public.items", "CREATE PUBLICATION")
+    refuses(
+        source,
+        source.pipeline.with_(postgres=dsn),
+        "Only its owner may publish a table",
+        "public.items",
+        "CREATE PUBLICATION",
+    )
 
 
 def test_a_table_of_somebody_else_cannot_be_added_later(source: Source) -> None:
@@ -228,7 +259,11 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
     "that does not exist": (
         [],
         {"tables": ("nothing", "items", "elsewhere.nothing")},
-        ["No table matches 'nothing'", "No table matches 'elsewhere.nothing'", "Check the name, its schema and the database"],
+        [
+            "No table matches 'nothing'",
+            "No table matches 'elsewhere.nothing'",
+            "Check the name, its schema and the database",
+        ],
     ),
     "without a key": (
         ["CREATE TABLE log (line text)"],
@@ -259,14 +294,22 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
         {"tables": ("parted",)},
         ["public.parted_2, a partition of public.parted, is not permanent", "Name the other partitions"],
     ),
-    "that is a view": (["CREATE VIEW seen AS SELECT 1 AS id"], {"tables": ("seen",)}, ["public.seen is not a table", "Name tables only"]),
+    "that is a view": (
+        ["CREATE VIEW seen AS SELECT 1 AS id"],
+        {"tables": ("seen",)},
+        ["public.seen is not a table", "Name tables only"],
+    ),
     "that shares a topic": (
         ['CREATE TABLE "a b" (id int PRIMARY KEY)', "CREATE TABLE a_20_b (id int PRIMARY KEY)"],
         {"tables": ("a*",)},
         ["Tables public.a b and public.a_20_b both become topic", "Rename one, or leave it out"],
     ),
     "whose topic differs in a dot only": (
-        ["CREATE SCHEMA app", "CREATE TABLE app.users (id int PRIMARY KEY)", "CREATE TABLE app_users (id int PRIMARY KEY)"],
+        [
+            "CREATE SCHEMA app",
+            "CREATE TABLE app.users (id int PRIMARY KEY)",
+            "CREATE TABLE app_users (id int PRIMARY KEY)",
+        ],
         {"tables": ("app.users", "app_users")},
         [".app.users", ".app_users", "Kafka does not tell dots from underscores"],
     ),
@@ -276,7 +319,7 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
         ["Table public._bottledwater_events", "is one of our own topics"],
     ),
     "whose topic is too long": (
-        ["CREATE TABLE \"" + "ä" * 31 + "\" (id int PRIMARY KEY)"],
+        ['CREATE TABLE "' + "ä" * 31 + '" (id int PRIMARY KEY)'],
         {"tables": ("ä*",), "topic_prefix": "p" * 20},
         ["is longer than Kafka's 249 characters", "Shorten topic_prefix"],
     ),
@@ -299,7 +342,13 @@ def test_a_table_is_refused(source: Source, case: str) -> None:
 def test_every_problem_is_said_at_once_and_once(source: Source) -> None:
     source.execute('CREATE TABLE twice (id int PRIMARY KEY, "a b" int, a_20_b int)', "CREATE TABLE log (line text)")
     said = reasons(source, tables=("twice", "log"), postgres=source.role(), create_topics=False)
-    for text in ("both become the Avro field", "cannot be keyed", "SELECT on public.log", "SELECT on public.twice", "does not exist and create_topics"):
+    for text in (
+        "both become the Avro field",
+        "cannot be keyed",
+        "SELECT on public.log",
+        "SELECT on public.twice",
+        "does not exist and create_topics",
+    ):
         assert any(text in each for each in said), text
     assert len(said) == len(set(said))
 
@@ -329,7 +378,12 @@ PUBLICATIONS: dict[str, tuple[list[str], str, list[str]]] = {
     "does not cover the key": (
         ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE PUBLICATION NAME FOR TABLE t (b)"],
         "UPDATE t SET b = 1",
-        ["The column list of public.t", "does not cover its key (a)", "would fail for the application", "Add the key columns"],
+        [
+            "The column list of public.t",
+            "does not cover its key (a)",
+            "would fail for the application",
+            "Add the key columns",
+        ],
     ),
     "does not cover the identity index": (
         [
@@ -338,12 +392,26 @@ PUBLICATIONS: dict[str, tuple[list[str], str, list[str]]] = {
             "CREATE PUBLICATION NAME FOR TABLE t (a, c)",
         ],
         "UPDATE t SET b = 1",
-        ["The column list of public.t", "does not cover its key (b)", "would fail for the application", "Add the key columns"],
+        [
+            "The column list of public.t",
+            "does not cover its key (b)",
+            "would fail for the application",
+            "Add the key columns",
+        ],
     ),
     "has columns of a table with full identity": (
-        ["CREATE TABLE t (a int PRIMARY KEY, b int)", "ALTER TABLE t REPLICA IDENTITY FULL", "CREATE PUBLICATION NAME FOR TABLE t (a)"],
+        [
+            "CREATE TABLE t (a int PRIMARY KEY, b int)",
+            "ALTER TABLE t REPLICA IDENTITY FULL",
+            "CREATE PUBLICATION NAME FOR TABLE t (a)",
+        ],
         "UPDATE t SET b = 1",
-        ["public.t is REPLICA IDENTITY FULL", "has a column list", "would fail for the application", "Remove the column list"],
+        [
+            "public.t is REPLICA IDENTITY FULL",
+            "has a column list",
+            "would fail for the application",
+            "Remove the column list",
+        ],
     ),
     "has a row filter": (
         ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE PUBLICATION NAME FOR TABLE t WHERE (b > 1)"],
@@ -351,7 +419,11 @@ PUBLICATIONS: dict[str, tuple[list[str], str, list[str]]] = {
         ["has a row filter on public.t", "fail for the application", "Remove the filter"],
     ),
     "is for all tables and one has no key": (
-        ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE TABLE log (line text)", "CREATE PUBLICATION NAME FOR ALL TABLES"],
+        [
+            "CREATE TABLE t (a int PRIMARY KEY, b int)",
+            "CREATE TABLE log (line text)",
+            "CREATE PUBLICATION NAME FOR ALL TABLES",
+        ],
         "UPDATE log SET line = ''",
         ["is FOR ALL TABLES, and public.log have no key", "fail for the application", "Publish a list of tables"],
     ),
@@ -361,7 +433,9 @@ PUBLICATIONS: dict[str, tuple[list[str], str, list[str]]] = {
 @pytest.mark.parametrize("case", PUBLICATIONS)
 def test_a_publication_that_would_break_the_source_is_refused(source: Source, case: str) -> None:
     statements, fails, texts = PUBLICATIONS[case]
-    source.execute(statements[0].replace("NAME", source.name), *(s.replace("NAME", source.name) for s in statements[1:]))
+    source.execute(
+        statements[0].replace("NAME", source.name), *(s.replace("NAME", source.name) for s in statements[1:])
+    )
     source.execute(f"CREATE PUBLICATION {source.name}_unkeyed")
     # it is as bad as we say
     with pytest.raises(psycopg.Error) as raised:
@@ -372,30 +446,47 @@ def test_a_publication_that_would_break_the_source_is_refused(source: Source, ca
 
 def test_a_publication_that_is_missing_is_refused_with_its_statement(source: Source) -> None:
     pipeline = source.pipeline.with_(create_publication=False)
-    refuses(source, pipeline, f"Publication {source.name!r} does not exist", f'CREATE PUBLICATION "{source.name}" FOR TABLE')
+    refuses(
+        source, pipeline, f"Publication {source.name!r} does not exist", f'CREATE PUBLICATION "{source.name}" FOR TABLE'
+    )
     source.execute(f"CREATE PUBLICATION {source.name} FOR TABLE items")
     refuses(source, pipeline, f"Publication '{source.name}_unkeyed' does not exist", "the second may be empty")
 
 
 def test_a_table_that_is_not_published_is_refused(source: Source) -> None:
     source.execute(f"CREATE PUBLICATION {source.name}", f"CREATE PUBLICATION {source.name}_unkeyed")
-    refuses(source, source.pipeline.with_(create_publication=False), "Table public.items is not in publication", "Add it, or leave it out")
+    refuses(
+        source,
+        source.pipeline.with_(create_publication=False),
+        "Table public.items is not in publication",
+        "Add it, or leave it out",
+    )
 
 
 def test_a_publication_of_somebody_else_is_not_taken(source: Source) -> None:
     source.execute(f"CREATE PUBLICATION {source.name} FOR TABLE items")
-    refuses(source, source.pipeline, f"Publication {source.name!r} exists and is not ours", "set create_publication to false")
+    refuses(
+        source,
+        source.pipeline,
+        f"Publication {source.name!r} exists and is not ours",
+        "set create_publication to false",
+    )
 
 
 def test_a_publication_for_all_tables_is_a_warning(source: Source) -> None:
     source.execute(f"CREATE PUBLICATION {source.name} FOR ALL TABLES", f"CREATE PUBLICATION {source.name}_unkeyed")
     warned = "\n".join(preflight.run(source.pipeline.with_(create_publication=False)).warnings)
-    assert f"Publication {source.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key" in warned
+    assert (
+        f"Publication {source.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key"
+        in warned
+    )
 
 
 def test_a_sound_publication_of_somebody_else_is_used_by_a_role_with_few_rights(source: Source) -> None:
     source.execute(
-        f"CREATE PUBLICATION {source.name} FOR TABLE items", f"CREATE PUBLICATION {source.name}_unkeyed", "GRANT SELECT ON items TO PUBLIC"
+        f"CREATE PUBLICATION {source.name} FOR TABLE items",
+        f"CREATE PUBLICATION {source.name}_unkeyed",
+        "GRANT SELECT ON items TO PUBLIC",
     )
     pipeline = source.pipeline.with_(create_publication=False, postgres=source.role())
     setup.create(pipeline)
@@ -407,7 +498,8 @@ def test_a_sound_publication_of_somebody_else_is_used_by_a_role_with_few_rights(
 
 def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:
     source.execute(
-        f"CREATE PUBLICATION {source.name} FOR TABLE items WITH (publish = 'insert, update')", f"CREATE PUBLICATION {source.name}_unkeyed"
+        f"CREATE PUBLICATION {source.name} FOR TABLE items WITH (publish = 'insert, update')",
+        f"CREATE PUBLICATION {source.name}_unkeyed",
     )
     warned = "\n".join(preflight.run(source.pipeline.with_(create_publication=False)).warnings)
     assert f"Publication {source.name!r} does not send delete, truncate of public.items" in warned
@@ -418,7 +510,12 @@ def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> N
 
 def test_a_physical_slot_is_refused(source: Source) -> None:
     source.execute(f"SELECT pg_create_physical_replication_slot('{source.name}')")
-    refuses(source, source.pipeline.with_(adopt_slot=True), f"Slot {source.name!r} uses 'physical', not pgoutput", "Choose another slot name")
+    refuses(
+        source,
+        source.pipeline.with_(adopt_slot=True),
+        f"Slot {source.name!r} uses 'physical', not pgoutput",
+        "Choose another slot name",
+    )
 
 
 def test_a_slot_of_another_plugin_is_refused(source: Source) -> None:
@@ -426,7 +523,12 @@ def test_a_slot_of_another_plugin_is_refused(source: Source) -> None:
         source.execute(f"SELECT pg_create_logical_replication_slot('{source.name}', 'test_decoding')")
     except psycopg.errors.UndefinedFile:
         pytest.skip("this PostgreSQL has no plugin but pgoutput")
-    refuses(source, source.pipeline.with_(adopt_slot=True), f"Slot {source.name!r} uses 'test_decoding', not pgoutput", "another slot name")
+    refuses(
+        source,
+        source.pipeline.with_(adopt_slot=True),
+        f"Slot {source.name!r} uses 'test_decoding', not pgoutput",
+        "another slot name",
+    )
 
 
 def test_a_slot_of_another_database_is_refused(source: Source) -> None:
@@ -506,9 +608,15 @@ def test_a_broker_that_does_not_answer_is_an_outage_in_time(source: Source) -> N
 
 def test_a_missing_topic_is_refused_where_none_may_be_created(source: Source) -> None:
     closed = source.pipeline.with_(create_topics=False)
-    topics = [f"{source.name}.items", f"{source.name}._bottledwater_events", f"{source.name}._bottledwater_dead_letters"]
+    topics = [
+        f"{source.name}.items",
+        f"{source.name}._bottledwater_events",
+        f"{source.name}._bottledwater_dead_letters",
+    ]
     topics.append(f"_bottledwater.{conninfo_to_dict(source.dsn)['dbname']}.{source.name}")
-    refuses(source, closed, *(f"Topic {topic!r} does not exist and create_topics is off. Create it." for topic in topics))
+    refuses(
+        source, closed, *(f"Topic {topic!r} does not exist and create_topics is off. Create it." for topic in topics)
+    )
     setup.create(source.pipeline)
     setup.drop(source.pipeline, when="always")
     setup.create(closed)
@@ -518,7 +626,11 @@ def test_a_topic_of_another_pipeline_is_shared_only_on_that_word(source: Source)
     setup.create(source.pipeline)
     second = source.pipeline.with_(slot=f"{source.name}_2")
     refuses(
-        source, second, f"Topic '{source.name}.items' belongs to pipeline", f"/{source.name}'", "another topic_prefix, or set share_topics"
+        source,
+        second,
+        f"Topic '{source.name}.items' belongs to pipeline",
+        f"/{source.name}'",
+        "another topic_prefix, or set share_topics",
     )
     setup.create(second.with_(share_topics=True))
     setup.drop(second.with_(share_topics=True), when="always")
@@ -528,8 +640,14 @@ def test_a_topic_of_another_pipeline_is_shared_only_on_that_word(source: Source)
 
 def test_a_compacted_topic_is_refused_for_a_table_without_a_key(source: Source) -> None:
     source.execute("ALTER TABLE items DROP CONSTRAINT items_pkey")
-    Topics(source.pipeline.kafka).create(f"{source.name}.items", partitions=1, replication=1, config={"cleanup.policy": "compact"})
-    refuses(source, source.pipeline.with_(allow_unkeyed=True), f"Topic '{source.name}.items' is compacted, but public.items has no key")
+    Topics(source.pipeline.kafka).create(
+        f"{source.name}.items", partitions=1, replication=1, config={"cleanup.policy": "compact"}
+    )
+    refuses(
+        source,
+        source.pipeline.with_(allow_unkeyed=True),
+        f"Topic '{source.name}.items' is compacted, but public.items has no key",
+    )
 
 
 def test_a_topic_that_kafka_cannot_tell_from_an_existing_one_is_refused(source: Source) -> None:
@@ -539,7 +657,9 @@ def test_a_topic_that_kafka_cannot_tell_from_an_existing_one_is_refused(source: 
 
 def test_a_registry_that_is_away_is_an_outage(source: Source) -> None:
     registry = {"url": f"http://bob:{PASSWORD}@127.0.0.1:1"}
-    with refused(source, "The schema registry at http://", "127.0.0.1:1 does not answer", "Check the address") as raised:
+    with refused(
+        source, "The schema registry at http://", "127.0.0.1:1 does not answer", "Check the address"
+    ) as raised:
         setup.create(source.pipeline.with_(registry=registry))
     assert type(raised[0]) is Outage
 
@@ -548,9 +668,12 @@ def test_a_registry_that_is_away_is_an_outage(source: Source) -> None:
 def test_a_schema_that_the_registry_refuses_is_a_problem(source: Source, part: str) -> None:
     subject = f"{source.name}.items-{part}"
     name = "items_key" if part == "key" else "items"
-    theirs = f'{{"type":"record","name":"{name}","namespace":"bottledwater.public","fields":[{{"name":"id","type":"string"}}]}}'
-    SchemaRegistryClient({"url": source.registry.url}).register_schema(subject, Schema(theirs, "AVRO"))
-    refuses(source, source.pipeline, f"refuses the schema of subject '{subject}'", "relax the subject's compatibility level")
+    theirs: dict[str, Any] = {"type": "record", "name": name, "namespace": "bottledwater.public"}
+    theirs |= {"fields": [{"name": "id", "type": "string"}]}
+    SchemaRegistryClient({"url": source.registry.url}).register_schema(subject, Schema(json.dumps(theirs), "AVRO"))
+    refuses(
+        source, source.pipeline, f"refuses the schema of subject '{subject}'", "relax the subject's compatibility level"
+    )
     assert reasons(source, output_format="json") == []
 
 

@@ -56,7 +56,11 @@ def session(source: Source, name: str = "") -> Iterator[psycopg.Connection[tuple
 
 def blocked_by(source: Source, connection: psycopg.Connection[tuple[object, ...]]) -> bool:
     """Whether somebody waits for this session's transaction."""
-    return bool(source.execute(f"SELECT 1 FROM pg_stat_activity WHERE {connection.info.backend_pid} = ANY (pg_blocking_pids(pid))"))
+    return bool(
+        source.execute(
+            f"SELECT 1 FROM pg_stat_activity WHERE {connection.info.backend_pid} = ANY (pg_blocking_pids(pid))"
+        )
+    )
 
 
 # ---------------------------------------------------------------------- create
@@ -70,9 +74,9 @@ def test_what_is_made_is_recorded(source: Source) -> None:
     recorded = known(source)
     assert recorded.slot == record
     assert record.consistent_point > before
-    assert source.execute(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{source.name}'") == [
-        (f"{record.consistent_point >> 32:X}/{record.consistent_point & 0xFFFFFFFF:X}",)
-    ]
+    assert source.execute(
+        f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    ) == [(f"{record.consistent_point >> 32:X}/{record.consistent_point & 0xFFFFFFFF:X}",)]
     assert record.oldest_xid < source.execute("SELECT pg_current_xact_id()::text::bigint")[0][0]
     pinned = {p.topic: p for p in recorded.tables.values()}
     topics = Topics(pipeline.kafka).describe(list(pinned))
@@ -107,8 +111,13 @@ def test_unkeyed_tables_have_a_publication_of_their_own_and_no_change_fails(sour
         "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
     )
     setup.create(source.pipeline.with_(tables=(), allow_unkeyed=True))
-    published = source.execute("SELECT pubname, array_agg(tablename::text ORDER BY tablename) FROM pg_publication_tables GROUP BY 1 ORDER BY 1")
-    assert published == [(source.name, ["items", "other", "parted_1", "whole"]), (f"{source.name}_unkeyed", ["late", "log", "nothing"])]
+    published = source.execute(
+        "SELECT pubname, array_agg(tablename::text ORDER BY tablename) FROM pg_publication_tables GROUP BY 1 ORDER BY 1"
+    )
+    assert published == [
+        (source.name, ["items", "other", "parted_1", "whole"]),
+        (f"{source.name}_unkeyed", ["late", "log", "nothing"]),
+    ]
     for table in ("items", "whole", "log", "nothing", "late", "other", "parted"):
         source.execute(
             f"INSERT INTO {table} VALUES (1, 'new {table}')",
@@ -123,7 +132,10 @@ def test_unkeyed_tables_have_a_publication_of_their_own_and_no_change_fails(sour
 
 def test_a_pipeline_without_unkeyed_tables_has_both_publications(source: Source) -> None:
     setup.create(source.pipeline)
-    assert source.execute("SELECT pubname FROM pg_publication ORDER BY 1") == [(source.name,), (f"{source.name}_unkeyed",)]
+    assert source.execute("SELECT pubname FROM pg_publication ORDER BY 1") == [
+        (source.name,),
+        (f"{source.name}_unkeyed",),
+    ]
     source.execute("INSERT INTO items VALUES (1, 'one')")
     assert seen(source, "one")
 
@@ -177,7 +189,10 @@ def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) 
     claim = Claim(source.pipeline, cluster, "create", Patience(10))
     claim.write({f.INTENT: {"slot": source.name, "publication": source.name, "at": time.time()}})
     claim.close()
-    source.execute(f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')", "INSERT INTO items VALUES (1, 'before')")
+    source.execute(
+        f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')",
+        "INSERT INTO items VALUES (1, 'before')",
+    )
     with session(source) as running:
         running.execute("INSERT INTO items VALUES (2, 'running')")
         refused_in_time = source.pipeline.with_(create_slot_timeout=0.5)
@@ -245,7 +260,9 @@ def creation(source: Source, pipeline: Pipeline) -> Iterator[Future[object]]:
 
 
 @pytest.mark.parametrize("ddl", DDL)
-def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(source: Source, caplog: pytest.LogCaptureFixture, ddl: str) -> None:
+def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(
+    source: Source, caplog: pytest.LogCaptureFixture, ddl: str
+) -> None:
     columns, values = ("id, name, extra" if "extra" in ddl else "id, name"), DDL[ddl]
     # e is what such a slot cannot stream: it runs while the slot becomes consistent
     with session(source, "a") as a, session(source, "e") as e:
@@ -256,7 +273,9 @@ def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(source: Source,
                 source.execute(ddl)
                 a.commit()
                 wait_for(lambda: blocked_by(source, b), "the creation does not wait for b")
-                e.execute(f"INSERT INTO items ({columns}) VALUES {values.replace('streamed', 'early')}".replace("(2", "(1"))
+                e.execute(
+                    f"INSERT INTO items ({columns}) VALUES {values.replace('streamed', 'early')}".replace("(2", "(1")
+                )
                 b.commit()
             wait_for(lambda: slot_exists(source), "the slot does not become consistent")
             e.commit()
@@ -269,7 +288,11 @@ def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(source: Source,
 
 def slot_exists(source: Source) -> bool:
     """Whether the slot is there and consistent."""
-    return bool(source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}' AND confirmed_flush_lsn IS NOT NULL"))
+    return bool(
+        source.execute(
+            f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}' AND confirmed_flush_lsn IS NOT NULL"
+        )
+    )
 
 
 def test_ddl_without_end_ends_the_creation(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +357,9 @@ def test_a_table_added_later_has_its_own_transaction_id(source: Source) -> None:
         (f"{source.name}_unkeyed", "log"),
         (source.name, "more"),
     ]
-    source.execute("INSERT INTO more VALUES (2, 'published')", "UPDATE more SET name = name", "INSERT INTO log VALUES ('line')")
+    source.execute(
+        "INSERT INTO more VALUES (2, 'published')", "UPDATE more SET name = name", "INSERT INTO log VALUES ('line')"
+    )
     assert seen(source, "published")
     assert f"{source.name}.more" in Topics(source.pipeline.kafka).names()
     # fewer tables than before are no reason to change anything
@@ -364,7 +389,8 @@ def retire(source: Source) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "retired", "dropped"), [("never", True, False), ("retired", False, False), ("retired", True, True), ("always", False, True)]
+    ("when", "retired", "dropped"),
+    [("never", True, False), ("retired", False, False), ("retired", True, True), ("always", False, True)],
 )
 def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str, retired: bool, dropped: bool) -> None:
     setup.create(source.pipeline)
@@ -374,7 +400,9 @@ def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str
     said = setup.drop(source.pipeline, when=when)
     left = source.execute("SELECT count(*) FROM pg_publication"), slot_exists(source), known(source).slot is None
     if dropped:
-        assert said == f"Dropped slot {source.name!r}, publication {source.name!r}, publication '{source.name}_unkeyed'."
+        assert (
+            said == f"Dropped slot {source.name!r}, publication {source.name!r}, publication '{source.name}_unkeyed'."
+        )
         assert left == ([(0,)], False, True)
         # its topics belong to nobody now
         assert preflight.run(source.pipeline.with_(slot=f"{source.name}_2"))
@@ -399,7 +427,10 @@ def test_a_dropped_pipeline_can_be_made_again(source: Source) -> None:
 
 def test_the_slot_of_somebody_else_that_has_our_name_now_is_not_dropped(source: Source) -> None:
     setup.create(source.pipeline)
-    source.execute(f"SELECT pg_drop_replication_slot('{source.name}')", f"SELECT pg_create_physical_replication_slot('{source.name}')")
+    source.execute(
+        f"SELECT pg_drop_replication_slot('{source.name}')",
+        f"SELECT pg_create_physical_replication_slot('{source.name}')",
+    )
     with refused(source, f"Slot {source.name!r} uses 'physical', not pgoutput"):
         setup.drop(source.pipeline, when="always")
 
@@ -413,7 +444,9 @@ def check(source: Source, position: Position | None = None, **other: object) -> 
     assert record is not None
     with connect(source.dsn) as connection:
         cluster = replace(identify(connection), **other)  # type: ignore[arg-type]
-        check_slot(slot.state(connection, source.name), record, cluster, position or Position(record.consistent_point, 0))
+        check_slot(
+            slot.state(connection, source.name), record, cluster, position or Position(record.consistent_point, 0)
+        )
 
 
 def test_a_slot_that_was_moved_forward_is_refused_and_one_that_stayed_behind_is_not(source: Source) -> None:
@@ -423,7 +456,13 @@ def test_a_slot_that_was_moved_forward_is_refused_and_one_that_stayed_behind_is_
     # behind P: PostgreSQL may forget what it was told before a restart
     check(source, Position(parse_lsn(source.execute("SELECT pg_current_wal_lsn()::text")[0][0]), 0))
     source.execute(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_flush_lsn())")
-    with refused(source, f"Slot {source.name!r} is at ", "ahead of what was published", "somebody moved it", "drop-slot --when always"):
+    with refused(
+        source,
+        f"Slot {source.name!r} is at ",
+        "ahead of what was published",
+        "somebody moved it",
+        "drop-slot --when always",
+    ):
         check(source)
 
 
@@ -438,7 +477,8 @@ def test_a_slot_that_was_dropped_is_refused(source: Source) -> None:
 def test_a_slot_that_was_made_again_is_refused(source: Source) -> None:
     setup.create(source.pipeline)
     source.execute(
-        f"SELECT pg_drop_replication_slot('{source.name}')", f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')"
+        f"SELECT pg_drop_replication_slot('{source.name}')",
+        f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')",
     )
     with refused(source, f"Slot {source.name!r} is at ", "ahead of what was published"):
         check(source)
@@ -461,7 +501,9 @@ def test_the_records_of_another_cluster_are_not_taken_for_ours(source: Source, s
         connection.execute("CREATE TABLE items (id bigint PRIMARY KEY)")
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [source.name])
         try:
-            refuses(source, other.with_(create_publication=True), f"The state of slot {source.name!r} is of another cluster")
+            refuses(
+                source, other.with_(create_publication=True), f"The state of slot {source.name!r} is of another cluster"
+            )
         finally:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [source.name])
 
@@ -498,11 +540,18 @@ def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) ->
 
 def test_publications_are_read_as_they_are(source: Source) -> None:
     source.execute(
-        "CREATE TABLE part (id int PRIMARY KEY, a int, b int)", f"CREATE PUBLICATION {source.name} FOR TABLE items, part (id, a) WHERE (id > 1)"
+        "CREATE TABLE part (id int PRIMARY KEY, a int, b int)",
+        f"CREATE PUBLICATION {source.name} FOR TABLE items, part (id, a) WHERE (id > 1)",
     )
     with connect(source.dsn) as connection:
         found = publication.read(connection, source.name)
         assert publication.read(connection, "none") is None
     assert found is not None
     assert sorted(found.tables.values(), key=str) == [(("id", "a"), True), (None, False)]
-    assert (found.all_tables, found.inserts, found.updates, found.deletes, found.truncates) == (False, True, True, True, True)
+    assert (found.all_tables, found.inserts, found.updates, found.deletes, found.truncates) == (
+        False,
+        True,
+        True,
+        True,
+        True,
+    )

@@ -21,24 +21,81 @@ SECRETS = {
 }
 
 INVALID: list[tuple[str, Any]] = [
-    ("slot", ""), ("slot", "Orders"), ("slot", "a-b"), ("slot", "a" * 64), ("slot", "a\n"), ("slot", 5), ("slot", ["a"]),
-    ("publication", "p" * 55), ("publication", "ä" * 28), ("publication", 5),
-    ("topic_prefix", "a b"), ("topic_prefix", "a/b"), ("topic_prefix", "a\n"), ("topic_prefix", "a" * 181), ("topic_prefix", 5),
-    ("output_format", "xml"), ("output_format", "AVRO"), ("output_format", ["avro"]),
-    ("on_error", "ignore"), ("on_error", True), ("on_truncate", "delete"), ("engine", "continuous"), ("engine", ""),
-    ("allow_unkeyed", "perhaps"), ("allow_unkeyed", 2), ("skip_snapshot", "ja"), ("create_publication", 1.0), ("create_topics", ""),
-    ("adopt_slot", []), ("share_topics", "2"),
-    ("partitions", 0), ("partitions", 10_001), ("partitions", "many"), ("partitions", True), ("partitions", 1.5), ("partitions", "1.5"),
-    ("partitions", float("inf")), ("partitions", float("nan")), ("partitions", [1]),
-    ("replication_factor", 0), ("replication_factor", 33), ("lanes", 0), ("lanes", 257), ("lanes", 1.5),
-    ("unkeyed_retention_ms", "long"), ("unkeyed_retention_ms", -2), ("unkeyed_retention_ms", 1.5),
-    ("range_bytes", 1), ("range_bytes", 1 << 35), ("batch_bytes", 0), ("buffer_bytes", -1), ("max_transaction_bytes", "16MB"),
-    ("keepalive_interval", 0), ("keepalive_interval", "soon"), ("heartbeat_interval", -1), ("outage_timeout", float("nan")),
-    ("outage_timeout", float("inf")), ("create_slot_timeout", 0), ("lock_queue_limit", 10**9), ("transaction_timeout", 901),
-    ("transaction_timeout", 0.5), ("outage_timeout", True),
-    ("tables", 5), ("schemas", 5), ("topic_config", "a=b"), ("topic_config", 5), ("kafka", 5), ("kafka", {}), ("kafka", {"x": "y"}),
-    ("registry", {}), ("registry", "http://r"), ("postgres", ""), ("postgres", "  "), ("postgres", 5),
-]  # fmt: skip
+    ("slot", ""),
+    ("slot", "Orders"),
+    ("slot", "a-b"),
+    ("slot", "a" * 64),
+    ("slot", "a\n"),
+    ("slot", 5),
+    ("slot", ["a"]),
+    ("publication", "p" * 55),
+    ("publication", "ä" * 28),
+    ("publication", 5),
+    ("topic_prefix", "a b"),
+    ("topic_prefix", "a/b"),
+    ("topic_prefix", "a\n"),
+    ("topic_prefix", "a" * 181),
+    ("topic_prefix", 5),
+    ("output_format", "xml"),
+    ("output_format", "AVRO"),
+    ("output_format", ["avro"]),
+    ("on_error", "ignore"),
+    ("on_error", True),
+    ("on_truncate", "delete"),
+    ("engine", "continuous"),
+    ("engine", ""),
+    ("allow_unkeyed", "perhaps"),
+    ("allow_unkeyed", 2),
+    ("skip_snapshot", "ja"),
+    ("create_publication", 1.0),
+    ("create_topics", ""),
+    ("adopt_slot", []),
+    ("share_topics", "2"),
+    ("partitions", 0),
+    ("partitions", 10_001),
+    ("partitions", "many"),
+    ("partitions", True),
+    ("partitions", 1.5),
+    ("partitions", "1.5"),
+    ("partitions", float("inf")),
+    ("partitions", float("nan")),
+    ("partitions", [1]),
+    ("replication_factor", 0),
+    ("replication_factor", 33),
+    ("lanes", 0),
+    ("lanes", 257),
+    ("lanes", 1.5),
+    ("unkeyed_retention_ms", "long"),
+    ("unkeyed_retention_ms", -2),
+    ("unkeyed_retention_ms", 1.5),
+    ("range_bytes", 1),
+    ("range_bytes", 1 << 35),
+    ("batch_bytes", 0),
+    ("buffer_bytes", -1),
+    ("max_transaction_bytes", "16MB"),
+    ("keepalive_interval", 0),
+    ("keepalive_interval", "soon"),
+    ("heartbeat_interval", -1),
+    ("outage_timeout", float("nan")),
+    ("outage_timeout", float("inf")),
+    ("create_slot_timeout", 0),
+    ("lock_queue_limit", 10**9),
+    ("transaction_timeout", 901),
+    ("transaction_timeout", 0.5),
+    ("outage_timeout", True),
+    ("tables", 5),
+    ("schemas", 5),
+    ("topic_config", "a=b"),
+    ("topic_config", 5),
+    ("kafka", 5),
+    ("kafka", {}),
+    ("kafka", {"x": "y"}),
+    ("registry", {}),
+    ("registry", "http://r"),
+    ("postgres", ""),
+    ("postgres", "  "),
+    ("postgres", 5),
+]
 
 
 @pytest.mark.parametrize(("name", "value"), INVALID)
@@ -53,15 +110,26 @@ def test_a_value_that_is_not_allowed_names_the_setting_the_value_and_what_is(nam
 
 
 # a DAG's author may also construct it, without the conversions
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n, v in INVALID if n not in ("tables", "schemas", "topic_config", "kafka", "registry")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(n, v) for n, v in INVALID if n not in ("tables", "schemas", "topic_config", "kafka", "registry")],
+)
 def test_the_constructor_refuses_the_same_values(name: str, value: Any) -> None:
     with pytest.raises(SettingError) as caught:
         Pipeline(**{"postgres": DSN, name: value})
     assert caught.value.setting == name
 
 
-@given(st.sampled_from(sorted(Pipeline.__dataclass_fields__)), st.none() | st.text() | st.integers() | st.floats() | st.booleans()
-       | st.lists(st.text()) | st.dictionaries(st.text(), st.text()))  # fmt: skip
+@given(
+    st.sampled_from(sorted(Pipeline.__dataclass_fields__)),
+    st.none()
+    | st.text()
+    | st.integers()
+    | st.floats()
+    | st.booleans()
+    | st.lists(st.text())
+    | st.dictionaries(st.text(), st.text()),
+)
 def test_any_value_is_taken_or_is_a_setting_error(name: str, value: Any) -> None:
     try:
         Pipeline.of(**{"postgres": DSN, name: value})
@@ -87,9 +155,18 @@ def test_json_needs_no_registry() -> None:
 
 def test_loose_values_of_a_form_become_those_of_the_settings() -> None:
     made = Pipeline.of(
-        postgres=DSN, tables="a, b ,,s.c", schemas=["x"], allow_unkeyed="Yes", skip_snapshot="0", partitions="3", lanes=4.0,
-        outage_timeout="10", on_error=None, topic_config={"retention.ms": 5}, kafka={"bootstrap.servers": "k", "sasl.password": None},
-    )  # fmt: skip
+        postgres=DSN,
+        tables="a, b ,,s.c",
+        schemas=["x"],
+        allow_unkeyed="Yes",
+        skip_snapshot="0",
+        partitions="3",
+        lanes=4.0,
+        outage_timeout="10",
+        on_error=None,
+        topic_config={"retention.ms": 5},
+        kafka={"bootstrap.servers": "k", "sasl.password": None},
+    )
     assert made.tables == ("a", "b", "s.c")
     assert made.schemas == ("x",)
     assert (made.allow_unkeyed, made.skip_snapshot) == (True, False)
@@ -115,7 +192,9 @@ def test_neither_repr_nor_public_holds_a_secret() -> None:
         assert "hunter" not in text
 
 
-@pytest.mark.parametrize("values", [{"kafka": "sasl.password=hunter5"}, {"registry": "hunter6"}, {"postgres": ["hunter7"]}])
+@pytest.mark.parametrize(
+    "values", [{"kafka": "sasl.password=hunter5"}, {"registry": "hunter6"}, {"postgres": ["hunter7"]}]
+)
 def test_an_error_in_a_secret_setting_does_not_print_it(values: dict[str, Any]) -> None:
     with pytest.raises(SettingError) as caught:
         Pipeline.of(**{"postgres": DSN, **values})

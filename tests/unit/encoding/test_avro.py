@@ -23,11 +23,16 @@ any_type = st.one_of(
 
 
 @given(
-    schema=identifiers, name=identifiers, columns=st.dictionaries(identifiers, any_type, min_size=1, max_size=8), data=st.data()
+    schema=identifiers,
+    name=identifiers,
+    columns=st.dictionaries(identifiers, any_type, min_size=1, max_size=8),
+    data=st.data(),
 )
 def test_schemas_are_accepted_by_fastavro(schema: str, name: str, columns: dict, data: st.DataObject) -> None:  # type: ignore[type-arg]
     key = tuple(data.draw(st.permutations(sorted(columns)))[: data.draw(st.integers(1, len(columns)))])
-    made = Table(1, schema, name, "d", key, tuple(Column(n, t, data.draw(st.none() | identifiers)) for n, t in columns.items()))
+    made = Table(
+        1, schema, name, "d", key, tuple(Column(n, t, data.draw(st.none() | identifiers)) for n, t in columns.items())
+    )
     try:
         value = json.loads(avro.value_schema(made))
     except Refused as error:
@@ -39,7 +44,8 @@ def test_schemas_are_accepted_by_fastavro(schema: str, name: str, columns: dict,
 
 
 @pytest.mark.parametrize(
-    ("precision", "scale", "expected"), [(10, 2, (10, 2)), (3, -2, (5, 0)), (3, 5, (5, 5)), (1000, 1000, (1000, 1000)), (1, -1000, (1001, 0))]
+    ("precision", "scale", "expected"),
+    [(10, 2, (10, 2)), (3, -2, (5, 0)), (3, 5, (5, 5)), (1000, 1000, (1000, 1000)), (1, -1000, (1001, 0))],
 )
 def test_a_numerics_modifier_becomes_what_avro_can_hold(precision: int, scale: int, expected: tuple[int, int]) -> None:
     made = table(("n", plain(1700, ((precision << 16) | (scale & 0x7FF)) + 4)))
@@ -55,7 +61,15 @@ def test_columns_whose_names_become_one_are_refused() -> None:
 
 
 def test_the_key_has_its_columns_in_index_order_and_nothing_but_names_and_types() -> None:
-    made = Table(1, "s", "t", "d", ("b", "a"), (Column("a", plain(INT4), "a comment"), Column("b", plain(TEXT))), comment="another")
+    made = Table(
+        1,
+        "s",
+        "t",
+        "d",
+        ("b", "a"),
+        (Column("a", plain(INT4), "a comment"), Column("b", plain(TEXT))),
+        comment="another",
+    )
     assert json.loads(avro.key_schema(made)) == {
         "type": "record",
         "name": "t_key",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from airflow_bottledwater.encoding import names
 
 #: identifiers of PostgreSQL: 1 to 63 bytes, anything but NUL
-identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63).filter(
-    lambda name: len(name.encode()) <= 63
-)
+identifiers = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63
+).filter(lambda name: len(name.encode()) <= 63)
 #: https://avro.apache.org/docs/1.12.0/specification/#names
 AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: org.apache.kafka.common.internals.Topic

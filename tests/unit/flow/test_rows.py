@@ -17,7 +17,9 @@ from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 
 TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), ("toast", w.plain(w.TEXT)), key=["id"], oid=7)
-FULL = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), ("toast", w.plain(w.TEXT)), key=["id"], oid=7, identity="f")
+FULL = w.table(
+    ("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), ("toast", w.plain(w.TEXT)), key=["id"], oid=7, identity="f"
+)
 UNCHANGED = Field("u")
 
 
@@ -42,9 +44,7 @@ def complete(messages: list[bytes], table: Table = TABLE) -> tuple[list[RowMessa
     assert isinstance(batch, Batch)
     completer = GoneTable()
     done = completer.complete(batch, compile_programs([(table, Target(0, 1))], "json", copied=False))
-    rows = [
-        pgoutput.row(bytes(done.batch.data[at : at + size])) for at, size in done.batch.changes[:, 1:3].tolist()
-    ]
+    rows = [pgoutput.row(bytes(done.batch.data[at : at + size])) for at, size in done.batch.changes[:, 1:3].tolist()]
     return rows, done, completer
 
 
@@ -67,19 +67,25 @@ def test_the_full_old_row_has_the_value() -> None:
 
 
 def test_an_earlier_change_of_the_key_has_the_value() -> None:
-    rows, _, completer = complete([w.insert(7, b"1", b"a", b"large"), change(b"1", b"b", UNCHANGED), change(b"1", b"c", UNCHANGED)])
+    rows, _, completer = complete(
+        [w.insert(7, b"1", b"a", b"large"), change(b"1", b"b", UNCHANGED), change(b"1", b"c", UNCHANGED)]
+    )
     assert [values(row) for row in rows] == [[b"1", b"a", b"large"], [b"1", b"b", b"large"], [b"1", b"c", b"large"]]
     assert completer.asked == []
 
 
 def test_an_earlier_change_of_the_old_key_has_the_value() -> None:
-    rows, _, completer = complete([w.insert(7, b"1", b"a", b"large"), change(b"2", b"b", UNCHANGED, old=[b"1", None, None])])
+    rows, _, completer = complete(
+        [w.insert(7, b"1", b"a", b"large"), change(b"2", b"b", UNCHANGED, old=[b"1", None, None])]
+    )
     assert values(rows[1]) == [b"2", b"b", b"large"]
     assert completer.asked == []
 
 
 def test_a_row_that_is_gone_is_superseded() -> None:
-    rows, done, completer = complete([w.insert(7, b"9", b"x", b"y"), change(b"1", b"b", UNCHANGED), w.delete(7, b"1", None, None)])
+    rows, done, completer = complete(
+        [w.insert(7, b"9", b"x", b"y"), change(b"1", b"b", UNCHANGED), w.delete(7, b"1", None, None)]
+    )
     assert [row.kind for row in rows] == ["I", "D"]
     assert done.superseded == {1}
     assert completer.asked == [(b"1",)]
@@ -122,14 +128,21 @@ def test_a_value_of_a_row_that_moved_away_is_not_given_to_a_later_row_of_its_key
 def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:
     # a long text key is stored out of line, too; PostgreSQL then sends the old key with every update
     key = bytes(3000)
-    rows, done, completer = complete([w.insert(7, key, b"a", b"large"), change(UNCHANGED, b"b", UNCHANGED, old=[key, None, None])])
+    rows, done, completer = complete(
+        [w.insert(7, key, b"a", b"large"), change(UNCHANGED, b"b", UNCHANGED, old=[key, None, None])]
+    )
     assert values(rows[1]) == [key, b"b", b"large"]
     rows, done, completer = complete([change(UNCHANGED, b"b", b"other", old=[key, None, None])])
     assert values(rows[0]) == [key, b"b", b"other"]
     assert completer.asked == []
 
 
-@given(st.lists(st.tuples(st.sampled_from("12"), st.sampled_from(["I", "U", "D"]), st.binary(min_size=1, max_size=3)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("12"), st.sampled_from(["I", "U", "D"]), st.binary(min_size=1, max_size=3)),
+        max_size=12,
+    )
+)
 def test_values_are_never_invented(changes: list[tuple[str, str, bytes]]) -> None:
     stored: dict[str, bytes] = {}
     messages, wanted = [], []

@@ -119,7 +119,9 @@ def expected(history: History, start: Position, boundaries: dict[int, Boundary])
                 continue
             xid = transaction.xid & 0xFFFFFFFF
             oids = [item.oid] if isinstance(item, Row) else list(item.oids)
-            left = [oid for oid in oids if oid not in boundaries or not boundaries[oid].contains(transaction.final, xid)]
+            left = [
+                oid for oid in oids if oid not in boundaries or not boundaries[oid].contains(transaction.final, xid)
+            ]
             if not left:
                 continue
             if isinstance(item, Row):
@@ -149,7 +151,9 @@ def content(batch: Batch) -> list[Change]:
         at = row[wire.C_OFFSET]
         message = bytes(batch.data[at : at + row[wire.C_LENGTH]])
         key = (version.table.oid, version.value_schema)
-        found.append((row[wire.C_KIND], message, key, row[wire.C_LSN], row[wire.C_ORDINAL], row[wire.C_XID], row[wire.C_TIME]))
+        found.append(
+            (row[wire.C_KIND], message, key, row[wire.C_LSN], row[wire.C_ORDINAL], row[wire.C_XID], row[wire.C_TIME])
+        )
     return found
 
 
@@ -231,7 +235,13 @@ def histories(draw: st.DrawFn) -> History:
             elif what == "I":
                 items.append(Row(w.insert(oid, b"id", value), oid, versions[oid]))
             elif what == "U":
-                items.append(Row(w.update(oid, b"id", value, old=draw(st.sampled_from([None, [b"id", None]]))), oid, versions[oid]))
+                items.append(
+                    Row(
+                        w.update(oid, b"id", value, old=draw(st.sampled_from([None, [b"id", None]]))),
+                        oid,
+                        versions[oid],
+                    )
+                )
             else:
                 items.append(Row(w.delete(oid, b"id", None), oid, versions[oid]))
         lsn = final + draw(st.integers(1, 10))
@@ -283,7 +293,12 @@ blocks = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 @settings(max_examples=600)
 @given(cases(), small, small, blocks, st.booleans(), st.lists(st.integers(1, 20), max_size=3))
 def test_batches_are_contiguous_and_hold_what_the_model_says(
-    case: tuple[History, Position, dict[int, Boundary]], limit: int, most: int, sizes: list[int], empty: bool, restarts: list[int]
+    case: tuple[History, Position, dict[int, Boundary]],
+    limit: int,
+    most: int,
+    sizes: list[int],
+    empty: bool,
+    restarts: list[int],
 ) -> None:
     history, start, boundaries = case
     made = run(history, start, boundaries, limit=limit, most=most, sizes=sizes, empty=empty, restarts=tuple(restarts))
@@ -393,7 +408,9 @@ def test_the_statistics_count_what_boundaries_leave_out(case: tuple[History, Pos
 
 def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
     cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
-    cutter.add(w.block([w.xlog(w.begin(100, 7)), w.keepalive(99), w.xlog(relation(1, 0)), w.xlog(w.insert(1, b"", b""))]))
+    cutter.add(
+        w.block([w.xlog(w.begin(100, 7)), w.keepalive(99), w.xlog(relation(1, 0)), w.xlog(w.insert(1, b"", b""))])
+    )
     assert cutter.cut() is None
     assert cutter.flush(empty=True) is None
 
@@ -410,7 +427,9 @@ def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch()
 def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:
     large = w.insert(1, b"id", bytes(3 << 20))
     cutter = Cutter(Position(0, 0), {}, resolver([]), limit=1, most=1)
-    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(relation(1, 0)), w.xlog(large), w.xlog(large), w.xlog(w.commit(9, 10))]))
+    cutter.add(
+        w.block([w.xlog(w.begin(9, 1)), w.xlog(relation(1, 0)), w.xlog(large), w.xlog(large), w.xlog(w.commit(9, 10))])
+    )
     part = cutter.cut()
     rest = cutter.cut()
     assert part is not None and rest is not None

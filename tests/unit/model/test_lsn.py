@@ -26,7 +26,9 @@ def test_an_lsn_is_printed_as_postgresql_prints_it() -> None:
     assert parse_lsn("16/b374d848") == 0x16_B374_D848
 
 
-@pytest.mark.parametrize("text", ["", "/", "1", "1/", "/1", "123456789/0", "0/123456789", "0x1/1", "-1/1", "1/1 ", " 1/1", "1/1\n", "g/1"])
+@pytest.mark.parametrize(
+    "text", ["", "/", "1", "1/", "/1", "123456789/0", "0/123456789", "0x1/1", "-1/1", "1/1 ", " 1/1", "1/1\n", "g/1"]
+)
 def test_something_else_is_not_an_lsn(text: str) -> None:
     with pytest.raises(ValueError, match="is not an LSN"):
         parse_lsn(text)
@@ -46,10 +48,22 @@ def test_positions_order_as_their_texts_do(one: Position, other: Position) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0/0", "00000000016B3748", "00000000016B3748/C", "00000000016B3748/0000000G", "-0000000016B3748/0000000C",
-             "00000000016B3748/-000000C", "0x000000016B3748/0000000C", "00000000016B_748/0000000C", " 0000000016B3748/0000000C",
-             "00000000016B3748/0000000C\n", "+0000000016B3748/0000000C"]
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "0/0",
+        "00000000016B3748",
+        "00000000016B3748/C",
+        "00000000016B3748/0000000G",
+        "-0000000016B3748/0000000C",
+        "00000000016B3748/-000000C",
+        "0x000000016B3748/0000000C",
+        "00000000016B_748/0000000C",
+        " 0000000016B3748/0000000C",
+        "00000000016B3748/0000000C\n",
+        "+0000000016B3748/0000000C",
+    ],
+)
 def test_something_else_is_not_a_position(text: str) -> None:
     with pytest.raises(ValueError):
         Position.parse(text)

@@ -22,7 +22,19 @@ def test_a_quoted_identifier_is_one_token(name: str) -> None:
 
 def test_a_table_survives_the_state_topic() -> None:
     kind = ColumnType(90000, -1, 1700, (10 << 16 | 2) + 4, "b", "public.price")
-    table = Table(16384, "crêpes", "t", "f", ("b", "a"), (Column("a", kind, "what it costs"), Column("b", kind)), 7, "x", "p", 3, True)
+    table = Table(
+        16384,
+        "crêpes",
+        "t",
+        "f",
+        ("b", "a"),
+        (Column("a", kind, "what it costs"), Column("b", kind)),
+        7,
+        "x",
+        "p",
+        3,
+        True,
+    )
     again = Table.from_json(json.loads(json.dumps(table.to_json())))
     assert again == table
     assert again.columns[0].type == kind

@@ -20,7 +20,9 @@ tuples = st.lists(fields, max_size=6)
 rows = st.one_of(
     st.builds(lambda oid, new: RowMessage("I", oid, "", None, new), oids, tuples),
     st.builds(lambda oid, new: RowMessage("U", oid, "", None, new), oids, tuples),
-    st.builds(lambda oid, tag, old, new: RowMessage("U", oid, tag, old, new), oids, st.sampled_from("KO"), tuples, tuples),
+    st.builds(
+        lambda oid, tag, old, new: RowMessage("U", oid, tag, old, new), oids, st.sampled_from("KO"), tuples, tuples
+    ),
     st.builds(lambda oid, tag, old: RowMessage("D", oid, tag, old, None), oids, st.sampled_from("KO"), tuples),
 )
 relation_columns = st.lists(st.tuples(st.booleans(), names, oids, st.integers(-1, 2**31 - 1)), max_size=5)
@@ -33,9 +35,13 @@ def test_a_row_message_is_decoded_as_it_is_encoded(message: RowMessage) -> None:
 
 
 @given(oids, names, names, st.sampled_from("dnfi"), relation_columns)
-def test_a_relation_message_is_decoded(oid: int, schema: str, name: str, identity: str, columns: list[tuple[bool, str, int, int]]) -> None:
+def test_a_relation_message_is_decoded(
+    oid: int, schema: str, name: str, identity: str, columns: list[tuple[bool, str, int, int]]
+) -> None:
     data = fix_wire.relation(oid, columns, schema=schema, name=name, identity=identity)
-    assert pgoutput.relation(data) == RelationMessage(oid, schema, name, identity, tuple(RelationColumn(*c) for c in columns))
+    assert pgoutput.relation(data) == RelationMessage(
+        oid, schema, name, identity, tuple(RelationColumn(*c) for c in columns)
+    )
 
 
 def test_the_empty_schema_is_pg_catalog() -> None:
@@ -57,7 +63,9 @@ def test_a_row_message_that_is_cut_short_is_a_protocol_error(message: RowMessage
 
 
 @given(oids, names, relation_columns)
-def test_a_relation_message_that_is_cut_short_is_a_protocol_error(oid: int, name: str, columns: list[tuple[bool, str, int, int]]) -> None:
+def test_a_relation_message_that_is_cut_short_is_a_protocol_error(
+    oid: int, name: str, columns: list[tuple[bool, str, int, int]]
+) -> None:
     data = fix_wire.relation(oid, columns, name=name)
     for size in range(len(data)):
         with pytest.raises(ProtocolError):
@@ -72,8 +80,16 @@ def test_a_truncate_message_that_is_cut_short_is_a_protocol_error(truncated: lis
             pgoutput.truncate(data[:size])
 
 
-@given(decoders, st.one_of(st.binary(max_size=60), rows.map(RowMessage.encode), st.builds(fix_wire.relation, oids, relation_columns),
-                           st.builds(fix_wire.truncate, st.lists(oids, max_size=3))), st.data())  # fmt: skip
+@given(
+    decoders,
+    st.one_of(
+        st.binary(max_size=60),
+        rows.map(RowMessage.encode),
+        st.builds(fix_wire.relation, oids, relation_columns),
+        st.builds(fix_wire.truncate, st.lists(oids, max_size=3)),
+    ),
+    st.data(),
+)
 def test_damaged_bytes_are_decoded_or_a_protocol_error(decoder, data: bytes, draw: st.DataObject) -> None:  # type: ignore[no-untyped-def]
     damaged = bytearray(data)
     for at in draw.draw(st.lists(st.integers(0, max(0, len(data) - 1)), max_size=3)):

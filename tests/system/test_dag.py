@@ -1,0 +1,522 @@
+"""The DAG in a real Airflow over real servers: whole runs, and everything that users and crashes do to a running stream.
+
+Each step asks the machine itself who lives (``/proc``), the source whether the slot exists and is in use, and the topics whether
+every change came, once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from cryptography.fernet import Fernet
+from psycopg import sql
+
+from airflow_bottledwater import processes
+from airflow_bottledwater.local.airflow import AirflowStack
+from airflow_bottledwater.local.airflow_client import AirflowClient
+from airflow_bottledwater.local.stack import DataStack
+
+DAG = "bottledwater"
+MARKER = "Ma9ker7"
+#: asked for by scram; all characters that libpq, JSON or a shell could trip over
+PASSWORD = MARKER + " '\\\"%41@/:$x"
+DAGS = Path(__file__).parents[2] / "dags"
+
+
+def until(what: str, found: Callable[[], Any], timeout: float = 60.0) -> Any:
+    """What the function gives, once that is true."""
+    deadline = time.monotonic() + timeout
+    while not (result := found()):
+        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
+        time.sleep(0.2)
+    return result
+
+
+# ------------------------------------------------------------------ who lives
+def job_processes(home: Path) -> dict[int, str]:
+    """Every process that belongs to a job of this Airflow, orphans too: process id → the job's folder.
+
+    The supervisor has the folder in its arguments, all that it started has it in its environment.
+    """
+    root = f"{home}/bottledwater/".encode()
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and processes.started(int(entry)) is not None:
+            seen = _proc(entry, "cmdline") + b"\0" + _proc(entry, "environ")
+            for part in seen.split(b"\0"):
+                value = part.partition(b"BOTTLEDWATER_RUN_DIRECTORY=")[2] or part
+                if value.startswith(root):
+                    found[int(entry)] = value.removeprefix(root).split(b"/")[0].decode()
+                    break
+    return found
+
+
+def _proc(pid: int | str, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+class Watch(threading.Thread):
+    """Looks at all processes several times a second: more than one stream job at once, or the marker where it must not be."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(daemon=True)
+        self._home, self._ended = home, threading.Event()
+        self.most, self.looks = 0, 0
+        self.doubles: list[set[str]] = []
+        self.leaks: set[str] = set()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.3):
+            found = job_processes(self._home)
+            streams = {folder for folder in found.values() if folder.startswith("stream-")}
+            self.most, self.looks = max(self.most, len(streams)), self.looks + 1
+            if len(streams) > 1:
+                self.doubles.append(streams)
+            for pid in found:
+                for name in ("cmdline", "environ"):
+                    if MARKER.encode() in _proc(pid, name):
+                        self.leaks.add(f"{name} of {_proc(pid, 'cmdline')[:200]!r}")
+            for entry in os.listdir("/proc"):
+                if entry.isdigit() and MARKER.encode() in _proc(entry, "cmdline"):
+                    self.leaks.add(f"arguments of {_proc(entry, 'comm')!r}")
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+# ------------------------------------------------------------------ what was published
+class Topics:
+    """What a consumer with ``read_committed`` has seen so far of some topics, decoded through the registry."""
+
+    def __init__(self, stack: DataStack, *names: str) -> None:
+        assert stack.registry is not None
+        self._registry = SchemaRegistryClient({"url": stack.registry.url})
+        self._schemas: dict[int, Any] = {}
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": stack.kafka.bootstrap, "group.id": "test", "isolation.level": "read_committed",
+                "enable.auto.commit": False, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 50,
+            }
+        )  # fmt: skip
+        self._consumer.assign([TopicPartition(name, 0, 0) for name in names])
+        self.records: dict[str, list[tuple[Any, Any]]] = {name: [] for name in names}
+
+    def read(self, wait: float = 0.5) -> dict[str, list[tuple[Any, Any]]]:
+        """All (key, value) so far."""
+        while messages := self._consumer.consume(5000, wait):
+            for message in messages:
+                assert message.error() is None, message.error()
+                self.records[message.topic()].append((self._decode(message.key()), self._decode(message.value())))
+        return self.records
+
+    def _decode(self, data: bytes | None) -> Any:
+        if data is None:
+            return None
+        number = int.from_bytes(data[1:5], "big")
+        if number not in self._schemas:
+            self._schemas[number] = fastavro.parse_schema(json.loads(self._registry.get_schema(number).schema_str))
+        return fastavro.schemaless_reader(io.BytesIO(data[5:]), self._schemas[number], None)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+# ------------------------------------------------------------------ servers
+class System:
+    """The data servers and an Airflow whose connections are to them."""
+
+    def __init__(self, folder: Path) -> None:
+        # the role of the connection must show its password, from anywhere and also for replication
+        self.data = DataStack(folder / "data", postgres_options={"hba": ["host all cdc 127.0.0.1/32 scram-sha-256"]})
+        self.folder = folder
+
+    def start(self) -> None:
+        self.data.start()
+        with self.connect("postgres") as connection:
+            connection.execute(sql.SQL("CREATE ROLE cdc LOGIN REPLICATION PASSWORD {}").format(sql.Literal(PASSWORD)))
+            connection.execute("CREATE DATABASE shop OWNER cdc")
+            connection.execute("CREATE DATABASE airflow")
+        postgres = {"conn_type": "postgres", "host": "127.0.0.1", "port": self.data.postgres.port, "login": "cdc"}
+        assert self.data.registry is not None
+        connections = {
+            "POSTGRES_DEFAULT": {**postgres, "password": PASSWORD, "schema": "shop", "extra": {"sslmode": "disable", "foreign": 1}},
+            "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": {"bootstrap.servers": self.data.kafka.bootstrap, "group.id": "x"}},
+            "SCHEMA_REGISTRY_DEFAULT": {"conn_type": "schema_registry", "host": self.data.registry.url},
+        }
+        self.airflow = AirflowStack(
+            self.folder / "airflow",
+            dags_folder=DAGS,
+            metadata_dsn=self.data.postgres.url("airflow"),
+            env={f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},
+        )
+        self.watch = Watch(self.airflow.folder)
+        self.airflow.start()
+        self.watch.start()
+        self.client.wait_for_dag(DAG)
+
+    @property
+    def client(self) -> AirflowClient:
+        return self.airflow.client()
+
+    def stop(self) -> None:
+        if hasattr(self, "airflow"):
+            self.airflow.stop()
+            # jobs outlive Airflow, that is the point
+            for pid in job_processes(self.airflow.folder):
+                os.kill(pid, signal.SIGKILL)
+        self.data.stop()
+
+    def connect(self, database: str = "shop") -> psycopg.Connection[Any]:
+        """A session of the superuser, who needs no password."""
+        return psycopg.connect(self.data.postgres.dsn(database), autocommit=True)
+
+    def execute(self, *statements: str, database: str = "shop") -> list[tuple[Any, ...]]:
+        """Run statements; returns the rows of the last."""
+        with self.connect(database) as connection:
+            for statement in statements:
+                cursor = connection.execute(statement)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def slot(self, name: str) -> tuple[bool, bool]:
+        """Whether the slot exists, and whether somebody reads from it."""
+        rows = self.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{name}'")
+        return bool(rows), bool(rows and rows[0][0])
+
+    def publications(self) -> list[str]:
+        return [row[0] for row in self.execute("SELECT pubname FROM pg_publication ORDER BY 1")]
+
+    def jobs(self) -> dict[int, str]:
+        return job_processes(self.airflow.folder)
+
+    def supervisor(self, folder: str) -> int:
+        """The process id of a job's supervisor."""
+        found = json.loads((self.airflow.folder / "bottledwater" / folder / "supervisor.json").read_text())
+        return int(found["pid"])
+
+    def task(self, run_id: str, task_id: str) -> dict[str, Any]:
+        return next(t for t in self.client.task_instances(DAG, run_id) if t["task_id"] == task_id)
+
+    def why(self, run_id: str) -> str:
+        """The ends of the logs of tasks that did not succeed: for a test that failed."""
+        return "\n".join(
+            f"--- {t['task_id']} {t['state']}\n{self.client.task_log(DAG, run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
+            for t in self.client.task_instances(DAG, run_id)
+            if t["state"] in ("failed", "up_for_retry", "deferred")
+        )
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Started once for all tests here."""
+    started = System(tmp_path_factory.mktemp("system"))
+    try:
+        started.start()
+        yield started
+        started.watch.end()
+    finally:
+        started.stop()
+
+
+# ------------------------------------------------------------------ bounded
+def test_a_bounded_run_publishes_the_tables_and_leaves_nothing_behind(system: System) -> None:
+    system.execute(
+        "CREATE TABLE public.small (id bigint PRIMARY KEY, name text, price numeric(8,2))",
+        "INSERT INTO public.small SELECT g, 'nö ' || g, g / 4.0 FROM generate_series(1, 3000) g",
+        "CREATE TABLE public.pairs (a int, b text, at timestamptz, PRIMARY KEY (b, a))",
+        "INSERT INTO public.pairs SELECT g, 'k' || g % 7, now() FROM generate_series(1, 500) g",
+        "ALTER TABLE public.small OWNER TO cdc",
+        "ALTER TABLE public.pairs OWNER TO cdc",
+    )
+    conf = {"tables": ["small", "pairs"], "slot": "bounded", "bounded": True, "drop_slot": "always", "topic_prefix": "b"}
+    run = system.client.trigger(DAG, conf)
+    ended = system.client.wait_run(DAG, run, 300)
+    assert ended["state"] == "success", system.why(run)
+    assert {t["task_id"]: t["state"] for t in system.client.task_instances(DAG, run)} == dict.fromkeys(
+        ("preflight", "create_slot", "snapshot", "stream", "slot_lag", "error_state", "drop_slot"), "success"
+    )
+    topics = Topics(system.data, "b.small", "b.pairs")
+    found = topics.read(2.0)
+    topics.close()
+    assert len(found["b.small"]) == 3000 and len(found["b.pairs"]) == 500
+    assert sorted((key["id"], value["id"], value["name"], value["price"]) for key, value in found["b.small"]) == sorted(
+        (i, i, name, price) for i, name, price in system.execute("SELECT id, name, price FROM public.small")
+    )
+    assert sorted((key["b"], key["a"], value["at"]) for key, value in found["b.pairs"]) == sorted(
+        (b, a, at) for a, b, at in system.execute("SELECT a, b, at FROM public.pairs")
+    )
+    assert system.slot("bounded") == (False, False)
+    assert system.publications() == []
+    assert system.jobs() == {}
+    assert list((system.airflow.folder / "bottledwater").iterdir()) == []
+    assert not system.watch.leaks
+
+
+# ------------------------------------------------------------------ continuous
+class Writers(threading.Thread):
+    """Applications that go on writing: every id of ``orders`` once, every version of the rows of ``ticks``."""
+
+    def __init__(self, system: System) -> None:
+        super().__init__(daemon=True)
+        self._system, self._ended = system, threading.Event()
+        self.written = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with self._system.connect() as connection:
+                while not self._ended.wait(0.05):
+                    new = self.written + 1
+                    many = 1 + new % 5
+                    with connection.transaction():
+                        connection.execute(f"INSERT INTO public.orders SELECT g, 'order ' || g FROM generate_series({new}, {new + many - 1}) g")
+                        connection.execute(f"UPDATE public.ticks SET n = n + 1 WHERE id = {new % 10}")
+                    self.written = new + many - 1
+        except psycopg.Error as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+        assert self.error is None
+
+
+class Stream:
+    """One continuous run, and what is known of it."""
+
+    slot = "life"
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        system.execute(
+            "CREATE TABLE public.orders (id bigint PRIMARY KEY, name text)",
+            "CREATE TABLE public.ticks (id int PRIMARY KEY, n int)",
+            "INSERT INTO public.ticks SELECT g, 0 FROM generate_series(0, 9) g",
+            "ALTER TABLE public.orders OWNER TO cdc",
+            "ALTER TABLE public.ticks OWNER TO cdc",
+        )
+        self.writers = Writers(system)
+        self.writers.start()
+        self.begin("retired")
+        self.topics = Topics(system.data, "orders", "ticks")
+
+    def begin(self, drop_slot: str) -> None:
+        """Start a run and wait until it streams."""
+        conf = {"tables": ["orders", "ticks"], "slot": self.slot, "drop_slot": drop_slot}
+        self.run_id = self.system.client.trigger(DAG, conf)
+        self.deferred()
+
+    @property
+    def state(self) -> str | None:
+        return self.task()["state"]
+
+    def task(self, name: str = "stream") -> dict[str, Any]:
+        return self.system.task(self.run_id, name)
+
+    def mark(self, state: str) -> None:
+        self.system.client.set_task_state(DAG, self.run_id, "stream", state)
+
+    def clear(self) -> None:
+        self.system.client.clear(DAG, self.run_id, ["stream"], downstream=True)
+
+    def deferred(self, but: str = "", timeout: float = 240) -> str:
+        """Wait until a job (but not this one) reads from the slot and the task is deferred; returns the job's folder."""
+
+        def found() -> str | None:
+            state = self.state
+            assert state != "failed", self.system.why(self.run_id)
+            folders = {folder for folder in self.system.jobs().values() if folder.startswith("stream-")} - {but}
+            return folders.pop() if state == "deferred" and len(folders) == 1 and self.system.slot(self.slot) == (True, True) else None
+
+        return str(until("a stream that is deferred", found, timeout))
+
+    def streaming(self) -> str:
+        """The folder of the job that streams now, whatever the test before has left."""
+        if not (self.state == "deferred" and self.system.jobs()):
+            self.clear()
+        return self.deferred()
+
+    def gone(self, timeout: float = 40) -> None:
+        """No process of any job lives within this time, and the slot is there and free."""
+        begun = time.monotonic()
+        until("no process of a job lives", lambda: not self.system.jobs(), timeout)
+        until("the slot is free", lambda: not self.system.slot(self.slot)[1], max(1.0, begun + timeout - time.monotonic()))
+
+    def nothing_lost_or_twice(self) -> None:
+        """Everything that is written by now is published within a minute, and only once."""
+        written = self.writers.written
+
+        def arrived() -> bool:
+            ids = {key["id"] for key, _ in self.topics.read()["orders"]}
+            return len(ids) >= written and ids >= set(range(1, written + 1))
+
+        until(f"all of {written} ids", arrived, 90)
+        counts = Counter(key["id"] for key, _ in self.topics.records["orders"])
+        assert [i for i, n in counts.items() if n > 1] == []
+        assert sorted(counts) == list(range(1, max(counts) + 1))
+        versions: dict[int, list[int]] = {}
+        for key, value in self.topics.records["ticks"]:
+            versions.setdefault(key["id"], []).append(value["n"])
+        for seen in versions.values():
+            assert seen == list(range(seen[0], seen[-1] + 1))
+
+    def trigger_row(self) -> tuple[int, int]:
+        """Trigger and triggerer that the task is deferred to."""
+        rows = self.system.execute(
+            "SELECT t.id, t.triggerer_id FROM trigger t JOIN task_instance i ON i.trigger_id = t.id"
+            f" WHERE i.task_id = 'stream' AND i.run_id = '{self.run_id}'",
+            database="airflow",
+        )
+        return rows[0] if rows else (0, 0)
+
+
+@pytest.fixture(scope="module")
+def stream(system: System) -> Iterator[Stream]:
+    """A stream that runs while its tables are written to."""
+    started = Stream(system)
+    yield started
+    started.writers.end()
+    started.topics.close()
+
+
+@pytest.mark.long
+def test_marked_failed_the_job_ends_and_the_slot_stays(system: System, stream: Stream) -> None:
+    stream.streaming()
+    stream.nothing_lost_or_twice()
+    stream.mark("failed")
+    stream.gone()
+    assert system.slot(stream.slot) == (True, False)
+    assert stream.state == "failed"
+
+
+@pytest.mark.long
+def test_cleared_a_new_job_goes_on(system: System, stream: Stream) -> None:
+    if stream.state == "deferred":
+        stream.mark("failed")
+        stream.gone()
+    stream.clear()
+    folder = stream.deferred()
+    assert len({f for f in system.jobs().values()}) == 1
+    stream.nothing_lost_or_twice()
+    assert stream.deferred() == folder
+
+
+@pytest.mark.long
+def test_cleared_while_it_runs_the_old_job_is_gone_before_the_new_one_starts(system: System, stream: Stream) -> None:
+    old = stream.streaming()
+    members = {pid for pid, folder in system.jobs().items() if folder == old}
+    stream.clear()
+    new = stream.deferred(but=old)
+    assert new != old
+    assert members.isdisjoint(system.jobs())
+    assert not (system.airflow.folder / "bottledwater" / old).exists()
+    stream.nothing_lost_or_twice()
+    assert system.watch.most == 1 and system.watch.doubles == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["restarted", "killed"])
+def test_another_triggerer_attaches_to_the_same_job(system: System, stream: Stream, how: str) -> None:
+    folder = stream.streaming()
+    before, pid, tries = stream.trigger_row(), system.supervisor(folder), stream.task()["try_number"]
+    members = set(system.jobs())
+    if how == "restarted":
+        system.airflow.restart("triggerer")
+    else:
+        triggerer = system.airflow.components["triggerer"]
+        triggerer.kill()
+        triggerer.start()
+    # the trigger is another triggerer's now; after kill -9 the old one counts as alive for 30 s
+    until("another triggerer has the trigger", lambda: stream.trigger_row()[1] not in (None, 0, before[1]), 120)
+    assert stream.trigger_row()[0] == before[0]
+    time.sleep(6)
+    assert stream.deferred() == folder
+    assert (system.supervisor(folder), stream.task()["try_number"]) == (pid, tries)
+    assert members == set(system.jobs())
+    stream.nothing_lost_or_twice()
+
+
+@pytest.mark.long
+def test_a_job_that_is_killed_is_submitted_again_without_using_up_a_try(system: System, stream: Stream) -> None:
+    old = stream.streaming()
+    tries = stream.task()["try_number"]
+    members = {pid: processes.started(pid) for pid in system.jobs()}
+    (jvm,) = (pid for pid in members if _proc(pid, "comm").strip() == b"java")
+    os.kill(jvm, signal.SIGKILL)
+    until("nothing of the killed job is left", lambda: not any(processes.started(p) == s for p, s in members.items()), 30)
+    new = stream.deferred(but=old)
+    assert new != old and stream.task()["try_number"] == tries
+    stream.nothing_lost_or_twice()
+    assert "is submitted again" in system.client.task_log(DAG, stream.run_id, "stream", tries)
+
+
+@pytest.mark.long
+def test_marked_success_the_job_ends_and_the_slot_stays(system: System, stream: Stream) -> None:
+    stream.streaming()
+    stream.mark("success")
+    stream.gone()
+    assert system.client.wait_run(DAG, stream.run_id, 60)["state"] == "success"
+    assert system.slot(stream.slot) == (True, False)
+
+
+@pytest.mark.long
+def test_a_run_marked_failed_keeps_the_slot_and_says_what_it_costs(system: System, stream: Stream) -> None:
+    stream.streaming()
+    system.client.set_run_state(DAG, stream.run_id, "failed")
+    stream.gone()
+    until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"))
+    task = stream.task("drop_slot")
+    assert task["state"] == "success"
+    assert system.slot(stream.slot) == (True, False)
+    log = system.client.task_log(DAG, stream.run_id, "drop_slot", task["try_number"])
+    assert "Kept: slot 'life' at " in log and "MiB of WAL" in log
+
+
+@pytest.mark.long
+def test_another_run_goes_on_and_always_drops_a_slot_that_is_in_use(system: System, stream: Stream) -> None:
+    if stream.state == "deferred":
+        system.client.set_run_state(DAG, stream.run_id, "failed")
+        stream.gone()
+    stream.begin("always")
+    stream.nothing_lost_or_twice()
+    system.client.set_run_state(DAG, stream.run_id, "failed")
+    until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"))
+    assert stream.task("drop_slot")["state"] == "success", system.why(stream.run_id)
+    until("no process of a job lives", lambda: not system.jobs(), 40)
+    assert system.slot(stream.slot) == (False, False)
+    assert system.publications() == []
+
+
+@pytest.mark.long
+def test_the_password_is_nowhere(system: System, stream: Stream) -> None:
+    """In no log, no row of Airflow's database, no argument or environment of a job; of files only where it has to be."""
+    assert system.watch.looks > 100
+    assert system.watch.leaks == set()
+    # every table: rendered templates, XCom, task state, triggers, serialized DAGs, the audit log
+    tables = system.execute("SELECT c.oid::regclass::text FROM pg_class c WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace", database="airflow")
+    for (table,) in tables:
+        leaks = system.execute(f"SELECT 1 FROM {table} t WHERE t::text LIKE '%{MARKER}%' LIMIT 1", database="airflow")
+        assert not leaks, table
+    secrets = json.loads((system.airflow.folder / "secrets.json").read_text())
+    kwargs = system.execute("SELECT encrypted_kwargs FROM trigger", database="airflow")
+    for (encrypted,) in kwargs:
+        assert MARKER not in Fernet(secrets["fernet_key"]).decrypt(encrypted.encode()).decode()
+    found = [path for path in system.airflow.folder.rglob("*") if path.is_file() and MARKER.encode() in path.read_bytes()]
+    assert found == []

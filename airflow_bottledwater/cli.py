@@ -49,15 +49,37 @@ def _pairs(_context: click.Context, option: click.Parameter, values: tuple[str, 
 def _options(*, everything: bool) -> Callable[[F], F]:
     """The options that name a pipeline; with ``everything`` also those of a run."""
     connection = [
-        click.option("-d", "--postgres", help="Connection string or URI of the source database (libpq's; a service or password file works)."),
+        click.option(
+            "-d",
+            "--postgres",
+            help="Connection string or URI of the source database (libpq's; a service or password file works).",
+        ),
         click.option("-s", "--slot", help="Name of the replication slot.  [default: bottledwater]"),
         click.option("-b", "--broker", help="Comma-separated Kafka servers.  [default: localhost:9092]"),
-        click.option("-r", "--schema-registry", help="URL of the schema registry (avro).  [default: http://localhost:8081]"),
+        click.option(
+            "-r", "--schema-registry", help="URL of the schema registry (avro).  [default: http://localhost:8081]"
+        ),
         click.option("-f", "--output-format", help="avro or json.  [default: avro]"),
         click.option("-p", "--topic-prefix", help="Put before every topic's name, with a dot."),
-        click.option("-C", "--kafka-config", multiple=True, callback=_pairs, metavar="PROPERTY=VALUE", help="A librdkafka property; repeatable."),
-        click.option("-g", "--config-file", type=click.Path(path_type=Path), help="INI file with sections bottledwater, kafka, topic, schema-registry."),
-        click.option("--allow-password-argument", is_flag=True, help="Accept a password on the command line, where others can see it."),
+        click.option(
+            "-C",
+            "--kafka-config",
+            multiple=True,
+            callback=_pairs,
+            metavar="PROPERTY=VALUE",
+            help="A librdkafka property; repeatable.",
+        ),
+        click.option(
+            "-g",
+            "--config-file",
+            type=click.Path(path_type=Path),
+            help="INI file with sections bottledwater, kafka, topic, schema-registry.",
+        ),
+        click.option(
+            "--allow-password-argument",
+            is_flag=True,
+            help="Accept a password on the command line, where others can see it.",
+        ),
     ]
     run = [
         click.option("-u", "--allow-unkeyed", is_flag=True, default=None, help="Publish tables without a usable key (inserts only)."),
@@ -86,7 +108,10 @@ def _pipeline(values: dict[str, Any]) -> Pipeline:
     force = values.pop("allow_password_argument")
     path = values.pop("config_file")
     broker, registry = values.pop("broker"), values.pop("schema_registry")
-    given: dict[str, Any] = {**values.pop("settings", {}), **{k: v for k, v in values.items() if v is not None and v != {}}}
+    given: dict[str, Any] = {
+        **values.pop("settings", {}),
+        **{k: v for k, v in values.items() if v is not None and v != {}},
+    }
     given["kafka"] = {**given.pop("kafka_config", {}), **({"bootstrap.servers": broker} if broker else {})}
     given["registry"] = {"url": registry} if registry else {}
     if not force:
@@ -122,11 +147,13 @@ def _log_to_stderr() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
 @_options(everything=True)
 @click.version_option(package_name="airflow-provider-bottledwater")
 @click.pass_context
-def cli(context: click.Context, master: str, spark_conf: dict[str, str], bounded: bool, **values: Any) -> None:
+def cli(context: click.Context, /, master: str, spark_conf: dict[str, str], bounded: bool, **values: Any) -> None:
     """Publish a consistent snapshot of a PostgreSQL database, then every committed change, to Kafka.
 
     Creates the slot where it is absent, takes (or resumes) the snapshot, and streams in the foreground until it is
@@ -153,7 +180,13 @@ def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: b
 
 
 def _job(
-    pipeline: Pipeline, name: str, master: str, spark_conf: dict[str, str], bounded: bool, stopped: threading.Event, console: Console
+    pipeline: Pipeline,
+    name: str,
+    master: str,
+    spark_conf: dict[str, str],
+    bounded: bool,
+    stopped: threading.Event,
+    console: Console,
 ) -> None:
     """Run one Spark job to its end, showing progress; a signal ends it in order.
 
@@ -179,7 +212,11 @@ def _job(
         if outcome is None or not outcome["ok"]:
             if stopped.is_set() and outcome is None:
                 return
-            what = outcome["error"] if outcome else f"The {name} job ended with exit code {code}.\n{supervise.log_tail(run)}"
+            what = (
+                outcome["error"]
+                if outcome
+                else f"The {name} job ended with exit code {code}.\n{supervise.log_tail(run)}"
+            )
             raise JobFailed(what)
         log.info("%s: %s", name.capitalize(), ", ".join(f"{k} {v}" for k, v in outcome.items() if k != "ok"))
 
@@ -227,13 +264,24 @@ def status(as_json: bool, **values: Any) -> None:
         return
     console = Console()
     slot_, job = report["slot"], report["job"]
-    console.print(f"Slot {report['name']}: " + (f"{slot_['lag']:,} bytes behind, keeps {slot_['retained']:,} bytes of WAL, {slot_['wal_status']}" if slot_ else "there is none"))
+    console.print(
+        f"Slot {report['name']}: "
+        + (
+            f"{slot_['lag']:,} bytes behind, keeps {slot_['retained']:,} bytes of WAL, {slot_['wal_status']}"
+            if slot_
+            else "there is none"
+        )
+    )
     if job:
         age = time.time() - job["at"]
-        console.print(f"Job: {job['state']} ({age:,.0f} s ago), epoch {job['job']['epoch']} on {job['job']['host']}; {job['counters']}")
+        console.print(
+            f"Job: {job['state']} ({age:,.0f} s ago), epoch {job['job']['epoch']} on {job['job']['host']}; {job['counters']}"
+        )
         if job["error"]:
             console.print(f"Last error: {job['error']}", style="red")
-    console.print(f"Stream at {report['position'] or '(nothing streamed yet)'}; snapshot {'complete' if report['complete'] else 'not complete'}")
+    console.print(
+        f"Stream at {report['position'] or '(nothing streamed yet)'}; snapshot {'complete' if report['complete'] else 'not complete'}"
+    )
     table = RichTable("table", "topic", "boundary", "filtered", "ranges", "rows")
     for row in report["tables"]:
         table.add_row(*(str(row[k]) for k in ("table", "topic", "boundary", "filtered", "ranges", "rows")))
@@ -242,7 +290,13 @@ def status(as_json: bool, **values: Any) -> None:
 
 @cli.command("drop-slot")
 @_options(everything=False)
-@click.option("--when", type=click.Choice(["retired", "always", "never"]), default="retired", show_default=True, help="retired: only if the stream was stopped for good.")
+@click.option(
+    "--when",
+    type=click.Choice(["retired", "always", "never"]),
+    default="retired",
+    show_default=True,
+    help="retired: only if the stream was stopped for good.",
+)
 def drop_slot(when: str, **values: Any) -> None:
     """Drop slot and publications, and forget the slot's facts."""
     from airflow_bottledwater.flow import setup

@@ -39,6 +39,8 @@ import llvmlite.binding as llvm  # noqa: E402  (numba reads the cache folder whe
 import numba  # noqa: E402
 from numba import types  # noqa: E402
 
+__all__ = ["compiled", "external", "numba", "types"]
+
 _kept: list[ctypes.CDLL] = []
 
 

@@ -34,7 +34,10 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [
             {
                 "integration-name": _NAME,
-                "python-modules": ["airflow_bottledwater.sensors.slot_lag", "airflow_bottledwater.sensors.stream_error"],
+                "python-modules": [
+                    "airflow_bottledwater.sensors.slot_lag",
+                    "airflow_bottledwater.sensors.stream_error",
+                ],
             }
         ],
         "triggers": [

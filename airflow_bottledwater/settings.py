@@ -154,7 +154,10 @@ _TOPIC_CHARACTERS = re.compile(r"^[A-Za-z0-9._-]{0,180}\Z")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "slot": (_text(lambda v: bool(SLOT_NAME.match(v))), "1 to 63 lower-case letters, digits and underscores"),
     "publication": (_text(lambda v: len(v.encode()) <= 54), "at most 54 bytes (a second publication appends _unkeyed)"),
-    "topic_prefix": (_text(lambda v: bool(_TOPIC_CHARACTERS.match(v))), "letters, digits, dots, dashes and underscores"),
+    "topic_prefix": (
+        _text(lambda v: bool(_TOPIC_CHARACTERS.match(v))),
+        "letters, digits, dots, dashes and underscores",
+    ),
     "output_format": _one_of("avro", "json"),
     "on_error": _one_of("exit", "log"),
     "on_truncate": _one_of("event", "stop"),

@@ -46,8 +46,12 @@ class BottledWaterTaskGroup(TaskGroup):
         with self:
             self.preflight = ReplicationPreflightOperator(task_id="preflight", **pipeline)
             self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **pipeline)
-            self.snapshot = SnapshotToKafkaOperator(task_id="snapshot", conn_id=spark_conn_id, **pipeline, **(snapshot or {}))
-            self.stream = StreamToKafkaOperator(task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {}))
+            self.snapshot = SnapshotToKafkaOperator(
+                task_id="snapshot", conn_id=spark_conn_id, **pipeline, **(snapshot or {})
+            )
+            self.stream = StreamToKafkaOperator(
+                task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {})
+            )
             self.slot_lag = ReplicationSlotLagSensor(
                 task_id="slot_lag",
                 slot=pipeline.get("slot", "bottledwater"),

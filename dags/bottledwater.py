@@ -49,7 +49,9 @@ with DAG(
         ),
         "topic_prefix": Param("", type=["string", "null"], section="Target", title="Topic prefix"),
         "output_format": Param("avro", type="string", enum=["avro", "json"], section="Target", title="Format"),
-        "snapshot": Param(True, type="boolean", section="What", title="Snapshot first", description="Off: only changes from now on."),
+        "snapshot": Param(
+            True, type="boolean", section="What", title="Snapshot first", description="Off: only changes from now on."
+        ),
         "bounded": Param(
             False,
             type="boolean",
@@ -74,7 +76,9 @@ with DAG(
             title="Drop the slot at the end",
             description="retired: only if the stream was stopped for good; the slot holds what is not yet published.",
         ),
-        "settings": Param({}, type=["object", "null"], section="More", title="Other settings", description="See docs/settings.md."),
+        "settings": Param(
+            {}, type=["object", "null"], section="More", title="Other settings", description="See docs/settings.md."
+        ),
     },
 ) as dag:
     BottledWaterTaskGroup(
@@ -84,10 +88,19 @@ with DAG(
             **{
                 name: _param(name)
                 for name in (
-                    "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "tables", "schemas", "slot", "topic_prefix",
-                    "output_format", "allow_unkeyed", "on_error", "settings",
+                    "postgres_conn_id",
+                    "kafka_conn_id",
+                    "schema_registry_conn_id",
+                    "tables",
+                    "schemas",
+                    "slot",
+                    "topic_prefix",
+                    "output_format",
+                    "allow_unkeyed",
+                    "on_error",
+                    "settings",
                 )
-            },  # fmt: skip
+            },
             "skip_snapshot": "{{ not params.snapshot }}",
         },
         bounded=_param("bounded"),

@@ -1,4 +1,4 @@
-"""What all tests share: embedded servers, started when a test first asks for one, and a database of its own per test."""
+"""What all tests share: embedded servers, started when a test first asks for one, and a database for each test."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def database(postgres: PostgresServer) -> Iterator[str]:
             f" IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE database = '{name}' AND active) THEN EXIT; END IF;"
             " PERFORM pg_sleep(0.1); END LOOP; END $$"
         )
-        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,)
+        )
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 

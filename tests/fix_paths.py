@@ -91,7 +91,8 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
 def copied(connection: Connection, table: Table, output_format: str) -> list[Made]:
     """The table's rows by way of the snapshot."""
     programs = programs_of(table, output_format, copied=True)
-    query = f"COPY (SELECT {select_list(table)} FROM ONLY {quote(table.schema)}.{quote(table.name)}) TO STDOUT (FORMAT binary)"
+    name = f"{quote(table.schema)}.{quote(table.name)}"
+    query = f"COPY (SELECT {select_list(table)} FROM ONLY {name}) TO STDOUT (FORMAT binary)"
     return [row for block in copy.rows(connection, query) for row in encode_block(block, programs)]
 
 

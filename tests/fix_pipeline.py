@@ -74,7 +74,8 @@ class Source:
             "publications": self.execute("SELECT * FROM pg_publication ORDER BY pubname"),
             "published": self.execute("SELECT * FROM pg_publication_tables ORDER BY 1, 2, 3"),
             "slots": self.execute(
-                "SELECT slot_name, plugin, slot_type, database, confirmed_flush_lsn::text FROM pg_replication_slots ORDER BY 1"
+                "SELECT slot_name, plugin, slot_type, database, confirmed_flush_lsn::text"
+                " FROM pg_replication_slots ORDER BY 1"
             ),
             "ends": ends,
             "subjects": {s: schemas.get_versions(s) for s in subjects},

@@ -698,9 +698,9 @@ def json_value(op, arg, b, p, n, out, o, cap):
         if n != (4 if op == OP_DATE else 8):
             return np.int64(MALFORMED)
         v = _i32(b, p) if op == OP_DATE else _i64(b, p)
-        if op == OP_DATE and v == DATE_INFINITY or op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY:
+        if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
             return _quoted(_LOWER_INFINITY, out, o, cap)
-        if op == OP_DATE and v == DATE_MINUS_INFINITY or op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY:
+        if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
             return _quoted(_LOWER_MINUS_INFINITY, out, o, cap)
         out[o] = _QUOTE
         o += 1

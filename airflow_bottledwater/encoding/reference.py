@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import struct
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal, localcontext
 from typing import Any
 

@@ -56,7 +56,9 @@ NUMERIC_PINF = 0xD000
 NUMERIC_NINF = 0xF000
 
 # ---------------------------------------------------------------- columns of the table of records that kernels fill
-R_KEY, R_KEY_LEN, R_VALUE, R_VALUE_LEN, R_TOPIC, R_PARTITION, R_MESSAGE, R_OP, R_TIME, R_LSN, R_ORDINAL, R_FLAGS = range(12)
+R_KEY, R_KEY_LEN, R_VALUE, R_VALUE_LEN, R_TOPIC, R_PARTITION, R_MESSAGE, R_OP, R_TIME, R_LSN, R_ORDINAL, R_FLAGS = (
+    range(12)
+)
 RECORD_WIDTH = 12
 FLAG_REREAD = 1  # a TOAST value of the record was read again from the table
 

@@ -34,7 +34,9 @@ def ensure_state_topics(pipeline: Pipeline, topic: str) -> None:
     for name in (state.CONTROL_TOPIC, topic):
         if name not in present:
             if not pipeline.create_topics:
-                raise StateError(f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted.")
+                raise StateError(
+                    f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted."
+                )
             topics.create(name, partitions=1, replication=replication, config=state.TOPIC_CONFIG)
 
 
@@ -145,5 +147,3 @@ class Claim:
     def close(self) -> None:
         """Let go of the producer; the claim stays."""
         self._publisher.close()
-
-

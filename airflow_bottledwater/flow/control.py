@@ -138,7 +138,9 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
         return None
     control = state.Control(pipeline.kafka)
     try:
-        control.write(request_key(name), {"command": "stop", "epoch": status["job"]["epoch"], "retire": retire, "at": time.time()})
+        control.write(
+            request_key(name), {"command": "stop", "epoch": status["job"]["epoch"], "retire": retire, "at": time.time()}
+        )
         if retire and status["state"] in ("stopped", "finished", "failed"):
             control.write(status_key(name), {**status, "retired": True})
     finally:

@@ -57,18 +57,29 @@ class Channel:
     """
 
     def __init__(
-        self, pipeline: Pipeline, job: f.Job, transactional_id: str, topics: Iterable[str], state_topic: str, patience: Patience
+        self,
+        pipeline: Pipeline,
+        job: f.Job,
+        transactional_id: str,
+        topics: Iterable[str],
+        state_topic: str,
+        patience: Patience,
     ) -> None:
         self.pipeline, self.job, self.patience = pipeline, job, patience
         self.state_topic = state_topic
         data = sorted(set(topics))
-        service = [names.service_topic("events", pipeline.topic_prefix), names.service_topic("dead_letters", pipeline.topic_prefix)]
+        service = [
+            names.service_topic("events", pipeline.topic_prefix),
+            names.service_topic("dead_letters", pipeline.topic_prefix),
+        ]
         self._names = [*data, *service, state_topic]
         self.index = {name: i for i, name in enumerate(self._names)}
         self.events, self.letters, self._state = (self.index[name] for name in (*service, state_topic))
         described = Topics(pipeline.kafka).describe(self._names)
         if missing := [name for name in self._names if name not in described]:
-            raise StateError(f"Topic {missing[0]!r} does not exist any more.", "Deleting topics of a running pipeline loses data.")
+            raise StateError(
+                f"Topic {missing[0]!r} does not exist any more.", "Deleting topics of a running pipeline loses data."
+            )
         self.partitions = {name: topic.partitions for name, topic in described.items()}
         self.limits: npt.NDArray[np.int64] = np.array([described[n].max_bytes for n in self._names], dtype=np.int64)
         self._publisher = Publisher(
@@ -111,7 +122,10 @@ class Channel:
     def programs(self, versions: Sequence[Version], *, copied: bool) -> Programs:
         """Programs for relation versions."""
         return compile_programs(
-            [(v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema)) for v in versions],
+            [
+                (v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema))
+                for v in versions
+            ],
             self.pipeline.output_format,
             copied=copied,
         )
@@ -306,7 +320,11 @@ class StreamPublisher:
             known = {v.table.oid: v for v in versions}
             position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
             if self._pipeline.on_truncate == "stop":
-                raise RecordError(f"TRUNCATE at {position}, and on_truncate is stop.", "Set on_truncate = event to go on.", position=position)
+                raise RecordError(
+                    f"TRUNCATE at {position}, and on_truncate is stop.",
+                    "Set on_truncate = event to go on.",
+                    position=position,
+                )
             event = {
                 "event": "truncate",
                 "pos": position,
@@ -316,7 +334,9 @@ class StreamPublisher:
                 "cascade": message.cascade,
                 "restart_identity": message.restart_identity,
             }
-            found.append(single(self._channel.events, 0, position.encode(), json.dumps(event).encode(), int(change[wire.C_TIME])))
+            found.append(
+                single(self._channel.events, 0, position.encode(), json.dumps(event).encode(), int(change[wire.C_TIME]))
+            )
         return found
 
 

@@ -150,7 +150,13 @@ class _Lane:
             self._state = found
 
     def _publish(
-        self, pinned: f.PinnedTable, part: Part, first: int, last: int, refused: dict[int, str], before: dict[str, object] | None
+        self,
+        pinned: f.PinnedTable,
+        part: Part,
+        first: int,
+        last: int,
+        refused: dict[int, str],
+        before: dict[str, object] | None,
     ) -> None:
         """One transaction: the rows of blocks [first, last) and the range's progress."""
         table = pinned.table
@@ -210,8 +216,10 @@ class _Lane:
                 programs.names, scratch, self._records, self._errors, self._out, now,
             )  # fmt: skip
             records = Records(self._records[:made], self._out, False)
-            verdicts = {int(row): programs.error(0, int(code), int(column)) for row, code, column in self._errors[:failed]}
-            for i in np.flatnonzero(self._channel.too_large(records)):
+            verdicts = {
+                int(row): programs.error(0, int(code), int(column)) for row, code, column in self._errors[:failed]
+            }
+            for i in np.flatnonzero(self._channel.too_large(records)).tolist():
                 limit = int(self._channel.limits[self._channel.index[pinned.topic]])
                 verdicts[int(records.table[i, wire.R_MESSAGE])] = (
                     f"the record has {int(records.sizes()[i]):,} bytes, the topic's max.message.bytes is {limit:,}"
@@ -229,7 +237,7 @@ class _Lane:
                 culprit = find_refused(self._channel, records)
                 refused[counts["rows"] + counts["dead_letters"] + culprit] = str(error)
                 raise NewProducerNeeded(str(error)) from error
-            checksum = zlib.crc32(self._out[:used], checksum)
+            checksum = zlib.crc32(self._out.data[:used], checksum)
             counts["rows"] += len(records)
             counts["bytes"] += used
             if start == before and not failed:

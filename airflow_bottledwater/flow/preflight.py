@@ -50,7 +50,9 @@ def run(pipeline: Pipeline) -> Findings:
         cluster = identify(connection)
         found = Findings(cluster)
         if cluster.version < OLDEST_VERSION:
-            raise PreflightError([f"PostgreSQL {cluster.version // 10000} is too old: 14 is the oldest that can be read in ctid ranges."])
+            raise PreflightError(
+                [f"PostgreSQL {cluster.version // 10000} is too old: 14 is the oldest that can be read in ctid ranges."]
+            )
         problems += _server(connection, found)
         if _standby(connection):
             # much of what follows cannot be asked there
@@ -135,9 +137,13 @@ def _tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list
         topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
         other = by_topic.setdefault(topic, table)
         if other is not table:
-            problems.append(f"Tables {other.qualified} and {table.qualified} both become topic {topic!r}. Rename one, or leave it out.")
+            problems.append(
+                f"Tables {other.qualified} and {table.qualified} both become topic {topic!r}. Rename one, or leave it out."
+            )
         if len(topic) > names.MAX_TOPIC_LENGTH:
-            problems.append(f"Topic {topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Shorten topic_prefix.")
+            problems.append(
+                f"Topic {topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Shorten topic_prefix."
+            )
     problems += _locks(connection, found.tables)
     return problems
 
@@ -148,7 +154,9 @@ def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
         int(_setting(connection, "max_connections")) + int(_setting(connection, "max_prepared_transactions"))
     )
     # reading a table locks its indexes too
-    row = connection.execute("SELECT count(*) FROM pg_index WHERE indrelid = ANY (%s::oid[])", ([t.oid for t in tables],)).fetchone()
+    row = connection.execute(
+        "SELECT count(*) FROM pg_index WHERE indrelid = ANY (%s::oid[])", ([t.oid for t in tables],)
+    ).fetchone()
     needed = len(tables) + (row[0] if row else 0)
     if needed > size * 0.9:
         return [
@@ -165,10 +173,14 @@ def _slot(connection: Connection, pipeline: Pipeline, found: Findings) -> list[s
     intent = found.state.facts.get(f.INTENT)
     if present is None:
         used = connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
-        walsenders = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'").fetchone()
+        walsenders = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'"
+        ).fetchone()
         problems = []
         if used and used[0] >= int(_setting(connection, "max_replication_slots")):
-            problems.append(f"All {used[0]} replication slots are in use. Raise max_replication_slots, or drop one that nobody needs.")
+            problems.append(
+                f"All {used[0]} replication slots are in use. Raise max_replication_slots, or drop one that nobody needs."
+            )
         if walsenders and walsenders[0] >= int(_setting(connection, "max_wal_senders")):
             problems.append(f"All {walsenders[0]} walsenders are in use. Raise max_wal_senders.")
         if record is not None:
@@ -217,7 +229,9 @@ def _publications(connection: Connection, pipeline: Pipeline, found: Findings) -
                     "on them fail for the application. Publish a list of tables."
                 )
             else:
-                found.warnings.append(f"Publication {name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key.")
+                found.warnings.append(
+                    f"Publication {name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
+                )
         if pipeline.create_publication and intent.get("publication") != pipeline.publication_name:
             problems.append(
                 f"Publication {name!r} exists and is not ours. Choose another name (publication), or set create_publication to false to use it."
@@ -258,7 +272,11 @@ def _publications(connection: Connection, pipeline: Pipeline, found: Findings) -
 
 def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
     """What happens to a table and is not published: pgoutput sends what any of its publications sends."""
-    both = [p for name in publication.names(pipeline.publication_name) if (p := publication.read(connection, name)) is not None]
+    both = [
+        p
+        for name in publication.names(pipeline.publication_name)
+        if (p := publication.read(connection, name)) is not None
+    ]
     warnings = []
     for table in tables:
         of = [p for p in both if table.oid in p.tables]
@@ -284,7 +302,9 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
     data = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in found.tables}
     wanted = [*data, *service, facts, state.CONTROL_TOPIC]
     if len(facts) > names.MAX_TOPIC_LENGTH:
-        problems.append(f"State topic {facts!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter slot name.")
+        problems.append(
+            f"State topic {facts!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter slot name."
+        )
     problems += [
         f"Table {data[name].qualified} would become {name!r}, which is one of our own topics. Set a topic_prefix, or leave it out."
         for name in wanted[len(data) :]
@@ -305,10 +325,19 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     for name, table in data.items():
-        if name in present and table.keyed and "delete" in present[name].cleanup and "compact" not in present[name].cleanup:
-            found.warnings.append(f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set compact.")
+        if (
+            name in present
+            and table.keyed
+            and "delete" in present[name].cleanup
+            and "compact" not in present[name].cleanup
+        ):
+            found.warnings.append(
+                f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set compact."
+            )
         if name in present and not table.keyed and "compact" in present[name].cleanup:
-            problems.append(f"Topic {name!r} is compacted, but {table.qualified} has no key: Kafka refuses records without one. Set cleanup.policy=delete.")
+            problems.append(
+                f"Topic {name!r} is compacted, but {table.qualified} has no key: Kafka refuses records without one. Set cleanup.policy=delete."
+            )
     if not pipeline.share_topics and state.CONTROL_TOPIC in present:
         problems += owners_problems(pipeline, found.cluster, list(data))
     problems += _transactions(pipeline)
@@ -340,7 +369,9 @@ def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str])
     problems = []
     for topic in topics:
         owner = min(
-            (value for key, value in facts.items() if key.startswith(f"owner/{topic}/")), key=lambda v: v["at"], default=None
+            (value for key, value in facts.items() if key.startswith(f"owner/{topic}/")),
+            key=lambda v: v["at"],
+            default=None,
         )
         if owner is not None and owner["pipeline"] != mine:
             problems.append(
@@ -360,7 +391,11 @@ def _transactions(pipeline: Pipeline) -> list[str]:
             raise Refused(f"Kafka transactions do not work: {what}")
 
     probe = Publisher(
-        pipeline.kafka, f"bottledwater-preflight-{pipeline.slot}", [], transaction_timeout=pipeline.transaction_timeout, waiting=waiting
+        pipeline.kafka,
+        f"bottledwater-preflight-{pipeline.slot}",
+        [],
+        transaction_timeout=pipeline.transaction_timeout,
+        waiting=waiting,
     )
     try:
         probe.open()

@@ -28,7 +28,10 @@ _CHUNK = 1000
 
 
 #: side buffer and offsets of a batch without converted values
-NOTHING_CONVERTED: tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] = (np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+NOTHING_CONVERTED: tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] = (
+    np.zeros(1, dtype=np.uint8),
+    np.zeros(1, dtype=np.int64),
+)
 
 
 @dataclass(slots=True)
@@ -88,7 +91,14 @@ class Completer:
         found: npt.NDArray[np.int64] = np.zeros((max(1024, len(batch)), 4), dtype=np.int64)
         while True:
             count = kernels.find_conversions(
-                batch.data, batch.changes, len(batch), programs.relations, programs.columns, programs.keys, programs.scratch(), found
+                batch.data,
+                batch.changes,
+                len(batch),
+                programs.relations,
+                programs.columns,
+                programs.keys,
+                programs.scratch(),
+                found,
             )
             if count <= len(found):
                 break
@@ -141,7 +151,9 @@ class Completer:
     def _fill_unchanged(self, done: Completed, programs: Programs) -> None:
         batch = done.batch
         found: npt.NDArray[np.int64] = np.zeros(len(batch), dtype=np.int64)
-        count = kernels.find_unchanged(batch.data, batch.changes, len(batch), programs.relations, programs.scratch(), found)
+        count = kernels.find_unchanged(
+            batch.data, batch.changes, len(batch), programs.relations, programs.scratch(), found
+        )
         if not count:
             return
         changes = batch.changes.copy()
@@ -223,7 +235,9 @@ class Completer:
                     raise translated from error
                 self._waiting(str(translated))
 
-    def _try_reread(self, table: Table, key: tuple[bytes, ...], missing: list[int], xid: int) -> list[bytes | None] | None:
+    def _try_reread(
+        self, table: Table, key: tuple[bytes, ...], missing: list[int], xid: int
+    ) -> list[bytes | None] | None:
         connection = self._session()
         if not table.key:
             return None

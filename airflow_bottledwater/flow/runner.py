@@ -65,7 +65,8 @@ def begin(pipeline: Pipeline) -> Start:
                 )
             if not known.complete:
                 raise StateError(
-                    f"The snapshot of slot {pipeline.slot!r} is not complete.", "Run the snapshot (it resumes), then the stream."
+                    f"The snapshot of slot {pipeline.slot!r} is not complete.",
+                    "Run the snapshot (it resumes), then the stream.",
                 )
             position = known.position or Position(record.consistent_point)
             check_slot(slot.state(connection, record.name), record, cluster, position)
@@ -127,7 +128,13 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
         patience = Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
         source = ChangeSource(pipeline, start.state, start.position, patience)
         publisher = StreamPublisher(
-            pipeline, start.job, start.prefix, start.state_topic, start.topics, patience, fingerprint(start.state, start.cluster)
+            pipeline,
+            start.job,
+            start.prefix,
+            start.state_topic,
+            start.topics,
+            patience,
+            fingerprint(start.state, start.cluster),
         )
         try:
             target = source.flush_target() if bounded else None
@@ -153,10 +160,16 @@ def acknowledge(pipeline: Pipeline, known: f.State) -> None:
     if record is None or position is None or position.ordinal:
         return
     try:
-        with session(pipeline.postgres, "Confirming the position", application="bottledwater acknowledge") as connection:
+        with session(
+            pipeline.postgres, "Confirming the position", application="bottledwater acknowledge"
+        ) as connection:
             slot.wait_free(connection, record.name, timeout=10)
         stream = ReplicationStream(
-            pipeline.postgres, record.name, publication.names(pipeline.publication_name), position.lsn, buffer_bytes=1 << 20
+            pipeline.postgres,
+            record.name,
+            publication.names(pipeline.publication_name),
+            position.lsn,
+            buffer_bytes=1 << 20,
         )
         stream.acknowledge(position.lsn)
         stream.close()

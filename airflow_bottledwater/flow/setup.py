@@ -89,7 +89,9 @@ def _extend(connection: Connection, name: str, added: Sequence[Table]) -> None:
         present = publication.read(connection, each)
         for table in members:
             if present is not None and table.oid not in present.tables:
-                connection.execute(f"ALTER PUBLICATION {quote(each)} ADD TABLE {quote(table.schema)}.{quote(table.name)}")
+                connection.execute(
+                    f"ALTER PUBLICATION {quote(each)} ADD TABLE {quote(table.schema)}.{quote(table.name)}"
+                )
 
 
 def _make_slot(pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table]) -> int:
@@ -108,12 +110,18 @@ def _make_slot(pipeline: Pipeline, connection: Connection, cluster: Cluster, tab
             log.info("Slot %r exists and is taken up at %s.", pipeline.slot, format_lsn(point))
             return point
         point = slot.create(
-            pipeline.postgres, connection, pipeline.slot, timeout=pipeline.create_slot_timeout, waiting=_tell(pipeline.slot)
+            pipeline.postgres,
+            connection,
+            pipeline.slot,
+            timeout=pipeline.create_slot_timeout,
+            waiting=_tell(pipeline.slot),
         )
         slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
         if catalog.fingerprint(connection, oids) == before:
             return point
-        log.warning("A published table was altered or truncated while slot %r was built; it is made again.", pipeline.slot)
+        log.warning(
+            "A published table was altered or truncated while slot %r was built; it is made again.", pipeline.slot
+        )
         slot.drop(connection, pipeline.slot)
     raise SlotError(
         f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to make slot {pipeline.slot!r}.",
@@ -150,7 +158,10 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
             if name not in present:
                 policy = {"cleanup.policy": "compact"} if table.keyed else forever
                 topics.create(
-                    name, partitions=pipeline.partitions, replication=replication, config={**safe, **policy, **pipeline.topic_config}
+                    name,
+                    partitions=pipeline.partitions,
+                    replication=replication,
+                    config={**safe, **policy, **pipeline.topic_config},
                 )
         present = topics.describe(list(by_topic))
     control = state.Control(pipeline.kafka)
@@ -179,10 +190,13 @@ def check_topics(pipeline: Pipeline, known: f.State) -> None:
     for pinned in known.tables.values():
         found = present.get(pinned.topic)
         if found is None:
-            raise StateError(f"Topic {pinned.topic!r} does not exist any more.", "Drop the slot and start again with a snapshot.")
+            raise StateError(
+                f"Topic {pinned.topic!r} does not exist any more.", "Drop the slot and start again with a snapshot."
+            )
         if found.id != pinned.topic_id:
             raise StateError(
-                f"Topic {pinned.topic!r} was deleted and made again: its rows are gone.", "Drop the slot and start again with a snapshot."
+                f"Topic {pinned.topic!r} was deleted and made again: its rows are gone.",
+                "Drop the slot and start again with a snapshot.",
             )
         if found.partitions != pinned.partitions:
             raise StateError(
@@ -215,7 +229,8 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
             slot.check(present, cluster.database)
         if present is not None and known.slot is None and f.INTENT not in known.facts and not pipeline.adopt_slot:
             raise SlotError(
-                f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.", "Drop it by hand if nobody needs it."
+                f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.",
+                "Drop it by hand if nobody needs it.",
             )
         if known.facts:
             claim = Claim(pipeline, cluster, "drop", Patience(pipeline.outage_timeout))

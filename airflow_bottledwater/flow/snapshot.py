@@ -65,7 +65,9 @@ def run(pipeline: Pipeline, run_lanes: RunLanes, *, stopped: threading.Event | N
         try:
             result = _Driver(pipeline, connection, claim, controller, run_lanes).run()
         except BaseException as error:
-            controller.finish("stopped" if isinstance(error, StopRequested) else "failed", error, permanent=not transient(error))
+            controller.finish(
+                "stopped" if isinstance(error, StopRequested) else "failed", error, permanent=not transient(error)
+            )
             raise
         else:
             controller.finish("finished")
@@ -86,9 +88,15 @@ class _Driver:
         known = self._claim.state
         if known.slot is None:
             raise StateError(
-                f"The state topic does not know slot {self._pipeline.slot!r}.", "Create it first (create_slot, or 'bottledwater')."
+                f"The state topic does not know slot {self._pipeline.slot!r}.",
+                "Create it first (create_slot, or 'bottledwater').",
             )
-        check_slot(slot.state(self._connection, known.slot.name), known.slot, self._claim.cluster, known.position or Position(known.slot.consistent_point))
+        check_slot(
+            slot.state(self._connection, known.slot.name),
+            known.slot,
+            self._claim.cluster,
+            known.position or Position(known.slot.consistent_point),
+        )
         setup.check_topics(self._pipeline, known)
         wanted = [oid for oid in known.tables if oid not in known.completed]
         if not wanted:
@@ -142,7 +150,7 @@ class _Driver:
 
     def _refresh_pinned(self, tables: Sequence[Table]) -> None:
         """Columns that changed since the slot was made get their schema now; a key that changed is refused."""
-        changed = {}
+        changed: dict[str, dict[str, object] | None] = {}
         for table in tables:
             pinned = self._claim.state.tables[table.oid]
             if catalog.definition(table) == catalog.definition(pinned.table):
@@ -154,7 +162,9 @@ class _Driver:
                 )
             value_schema = 0
             if self._pipeline.output_format == "avro":
-                value_schema = Registry(self._pipeline.registry).register(f"{pinned.topic}-value", avro.value_schema(table))
+                value_schema = Registry(self._pipeline.registry).register(
+                    f"{pinned.topic}-value", avro.value_schema(table)
+                )
             changed[f.table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema).to_json()
         if changed:
             self._claim.write(changed)
@@ -167,11 +177,17 @@ class _Driver:
         fresh: list[tuple[Table, list[tuple[int, int]]]] = []
         for table in tables:
             stored = known.plan(table.oid)
-            if stored is not None and (stored.filenode, stored.definition) == (table.filenode, catalog.definition(table)):
+            if stored is not None and (stored.filenode, stored.definition) == (
+                table.filenode,
+                catalog.definition(table),
+            ):
                 plans[table.oid] = stored
                 continue
             if stored is not None:
-                log.warning("%s was rewritten or altered since its snapshot began: it is read again from its start.", table.qualified)
+                log.warning(
+                    "%s was rewritten or altered since its snapshot began: it is read again from its start.",
+                    table.qualified,
+                )
                 facts |= {f.progress_key(table.oid, part): None for part in range(len(stored.ranges))}
             fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
             if f.boundary_key(table.oid) not in known.facts:
@@ -195,7 +211,11 @@ class _Driver:
         pinned = known.tables[table.oid]
         empty = not any(Topics(self._pipeline.kafka).ends(pinned.topic, pinned.partitions))
         if not empty:
-            log.warning("Topic %r already holds records: the stream of %s is not filtered, some rows come twice.", pinned.topic, table.qualified)
+            log.warning(
+                "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
+                pinned.topic,
+                table.qualified,
+            )
         return empty
 
     def _tasks(self, plans: dict[int, f.Plan], numbers: Sequence[int], held: pg.Held) -> tuple[list[LaneTask], int]:
@@ -270,7 +290,9 @@ class _Driver:
         rows = sum(int(v.get("rows", 0)) for k, v in state.facts.items() if k.startswith("progress/"))
         done = sum(1 for k, v in state.facts.items() if k.startswith("progress/") and v.get("done"))
         self._controller.status.progress |= {"rows": rows, "ranges_done": done}
-        log.info("Snapshot: %s rows in %d of %s ranges.", f"{rows:,}", done, self._controller.status.progress.get("ranges"))
+        log.info(
+            "Snapshot: %s rows in %d of %s ranges.", f"{rows:,}", done, self._controller.status.progress.get("ranges")
+        )
 
     def _check_done(self, tables: Sequence[Table]) -> None:
         state = self._claim.state
@@ -280,7 +302,9 @@ class _Driver:
             for part in range(len(plan.ranges)):
                 done = state.done(table.oid, part)
                 if done is None or not done["done"]:
-                    raise Outage(f"Range {part} of {table.qualified} has no record of its completion.", "Run the snapshot again.")
+                    raise Outage(
+                        f"Range {part} of {table.qualified} has no record of its completion.", "Run the snapshot again."
+                    )
 
 
 def in_threads(pipeline: Pipeline) -> RunLanes:

@@ -164,7 +164,9 @@ class ChangeSource:
 
     def flush_target(self) -> int:
         """``pg_current_wal_flush_lsn()``, where a bounded run ends."""
-        with session(self._pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:
+        with session(
+            self._pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run"
+        ) as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert row is not None
         return parse_lsn(row[0])
@@ -243,5 +245,3 @@ class ChangeSource:
     def close(self) -> None:
         """Confirm what was acknowledged and leave the slot."""
         self._disconnect()
-
-

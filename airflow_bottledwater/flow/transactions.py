@@ -86,7 +86,24 @@ def _u32(b, p):
 
 
 @compiled
-def _assemble(b, offsets, i, count, state, out, changes, oids, indexes, boundary_of, boundaries, running, hidden, skips, limit, most):
+def _assemble(
+    b,
+    offsets,
+    i,
+    count,
+    state,
+    out,
+    changes,
+    oids,
+    indexes,
+    boundary_of,
+    boundaries,
+    running,
+    hidden,
+    skips,
+    limit,
+    most,
+):
     """Take messages from ``i`` on; returns the next message and why it stopped there."""
     while i < count:
         p = offsets[i]
@@ -251,7 +268,10 @@ class Cutter:
         self._oids = np.array(oids, dtype=np.int64)
         self._indexes = np.array([self._current[oid] for oid in oids], dtype=np.int64)
         self._boundary_of = np.array(
-            [distinct.index(self._boundaries[o]) if o in self._boundaries and self._boundaries[o].filtered else -1 for o in oids],
+            [
+                distinct.index(self._boundaries[o]) if o in self._boundaries and self._boundaries[o].filtered else -1
+                for o in oids
+            ],
             dtype=np.int64,
         )
         running: list[int] = []
@@ -262,7 +282,9 @@ class Cutter:
             rows.append((boundary.insert_lsn, boundary.snapshot.xmin, boundary.snapshot.xmax, first, len(running)))
         self._bounds = np.array(rows, dtype=np.int64).reshape(len(rows), 5)
         self._running = np.array(running or [0], dtype=np.int64)
-        self._skips: npt.NDArray[np.int64] = np.array([(kept.get(oid, 0), 0) for oid in oids], dtype=np.int64).reshape(len(oids), 2)
+        self._skips: npt.NDArray[np.int64] = np.array([(kept.get(oid, 0), 0) for oid in oids], dtype=np.int64).reshape(
+            len(oids), 2
+        )
         if not hasattr(self, "_hidden") or len(self._hidden) != len(rows):
             self._hidden: npt.NDArray[np.bool_] = np.zeros(len(rows), dtype=np.bool_)
 
@@ -368,9 +390,7 @@ class Cutter:
 
     def _emit_part(self) -> Batch:
         state = self._state
-        batch = self._batch(
-            int(state[_COUNT]), int(state[_BYTES]), Position(int(state[_FINAL]), int(state[_ORDINAL]))
-        )
+        batch = self._batch(int(state[_COUNT]), int(state[_BYTES]), Position(int(state[_FINAL]), int(state[_ORDINAL])))
         self._keep_rest(int(state[_COUNT]), int(state[_BYTES]))
         return batch
 

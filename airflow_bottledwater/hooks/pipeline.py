@@ -16,12 +16,29 @@ from psycopg import conninfo
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.hooks import schema_registry
+from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.settings import Pipeline
 
 #: keys of a Postgres connection's extra that libpq knows; others belong to other tools
 _LIBPQ = frozenset(
-    "sslmode sslrootcert sslcert sslkey sslcrl sslpassword ssl_min_protocol_version channel_binding gssencmode krbsrvname passfile service "
-    "connect_timeout target_session_attrs hostaddr require_auth".split()
+    [
+        "sslmode",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+        "sslcrl",
+        "sslpassword",
+        "ssl_min_protocol_version",
+        "channel_binding",
+        "gssencmode",
+        "krbsrvname",
+        "passfile",
+        "service",
+        "connect_timeout",
+        "target_session_attrs",
+        "hostaddr",
+        "require_auth",
+    ]
 )
 
 
@@ -41,15 +58,11 @@ def dsn(connection: Any) -> str:
 
 def properties(connection: Any) -> dict[str, str]:
     """A Kafka connection as librdkafka properties: the Kafka provider keeps them in ``extra``."""
-    found = {str(name): _text(value) for name, value in json.loads(connection.extra or "{}").items()}
+    found = texts(json.loads(connection.extra or "{}"))
     # of consumers; ours are configured by ourselves
     for name in ("group.id", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "error_cb"):
         found.pop(name, None)
     return found
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class PipelineHook(BaseHook):
@@ -62,7 +75,11 @@ class PipelineHook(BaseHook):
     """
 
     def __init__(
-        self, postgres_conn_id: str, kafka_conn_id: str, schema_registry_conn_id: str | None, settings: Mapping[str, Any]
+        self,
+        postgres_conn_id: str,
+        kafka_conn_id: str,
+        schema_registry_conn_id: str | None,
+        settings: Mapping[str, Any],
     ) -> None:
         super().__init__()
         self.postgres_conn_id = postgres_conn_id
@@ -127,7 +144,9 @@ class PipelineHook(BaseHook):
             raise self._missing(name, error) from error
 
     def _missing(self, name: str, error: Exception) -> Refused:
-        return Refused(f"Airflow has no connection {name!r} ({type(error).__name__}).", "Create it under Admin > Connections.")
+        return Refused(
+            f"Airflow has no connection {name!r} ({type(error).__name__}).", "Create it under Admin > Connections."
+        )
 
     def _build(self, found: Mapping[str, Any]) -> Pipeline:
         values: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -16,7 +17,12 @@ def properties(connection: Any) -> dict[str, str]:
     found = {"url": connection.host or "", **json.loads(connection.extra or "{}")}
     if connection.login:
         found["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
-    return {name: str(value) for name, value in found.items()}
+    return texts(found)
+
+
+def texts(extra: Mapping[str, Any]) -> dict[str, str]:
+    """A connection's extra as the clients' properties: null means not set."""
+    return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in extra.items() if v is not None}
 
 
 class SchemaRegistryHook(BaseHook):

@@ -35,7 +35,9 @@ def connection_of(conn_id: str) -> Any:
     try:
         return BaseHook.get_connection(conn_id)
     except Exception as error:
-        raise Refused(f"Airflow has no Spark connection {conn_id!r} ({type(error).__name__}).", "Create it, type Spark.") from error
+        raise Refused(
+            f"Airflow has no Spark connection {conn_id!r} ({type(error).__name__}).", "Create it, type Spark."
+        ) from error
 
 
 def deploy_mode(connection: Any) -> str:
@@ -43,12 +45,13 @@ def deploy_mode(connection: Any) -> str:
     return str(connection.extra_dejson.get("deploy-mode") or "client")
 
 
-def refuse_foreign_hosts(what: str) -> None:
+def refuse_foreign_hosts(what: str, executor: str | None = None) -> None:
     """A detached process can be watched and stopped only where worker and triggerer share the host.
 
+    :param executor: the task's own; None: the first that is configured.
     :raises Refused: they do not.
     """
-    executor = conf.get("core", "executor", fallback="LocalExecutor")
+    executor = executor or conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
     if "LocalExecutor" not in executor:
         raise Refused(
             f"{what} in client mode needs an Airflow whose worker and triggerer share the host; the executor is {executor}.",
@@ -67,18 +70,17 @@ class SparkJobHook(BaseHook):
         self._hook = hook
 
     @staticmethod
-    def prepare(pipeline: Pipeline, name: str) -> tuple[Path, Path]:
-        """A folder for one job, and in it the settings file that only this user can read."""
+    def prepare(pipeline: Pipeline, name: str) -> tuple[Identity, Path]:
+        """A folder for one job, by which whoever has to will find it, and in it the settings file that only this user can read."""
         home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow")
         folder = home / "bottledwater" / f"{name}-{pipeline.slot}-{uuid.uuid4().hex[:12]}"
         folder.mkdir(parents=True, mode=0o700)
-        return folder, pipeline.write(folder)
+        return {"folder": str(folder), "host": socket.gethostname()}, pipeline.write(folder)
 
-    def start(self, folder: Path, application: str) -> Identity:
-        """Start the job; returns who it is, for whoever has to find it again."""
+    def start(self, identity: Identity, application: str) -> None:
+        """Start the job."""
         command = self._hook._build_spark_submit_command(application)
-        supervise.start(folder, command, environment())
-        return {"folder": str(folder), "host": socket.gethostname()}
+        supervise.start(Path(identity["folder"]), command, {**environment(), **(self._hook._env or {})})
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -70,7 +70,9 @@ class Records:
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes on the wire, before compression, from above."""
         return (
-            np.maximum(self.table[:, wire.R_KEY_LEN], 0) + np.maximum(self.table[:, wire.R_VALUE_LEN], 0) + RECORD_OVERHEAD
+            np.maximum(self.table[:, wire.R_KEY_LEN], 0)
+            + np.maximum(self.table[:, wire.R_VALUE_LEN], 0)
+            + RECORD_OVERHEAD
         )
 
 
@@ -147,7 +149,10 @@ class Publisher:
         # before the first begin: a record for a topic without metadata registers partition -1 in the transaction
         for topic, rkt in zip(self._topics, self._rkts, strict=True):
             self._fetch(topic, int(rkt))
-        self._call(f"initialising transactional id {self.transactional_id!r}", lambda: rd.init_transactions(self._handle, _SLICE_MS))
+        self._call(
+            f"initialising transactional id {self.transactional_id!r}",
+            lambda: rd.init_transactions(self._handle, _SLICE_MS),
+        )
 
     def _fetch(self, topic: str, rkt: int) -> None:
         for attempt in range(10_000):
@@ -162,7 +167,9 @@ class Publisher:
                     raise Refused(f"Kafka denies access to topic {topic!r}.", "Grant Write and Describe on it.")
                 # a topic that was just made is known to every broker a little later
                 if attempt >= 50:
-                    raise Refused(f"Topic {topic!r} cannot be used: {rd.name(class_error)}.", "Create it, or check its name.")
+                    raise Refused(
+                        f"Topic {topic!r} cannot be used: {rd.name(class_error)}.", "Create it, or check its name."
+                    )
                 time.sleep(0.1)
             else:
                 self._waiting(f"Kafka does not answer: {rd.name(code)}")
@@ -211,7 +218,11 @@ class Publisher:
                 rd.poll(self._handle, 10)
                 self._raise_if_failed()
             elif code in _VERDICTS:
-                raise RecordRefused(f"Kafka refuses a record of topic {self._topics[records.table[i, wire.R_TOPIC]]!r}: {rd.name(code)}.", i, code)
+                raise RecordRefused(
+                    f"Kafka refuses a record of topic {self._topics[records.table[i, wire.R_TOPIC]]!r}: {rd.name(code)}.",
+                    i,
+                    code,
+                )
             elif code:
                 raise NewProducerNeeded(f"Producing failed: {rd.name(code)}.")
         self._sent += len(records)
@@ -253,7 +264,11 @@ class Publisher:
         while error := call():
             code = rd.error_code(error)
             text = rd.error_string(error).decode(errors="replace")
-            fatal, retriable, abort = rd.error_is_fatal(error), rd.error_is_retriable(error), rd.error_txn_requires_abort(error)
+            fatal, retriable, abort = (
+                rd.error_is_fatal(error),
+                rd.error_is_retriable(error),
+                rd.error_txn_requires_abort(error),
+            )
             rd.error_destroy(error)
             if code in _AUTHORIZATION and _AUTHORIZATION[code] == "transactional id":
                 raise Refused(
@@ -271,13 +286,23 @@ class Publisher:
 class _MetadataTopic(ctypes.Structure):
     """struct rd_kafka_metadata_topic."""
 
-    _fields_ = [("topic", ctypes.c_char_p), ("partitions", ctypes.c_int), ("partition", ctypes.c_void_p), ("err", ctypes.c_int)]
+    _fields_ = [
+        ("topic", ctypes.c_char_p),
+        ("partitions", ctypes.c_int),
+        ("partition", ctypes.c_void_p),
+        ("err", ctypes.c_int),
+    ]
 
 
 class _Metadata(ctypes.Structure):
     """The head of struct rd_kafka_metadata."""
 
-    _fields_ = [("brokers", ctypes.c_int), ("broker", ctypes.c_void_p), ("topic_count", ctypes.c_int), ("topics", ctypes.POINTER(_MetadataTopic))]
+    _fields_ = [
+        ("brokers", ctypes.c_int),
+        ("broker", ctypes.c_void_p),
+        ("topic_count", ctypes.c_int),
+        ("topics", ctypes.POINTER(_MetadataTopic)),
+    ]
 
 
 def _topic_error(address: int) -> int:

@@ -78,7 +78,9 @@ class Registry:
             if error.http_status_code in (401, 403):
                 return Refused(f"The schema registry at {self.url} denies access.", "Check user and password.")
             if error.http_status_code < 500 and error.http_status_code != 429:
-                return Refused(f"The schema registry at {self.url}: {error.error_message} (HTTP {error.http_status_code}).")
+                return Refused(
+                    f"The schema registry at {self.url}: {error.error_message} (HTTP {error.http_status_code})."
+                )
         return Outage(
             f"The schema registry at {self.url} does not answer: {type(error).__name__}: {str(error)[:200]}.",
             "Check the address (--schema-registry) and the registry.",

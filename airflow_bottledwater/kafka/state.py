@@ -72,7 +72,10 @@ class Reader:
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:
                         self._at = max(self._at, message.offset())
-                    elif not error.retriable() and error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                    elif not error.retriable() and error.code() not in (
+                        KafkaError._TRANSPORT,
+                        KafkaError._ALL_BROKERS_DOWN,
+                    ):
                         raise KafkaException(error)
                     continue
                 self._at = max(self._at, message.offset() + 1)
@@ -137,7 +140,9 @@ class Control:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = config
-        self._producer = Producer({**config, "enable.idempotence": True, "linger.ms": 0, "log_level": "2", "message.timeout.ms": 10_000})
+        self._producer = Producer(
+            {**config, "enable.idempotence": True, "linger.ms": 0, "log_level": "2", "message.timeout.ms": 10_000}
+        )
 
     def write(self, key: str, value: dict[str, Any] | None, *, wait: float = 10.0) -> None:
         """Write one record; with ``wait`` until the broker has it.

@@ -38,7 +38,20 @@ class Topic:
 
 def client_config(config: Mapping[str, str]) -> dict[str, Any]:
     """The user's properties as far as consumers and admin clients know them."""
-    producer_only = ("queue.", "batch.", "linger.", "compression.", "acks", "request.required", "message.timeout", "transaction", "enable.idem", "delivery.", "partitioner", "sticky.")
+    producer_only = (
+        "queue.",
+        "batch.",
+        "linger.",
+        "compression.",
+        "acks",
+        "request.required",
+        "message.timeout",
+        "transaction",
+        "enable.idem",
+        "delivery.",
+        "partitioner",
+        "sticky.",
+    )
     return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {"log_level": "2"}
 
 
@@ -58,10 +71,25 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     name = detail.name() if hasattr(detail, "name") else ""
     text = detail.str() if hasattr(detail, "str") else str(error)
     retriable = hasattr(detail, "retriable") and detail.retriable()
-    if retriable or name in ("_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_RESOLVE", "REQUEST_TIMED_OUT", "_TIMED_OUT_QUEUE", "LEADER_NOT_AVAILABLE", "NOT_CONTROLLER", "COORDINATOR_NOT_AVAILABLE", "BROKER_NOT_AVAILABLE"):
-        return Outage(f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker.")
+    if retriable or name in (
+        "_TRANSPORT",
+        "_TIMED_OUT",
+        "_ALL_BROKERS_DOWN",
+        "_RESOLVE",
+        "REQUEST_TIMED_OUT",
+        "_TIMED_OUT_QUEUE",
+        "LEADER_NOT_AVAILABLE",
+        "NOT_CONTROLLER",
+        "COORDINATOR_NOT_AVAILABLE",
+        "BROKER_NOT_AVAILABLE",
+    ):
+        return Outage(
+            f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker."
+        )
     if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
-        return Refused(f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them).")
+        return Refused(
+            f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them)."
+        )
     return Refused(f"Kafka at {servers}: {text}.")
 
 
@@ -117,7 +145,9 @@ class Topics:
     def _configs(self, names: list[str]) -> dict[str, dict[str, str]]:
         if not names:
             return {}
-        asked = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=_TIMEOUT)
+        asked = self._admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=_TIMEOUT
+        )
         configs = {}
         for resource, future in asked.items():
             try:
@@ -133,7 +163,8 @@ class Topics:
         settings = dict(config)
         with errors(self._config):
             future = self._admin.create_topics(
-                [NewTopic(name, num_partitions=partitions, replication_factor=replication, config=settings)], request_timeout=_TIMEOUT
+                [NewTopic(name, num_partitions=partitions, replication_factor=replication, config=settings)],
+                request_timeout=_TIMEOUT,
             )[name]
             try:
                 future.result()
@@ -146,7 +177,10 @@ class Topics:
 
     # a topic that was just made has no leader for a moment
     @tenacity.retry(
-        retry=tenacity.retry_if_exception_type(Outage), stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.1), reraise=True
+        retry=tenacity.retry_if_exception_type(Outage),
+        stop=tenacity.stop_after_delay(10),
+        wait=tenacity.wait_fixed(0.1),
+        reraise=True,
     )
     def ends(self, name: str, partitions: int) -> list[int]:
         """The high watermark of each partition: behind the last record, committed or not."""

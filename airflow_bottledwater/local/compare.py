@@ -63,7 +63,13 @@ def latest(kafka: Mapping[str, str], topic: str) -> tuple[dict[bytes, bytes | No
     if topic not in described:
         return {}, 0, 0
     consumer = Consumer(
-        {**kafka, "group.id": "compare", "enable.auto.commit": False, "enable.partition.eof": True, "isolation.level": "read_committed"}
+        {
+            **kafka,
+            "group.id": "compare",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
     )
     partitions = described[topic].partitions
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
@@ -93,12 +99,17 @@ def table_rows(dsn: str, name: str) -> tuple[Table, list[list[str | None]]]:
     """A table and its rows as PostgreSQL's own text."""
     with connect(dsn, application="compare") as connection:
         table = catalog.load(connection, catalog.resolve(connection, [name], []))[0]
-        columns = ", ".join(f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN format('%s', {quote(c.name)}) END" for c in table.columns)
+        columns = ", ".join(
+            f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN format('%s', {quote(c.name)}) END"
+            for c in table.columns
+        )
         query = f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}"
         return table, [list(row) for row in connection.execute(query).fetchall()]
 
 
-def compare(dsn: str, kafka: Mapping[str, str], registry: Mapping[str, str] | None, name: str, topic: str) -> Comparison:
+def compare(
+    dsn: str, kafka: Mapping[str, str], registry: Mapping[str, str] | None, name: str, topic: str
+) -> Comparison:
     """Compare a keyed table with its topic.
 
     :param registry: None for the JSON format.
@@ -115,7 +126,9 @@ def compare(dsn: str, kafka: Mapping[str, str], registry: Mapping[str, str] | No
     published = {json.dumps(decoded(k), default=str): v for k, v in values.items() if v is not None}
     native = reference.native if schemas else reference.json_native
     for row in rows:
-        expected = {c.name: None if text is None else native(c, text) for c, text in zip(table.columns, row, strict=True)}
+        expected = {
+            c.name: None if text is None else native(c, text) for c, text in zip(table.columns, row, strict=True)
+        }
         key = json.dumps({k: expected[k] for k in table.key}, default=str)
         data = published.pop(key, None)
         if data is None:

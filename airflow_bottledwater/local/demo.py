@@ -117,12 +117,21 @@ class Stack:
             die_with_parent=self._die,
             env={
                 "AIRFLOW_CONN_POSTGRES_DEFAULT": json.dumps(
-                    {"conn_type": "postgres", "host": host, "port": port, "login": ROLE, "password": self.password, "schema": DATABASE}
+                    {
+                        "conn_type": "postgres",
+                        "host": host,
+                        "port": port,
+                        "login": ROLE,
+                        "password": self.password,
+                        "schema": DATABASE,
+                    }
                 ),
                 "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps(
                     {"conn_type": "kafka", "extra": {"bootstrap.servers": self.data.kafka.bootstrap}}
                 ),
-                "AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT": json.dumps({"conn_type": "schema_registry", "host": registry.url}),
+                "AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT": json.dumps(
+                    {"conn_type": "schema_registry", "host": registry.url}
+                ),
             },
         )
 
@@ -168,7 +177,9 @@ def demo() -> None:
     with _running(Stack(DEMO, die_with_parent=True)) as stack:
         writers = flights.Writers(stack.dsn)
         writers.start()
-        _say("Four sessions write: delays, cancellations, new flights, key changes, several tables in one transaction, roll-backs.")
+        _say(
+            "Four sessions write: delays, cancellations, new flights, key changes, several tables in one transaction, roll-backs."
+        )
         try:
             seen = _run_dag(stack, writers)
         finally:
@@ -211,7 +222,9 @@ def _run_dag(stack: Stack, writers: flights.Writers) -> dict[str, Any]:
             streaming_since = streaming_since or time.monotonic()
         if streaming_since and time.monotonic() - streaming_since > STREAM_SECONDS and not stopped:
             writers.stop()
-            _say(f"The writers have stopped after {writers.committed:,} transactions ({writers.rolled_back:,} rolled back).")
+            _say(
+                f"The writers have stopped after {writers.committed:,} transactions ({writers.rolled_back:,} rolled back)."
+            )
             seen = _catch_up(stack, seen)
             with connect(stack.dsn) as connection:
                 control.request_stop(stack.pipeline, identify(connection), retire=True)
@@ -272,7 +285,15 @@ def _compare(stack: Stack, seen: dict[str, Any], writers: flights.Writers) -> No
     """The table of topics against tables, and the proof that snapshot and writers overlapped."""
     pipeline, job = stack.pipeline, seen["job"]
     by_table = job["progress"].get("skipped_by_table", {})
-    shown = Table("topic", "source rows", "snapshot records", "stream records", "transactions skipped\nat the boundary", "equal", title="Topics against tables")
+    shown = Table(
+        "topic",
+        "source rows",
+        "snapshot records",
+        "stream records",
+        "transactions skipped\nat the boundary",
+        "equal",
+        title="Topics against tables",
+    )
     failures: list[str] = []
     for name in flights.TABLES:
         result = compare(stack.dsn, pipeline.kafka, pipeline.registry, name, name)
@@ -320,7 +341,9 @@ def up() -> None:
     console.print(f"PostgreSQL: {stack.data.postgres.dsn(DATABASE)}")
     assert stack.data.registry is not None
     console.print(f"Kafka:      {stack.data.kafka.bootstrap}\nRegistry:   {stack.data.registry.url}\n")
-    console.print(f"Trigger the DAG {DAG!r} (slot {SLOT!r}, tables {', '.join(flights.TABLES)}). `make down` stops everything.")
+    console.print(
+        f"Trigger the DAG {DAG!r} (slot {SLOT!r}, tables {', '.join(flights.TABLES)}). `make down` stops everything."
+    )
 
 
 def down() -> None:

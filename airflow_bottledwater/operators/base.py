@@ -9,7 +9,6 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.flow.policy import transient
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 
 #: set explicitly by parameters; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
@@ -81,7 +80,8 @@ class PipelineMixin:
             "slot": str(self.slot),
             "tables": _listed(self.tables),
             "schemas": _listed(self.schemas),
-            "topic_prefix": self.topic_prefix,
+            # a native template makes a number of "2024"
+            "topic_prefix": None if self.topic_prefix is None else str(self.topic_prefix),
             "output_format": self.output_format,
             "on_error": self.on_error,
             "allow_unkeyed": self.allow_unkeyed,
@@ -92,7 +92,9 @@ class PipelineMixin:
     @property
     def pipeline_hook(self) -> PipelineHook:
         """The pipeline's hook; made after templating."""
-        return PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings())
+        return PipelineHook(
+            self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings()
+        )
 
     def trigger_arguments(self) -> dict[str, Any]:
         """What a trigger needs to make the same hook: ids and settings, never a secret."""
@@ -122,6 +124,9 @@ def failing() -> Iterator[None]:
     try:
         yield
     except BottledWaterError as error:
+        # here and not above: it brings the publisher and numba, which a DAG processor does without
+        from airflow_bottledwater.flow.policy import transient
+
         if transient(error):
             raise
         raise AirflowFailException(str(error)) from error

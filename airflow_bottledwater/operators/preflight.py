@@ -34,5 +34,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         with failing():
             found = preflight.run(self.pipeline_hook.pipeline())
         for table in found.tables:
-            self.log.info("%s: %d columns, key (%s)", table.qualified, len(table.columns), ", ".join(table.key) or "none")
+            self.log.info(
+                "%s: %d columns, key (%s)", table.qualified, len(table.columns), ", ".join(table.key) or "none"
+            )
         return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings}

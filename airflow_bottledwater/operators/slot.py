@@ -27,26 +27,23 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         pipeline = take_pipeline_arguments(kwargs)
         super().__init__(**kwargs)
         self._set_pipeline(**pipeline)
-        self._stopped = threading.Event()
+        self._stopped: threading.Event | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Create what is missing; returns slot and consistent point."""
         from airflow_bottledwater.flow import setup
         from airflow_bottledwater.model.lsn import format_lsn
 
+        # made here: operators are copied, and an event cannot be
+        self._stopped = threading.Event()
         with failing():
             record = setup.create(self.pipeline_hook.pipeline(), stopped=self._stopped)
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
     def on_kill(self) -> None:
         """A slot that is being built is left to the next try, which takes it up."""
-        self._stopped.set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_stopped"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _stopped=threading.Event())
+        if self._stopped is not None:
+            self._stopped.set()
 
 
 class DropReplicationSlotOperator(PipelineMixin, BaseOperator):

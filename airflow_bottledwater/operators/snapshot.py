@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -27,6 +27,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     """A job of ours through spark-submit: what snapshot and stream have in common."""
 
     job_name: str
+    conf: dict[Any, Any] | None
+    files: str | None
 
     def __init__(self, **kwargs: Any) -> None:
         pipeline = take_pipeline_arguments(kwargs)
@@ -35,12 +37,18 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._set_pipeline(**pipeline)
         self._identity: Identity | None = None
 
-    def _submit(self, pipeline: Pipeline, *, bounded: bool = False) -> Identity:
-        """Start the job as a supervised family of processes (client mode)."""
-        folder, settings = SparkJobHook.prepare(pipeline, self.job_name)
+    def _submit(self, pipeline: Pipeline, keep: Callable[[Identity], None], *, bounded: bool = False) -> Identity:
+        """Start the job as a supervised family of processes (client mode).
+
+        :param keep: stores who it is, before it starts: what dies in between leaves no job that nobody knows.
+        """
+        identity, settings = SparkJobHook.prepare(pipeline, self.job_name)
         self._describe(settings, bounded)
         self._hook = self._get_hook()
-        return SparkJobHook(self._hook).start(folder, self.application)
+        self._identity = identity
+        keep(identity)
+        SparkJobHook(self._hook).start(identity, self.application)
+        return identity
 
     def _describe(self, settings: Path, bounded: bool) -> None:
         master = spark_job.connection_of(self._conn_id).host or ""
@@ -98,17 +106,16 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 self.log.info("The job of an earlier try still runs; it is followed.")
                 self._identity = known
             else:
-                self._identity = self._submit(pipeline)
-                store.set(_STATE_KEY, self._identity)
+                self._identity = self._submit(pipeline, lambda identity: store.set(_STATE_KEY, identity))
             result = spark_job.wait(self._identity, self.log.info)
             spark_job.forget(self._identity)
         return self._finish(result)
 
     def _in_cluster(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
-        folder, settings = SparkJobHook.prepare(pipeline, self.job_name)
+        identity, settings = SparkJobHook.prepare(pipeline, self.job_name)
         try:
             self._describe(settings, bounded=False)
             super().execute(context)
         finally:
-            spark_job.forget({"folder": str(folder), "host": ""})
+            spark_job.forget(identity)
         return {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_bottledwater.errors import JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import spark_job
@@ -71,7 +71,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                     "The stream in deploy-mode cluster is not supported yet.",
                     "Use a Spark connection with deploy-mode client and LocalExecutor, or run the 'bottledwater' command as a service.",
                 )
-            spark_job.refuse_foreign_hosts("The stream")
+            spark_job.refuse_foreign_hosts("The stream", self.executor)
             store: Any = context["task_state_store"]
             known = store.get(_JOB)
             if known and self._is_fresh(context):
@@ -88,7 +88,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             else:
                 store.set(_RESTARTS, {"count": 0, "at": time.time()}, retention=NEVER_EXPIRE)
                 self._identity = self._start(store)
-        return self._watch(self._identity)
+        self._watch(self._identity)
 
     def _is_fresh(self, context: Context) -> bool:
         """The first try of the task's life: clearing sets max_tries to try_number + retries."""
@@ -96,11 +96,13 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         return bool(ti.try_number == ti.max_tries - self.retries + 1)
 
     def _start(self, store: Any) -> Identity:
-        identity = self._submit(self.pipeline_hook.pipeline(), bounded=_true(self.bounded))
-        store.set(_JOB, identity, retention=NEVER_EXPIRE)
-        return identity
+        return self._submit(
+            self.pipeline_hook.pipeline(),
+            lambda identity: store.set(_JOB, identity, retention=NEVER_EXPIRE),
+            bounded=_true(self.bounded),
+        )
 
-    def _watch(self, identity: Identity) -> dict[str, Any]:
+    def _watch(self, identity: Identity) -> NoReturn:
         """Wait a little here (a trigger that fires at once can confuse the scheduler), then defer."""
         deadline = time.time() + self.timeout if self.timeout else None
         settled = time.monotonic() + 3.0
@@ -116,6 +118,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             # a backstop: the trigger keeps the deadline itself, since nobody stops the job when this one expires
             timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,
         )
+        raise AssertionError("defer does not return")
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """The job has ended, or its time is over."""
@@ -126,7 +129,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if event["status"] == "timeout":
             with failing():
                 stop_job(self.pipeline_hook.pipeline(), identity)
-            raise Outage(f"The stream ran longer than its timeout of {self.timeout:.0f} s and was stopped.", "The slot is kept.")
+            raise Outage(
+                f"The stream ran longer than its timeout of {self.timeout:.0f} s and was stopped.", "The slot is kept."
+            )
         result = spark_job.outcome(identity)
         if result["ok"] or not result.get("transient"):
             self.log.info("The job's log ends with:\n%s", event.get("log", ""))
@@ -142,13 +147,19 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if number >= self.restarts:
             return self._finish(result)
         pause = min(_BACKOFF * 2**number, _MOST_BACKOFF)
-        self.log.warning("The job died: %s\nIt is submitted again in %.0f s (%d of %d).", result["error"], pause, number + 1, self.restarts)
+        self.log.warning(
+            "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
+            result["error"],
+            pause,
+            number + 1,
+            self.restarts,
+        )
         time.sleep(pause)
         spark_job.forget(identity)
         store.set(_RESTARTS, {"count": number + 1, "at": time.time()}, retention=NEVER_EXPIRE)
         with failing():
             self._identity = self._start(store)
-        return self._watch(self._identity)
+        self._watch(self._identity)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """If the trigger itself failed, the job may still run: the retry attaches to it; a last try stops it."""

@@ -56,7 +56,8 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
     :raises PreflightError: a pattern matches nothing, or names something that is not a permanent table.
     """
     rows = connection.execute(
-        _RELATIONS + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
+        _RELATIONS
+        + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
         " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
     ).fetchall()
     by_oid = {row[0]: row for row in rows}
@@ -68,7 +69,9 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
         for oid, schema, name, _, kind, persistence, *_rest, leaves in matches:
             if kind not in ("r", "p"):
                 if exact:
-                    problems.append(f"{schema}.{name} is not a table (a view, materialized view or foreign table). Name tables only.")
+                    problems.append(
+                        f"{schema}.{name} is not a table (a view, materialized view or foreign table). Name tables only."
+                    )
                 continue
             if persistence != "p":
                 if exact:
@@ -96,7 +99,9 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
     for pattern in tables:
         schema, _, name = pattern.rpartition(".")
         exact = not any(c in pattern for c in "*?[")
-        found = [row for row in rows if fnmatch.fnmatchcase(row[1], schema or "public") and fnmatch.fnmatchcase(row[2], name)]
+        found = [
+            row for row in rows if fnmatch.fnmatchcase(row[1], schema or "public") and fnmatch.fnmatchcase(row[2], name)
+        ]
         # a table whose own name has a dot
         found = found or [row for row in rows if row[1] == "public" and row[2] == pattern]
         take(found, pattern, exact)
@@ -109,7 +114,9 @@ def load(connection: Connection, oids: Sequence[int]) -> list[Table]:
     """The tables with these oids, in schema and name order; a table that is gone is left out."""
     wanted = {"oids": list(oids)}
     columns: dict[int, list[Column]] = {}
-    for oid, name, type_oid, typmod, base, base_typmod, kind, type_name, comment in connection.execute(_COLUMNS, wanted):
+    for oid, name, type_oid, typmod, base, base_typmod, kind, type_name, comment in connection.execute(
+        _COLUMNS, wanted
+    ):
         columns.setdefault(oid, []).append(
             Column(name, ColumnType(type_oid, typmod, base, base_typmod, kind, type_name), comment)
         )
@@ -123,7 +130,20 @@ def load(connection: Connection, oids: Sequence[int]) -> list[Table]:
         oid, schema, name, identity, _, persistence, security, filenode, comment, pages, _ = row
         key, problem = _key(identity, indexes.get(oid, []), columns.get(oid, []))
         loaded.append(
-            Table(oid, schema, name, identity, key, tuple(columns.get(oid, [])), filenode, comment, persistence, pages, security, problem)
+            Table(
+                oid,
+                schema,
+                name,
+                identity,
+                key,
+                tuple(columns.get(oid, [])),
+                filenode,
+                comment,
+                persistence,
+                pages,
+                security,
+                problem,
+            )
         )
     return loaded
 

@@ -60,7 +60,8 @@ def read(connection: Connection, name: str) -> Published | None:
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
             tables[oid] = (None, False)
-    return Published(name, *row[1:], tables=tables)
+    _, everything, inserts, updates, deletes, truncates = row
+    return Published(name, everything, inserts, updates, deletes, truncates, tables)
 
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:

@@ -135,7 +135,7 @@ class CopyReader:
         return Block(self._out[:used], self._offsets[: count + 1]) if count else None
 
     def _address(self) -> int:
-        address = self._pgconn.pgconn_ptr
+        address: int | None = self._pgconn.pgconn_ptr  # type: ignore[attr-defined]
         if address is None:
             raise psycopg.OperationalError("the connection is closed")
         return int(address)

@@ -100,9 +100,13 @@ class ReplicationStream:
             return
         error = psycopg.errors.error_from_result(result)
         if error.sqlstate == "55006":
-            raise SlotInUse(f"Slot {self._slot!r} is in use: {error}.", "Stop the other job, or wait until it has ended.") from error
+            raise SlotInUse(
+                f"Slot {self._slot!r} is in use: {error}.", "Stop the other job, or wait until it has ended."
+            ) from error
         if error.sqlstate in ("42704", "55000"):
-            raise SlotError(f"Slot {self._slot!r} cannot be used: {error}.", "bottledwater status tells its state.") from error
+            raise SlotError(
+                f"Slot {self._slot!r} cannot be used: {error}.", "bottledwater status tells its state."
+            ) from error
         if error.sqlstate == "53300":
             raise Outage(f"No walsender is free: {error}.", "Raise max_wal_senders.") from error
         raise outage(error, f"Starting replication from slot {self._slot!r}") from error
@@ -233,7 +237,7 @@ class ReplicationStream:
         kinds = data[offsets[:-1]]
         requested = 0
         for i in np.flatnonzero(kinds == ord("k")):
-            _, end, _, wanted = _KEEPALIVE.unpack_from(data, int(offsets[i]))
+            _, end, _, wanted = _KEEPALIVE.unpack(data[offsets[i] : offsets[i + 1]].tobytes())
             requested += wanted
             self._received = max(self._received, end)
         last = int(offsets[-2])

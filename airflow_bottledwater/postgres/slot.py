@@ -58,7 +58,8 @@ def states(connection: Connection) -> list[SlotState]:
 
 
 def _state(row: tuple) -> SlotState:  # type: ignore[type-arg]
-    return SlotState(*row[:5], parse_lsn(row[5]) if row[5] else 0, *row[6:])
+    name, plugin, kind, database, pid, confirmed, *rest = row
+    return SlotState(name, plugin, kind, database, pid, parse_lsn(confirmed) if confirmed else 0, *rest)
 
 
 def check(found: SlotState, database: str) -> None:
@@ -69,11 +70,13 @@ def check(found: SlotState, database: str) -> None:
     if found.slot_type != "logical" or found.plugin != PLUGIN:
         kind = found.plugin or found.slot_type
         raise SlotError(
-            f"Slot {found.name!r} uses {kind!r}, not pgoutput; it belongs to something else.", "Choose another slot name."
+            f"Slot {found.name!r} uses {kind!r}, not pgoutput; it belongs to something else.",
+            "Choose another slot name.",
         )
     if found.database != database:
         raise SlotError(
-            f"Slot {found.name!r} belongs to database {found.database!r}, not {database!r}.", "Choose another slot name."
+            f"Slot {found.name!r} belongs to database {found.database!r}, not {database!r}.",
+            "Choose another slot name.",
         )
     if found.wal_status == "lost" or found.confirmed == 0:
         raise SlotError(
@@ -98,7 +101,9 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
         if below is None or xid < (below & 0xFFFFFFFF)
     ]
     prepared = connection.execute("SELECT gid, database, prepared FROM pg_prepared_xacts ORDER BY prepared").fetchall()
-    return named + [f"prepared transaction {gid!r} in {database} (since {at:%Y-%m-%d %H:%M})" for gid, database, at in prepared]
+    return named + [
+        f"prepared transaction {gid!r} in {database} (since {at:%Y-%m-%d %H:%M})" for gid, database, at in prepared
+    ]
 
 
 def fresh_xid(connection: Connection) -> int:
@@ -130,7 +135,9 @@ def create(
 
     def work() -> None:
         try:
-            row = connection.execute(f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} EXPORT_SNAPSHOT").fetchone()
+            row = connection.execute(
+                f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} EXPORT_SNAPSHOT"
+            ).fetchone()
             assert row is not None
             result.append(parse_lsn(row[1]))
         except psycopg.Error as error:

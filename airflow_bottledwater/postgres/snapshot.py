@@ -170,14 +170,18 @@ def begin_task(connection: Connection, table: Table, held: Held) -> None:
         raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
     assert row is not None
     if row[0] != str(held.snapshot):
-        raise Refused(f"The imported snapshot is {row[0]}, not {held.snapshot}.", "Connect to the primary itself, not to a pool.")
+        raise Refused(
+            f"The imported snapshot is {row[0]}, not {held.snapshot}.", "Connect to the primary itself, not to a pool."
+        )
 
 
 def copy_query(table: Table, columns: str, first: int, last: int) -> str:
     """COPY of one block range; ONLY, so that children of an inheritance parent are not read twice."""
     until = "" if last >= LAST_BLOCK else f" AND ctid < '({last},0)'::tid"
     where = f" WHERE ctid >= '({first},0)'::tid{until}"
-    return f"COPY (SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}{where}) TO STDOUT (FORMAT binary)"
+    return (
+        f"COPY (SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}{where}) TO STDOUT (FORMAT binary)"
+    )
 
 
 def deal(plan: Sequence[tuple[Table, Sequence[tuple[int, int]]]], lanes: int) -> Iterator[tuple[int, int, int]]:
@@ -187,5 +191,3 @@ def deal(plan: Sequence[tuple[Table, Sequence[tuple[int, int]]]], lanes: int) ->
         for r in range(len(parts)):
             yield t, r, n % lanes
             n += 1
-
-

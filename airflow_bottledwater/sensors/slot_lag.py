@@ -54,7 +54,10 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
             return None
         self.defer(
             trigger=SlotLagTrigger(
-                postgres_conn_id=self.postgres_conn_id, slot=str(self.slot), max_lag=int(self.max_lag), poll_interval=self.poke_interval
+                postgres_conn_id=self.postgres_conn_id,
+                slot=str(self.slot),
+                max_lag=int(self.max_lag),
+                poll_interval=self.poke_interval,
             ),
             method_name="execute_complete",
             timeout=timedelta(seconds=float(self.timeout)),
@@ -64,7 +67,12 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         """One look."""
         from airflow_bottledwater.postgres.connect import session
 
-        with failing(), session(PipelineHook(self.postgres_conn_id, "", None, {}).postgres(), "Reading the slot's lag") as connection:
+        with (
+            failing(),
+            session(
+                PipelineHook(self.postgres_conn_id, "", None, {}).postgres(), "Reading the slot's lag"
+            ) as connection,
+        ):
             row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
         return self._conclude(judge(str(self.slot), row, int(self.max_lag)))
 
@@ -77,5 +85,10 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
             return False
         if event["status"] == "failed":
             raise AirflowFailException(event["message"])
-        self.log.info("Slot %s: %s bytes behind, %s bytes of WAL kept.", event["slot"], f"{event['lag']:,}", f"{event['retained']:,}")
+        self.log.info(
+            "Slot %s: %s bytes behind, %s bytes of WAL kept.",
+            event["slot"],
+            f"{event['lag']:,}",
+            f"{event['retained']:,}",
+        )
         return True

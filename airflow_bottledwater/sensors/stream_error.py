@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+#: a stream has no end: Airflow's default of a week would fail the sensor of a healthy one
+_NEVER = timedelta(days=3650).total_seconds()
+
+
 class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
     """Fails as soon as the stream reports an error or writes too many dead letters; succeeds when it ends in order.
 
@@ -26,6 +30,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
 
     :param max_dead_letters: more than this many dead letters since the slot was made are an error; None: any number is fine.
     :param poke_interval: seconds between two looks.
+    :param timeout: seconds after which the sensor fails; by default ten years.
 
     Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, too.
     """
@@ -33,8 +38,16 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
     template_fields: Sequence[str] = PIPELINE_FIELDS
     ui_color = "#e2e3e5"
 
-    def __init__(self, *, max_dead_letters: int | None = None, poke_interval: float = 10.0, deferrable: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        max_dead_letters: int | None = None,
+        poke_interval: float = 10.0,
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
         pipeline = take_pipeline_arguments(kwargs)
+        kwargs.setdefault("timeout", _NEVER)
         super().__init__(poke_interval=poke_interval, **kwargs)
         self._set_pipeline(**pipeline)
         self.max_dead_letters = max_dead_letters
@@ -72,7 +85,12 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """One look."""
         with failing():
-            event = look(self.pipeline_hook.pipeline(), self._cluster(), since=self._since, max_dead_letters=self.max_dead_letters)
+            event = look(
+                self.pipeline_hook.pipeline(),
+                self._cluster(),
+                since=self._since,
+                max_dead_letters=self.max_dead_letters,
+            )
         return self._conclude(event)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:

@@ -36,6 +36,9 @@ def unpack(text: str) -> BottledWaterError | None:
     what, remedy = data.pop("what"), data.pop("remedy")
     if kind is RecordError:
         return RecordError(what, remedy, **data)
-    if not (isinstance(kind, type) and issubclass(kind, BottledWaterError)) or kind in (errors.PreflightError, errors.SettingError):
+    if not (isinstance(kind, type) and issubclass(kind, BottledWaterError)) or kind in (
+        errors.PreflightError,
+        errors.SettingError,
+    ):
         kind = BottledWaterError
     return kind(what, remedy)

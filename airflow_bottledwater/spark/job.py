@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested
+from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.flow.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark.carry import unpack
+from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-#: set by the supervisor: the folder in which a job leaves its process id and its outcome
-RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
 
 EXIT_OK, EXIT_FAILED, EXIT_TRANSIENT = 0, 1, 75  # 75: EX_TEMPFAIL of sysexits.h
 
@@ -64,8 +62,13 @@ def session(name: str, extra: dict[str, str] | None = None) -> SparkSession:
 
 
 def translate(error: BaseException) -> BaseException:
-    """Spark's wrapping of one of our errors, unwrapped."""
-    return unpack(str(error)) or error if not isinstance(error, BottledWaterError) else error
+    """Spark's wrapping of one of our errors, unwrapped; a JVM that is gone (killed, out of memory) may come back."""
+    if isinstance(error, BottledWaterError):
+        return error
+    # py4j's name: this module does without Spark
+    if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+        return Outage(f"Spark's driver does not answer: {type(error).__name__}.", "See the job's log.")
+    return unpack(str(error)) or error
 
 
 def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
@@ -93,7 +96,7 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
     _leave("driver.json", {"pid": os.getpid()})
     try:
         result = work(load(path), path, bounded, stopped)
-        _leave("outcome.json", {"ok": True, **result})
+        _leave("outcome.json", {"ok": True, **result, **({"stopped": True} if stopped.is_set() else {})})
         return EXIT_OK
     except StopRequested as error:
         log.info("%s", error)
@@ -105,7 +108,15 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
             log.error("%s: %s", type(failure).__name__, failure)
         else:
             log.exception("The job failed.", exc_info=failure)
-        _leave("outcome.json", {"ok": False, "kind": type(failure).__name__, "error": str(failure)[:4000], "transient": transient(failure)})
+        _leave(
+            "outcome.json",
+            {
+                "ok": False,
+                "kind": type(failure).__name__,
+                "error": str(failure)[:4000],
+                "transient": transient(failure),
+            },
+        )
         return EXIT_TRANSIENT if transient(failure) else EXIT_FAILED
 
 

@@ -58,7 +58,14 @@ class Assignment:
     def of(cls, path: str, start: Start, *, bounded: bool, fingerprint: str) -> Assignment:
         """For a claimed stream."""
         return cls(
-            path, start.job.to_json(), start.prefix, start.state_topic, tuple(start.topics), *start.position, bounded, fingerprint
+            path,
+            start.job.to_json(),
+            start.prefix,
+            start.state_topic,
+            tuple(start.topics),
+            *start.position,
+            bounded,
+            fingerprint,
         )
 
     def to_option(self) -> str:
@@ -180,8 +187,17 @@ def _publish(assignment: Assignment, batch: Batch) -> Position:
     job = f.Job(**assignment.job)
     if _publisher is None or _publisher[0] != job.id:
         pipeline, patience = _settings(assignment)
-        _publisher = job.id, StreamPublisher(
-            pipeline, job, assignment.prefix, assignment.state_topic, assignment.topics, patience, assignment.fingerprint
+        _publisher = (
+            job.id,
+            StreamPublisher(
+                pipeline,
+                job,
+                assignment.prefix,
+                assignment.state_topic,
+                assignment.topics,
+                patience,
+                assignment.fingerprint,
+            ),
         )
     try:
         return _publisher[1].publish(batch)

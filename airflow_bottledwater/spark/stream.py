@@ -63,7 +63,13 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
 
 
 def _stream(
-    spark: SparkSession, pipeline: Pipeline, path: str, start: Start, bounded: bool, controller: Controller, checkpoint: str
+    spark: SparkSession,
+    pipeline: Pipeline,
+    path: str,
+    start: Start,
+    bounded: bool,
+    controller: Controller,
+    checkpoint: str,
 ) -> dict[str, Any]:
     patience = Patience(pipeline.outage_timeout)
     target = ChangeSource(pipeline, start.state, start.position, patience).flush_target() if bounded else None
@@ -125,5 +131,3 @@ def _stop(query: StreamingQuery) -> None:
 def main() -> None:
     """Entry point of ``spark_jobs/stream.py``."""
     job.run("Publish every committed change, in order.", _work)
-
-

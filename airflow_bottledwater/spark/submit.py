@@ -72,7 +72,10 @@ def command(
     """
     found = shutil.which(binary, path=environment()["PATH"])
     if found is None:
-        raise Refused(f"{binary} is not on the PATH.", "Install the spark extra (pip install airflow-provider-bottledwater[spark]).")
+        raise Refused(
+            f"{binary} is not on the PATH.",
+            "Install the spark extra (pip install airflow-provider-bottledwater[spark]).",
+        )
     properties = [part for key, value in conf_for(master, conf).items() for part in ("--conf", f"{key}={value}")]
     files: Sequence[str] = () if is_local(master) else ("--files", str(settings))
     return [

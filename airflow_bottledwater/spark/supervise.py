@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater import processes
-from airflow_bottledwater.spark.job import RUN_DIRECTORY
 
+#: tells the job its folder, in which it leaves its process id and its outcome
+RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
 _SUPERVISOR, _DRIVER, _OUTCOME, _EXIT = "supervisor.json", "driver.json", "outcome.json", "exit.json"
 LOG = "job.log"
 #: seconds for the driver to end in order (flush, acknowledge) before everything is killed
@@ -31,7 +32,7 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
     :param run_directory: an existing folder of this job alone.
     """
     with (run_directory / LOG).open("ab") as log:
-        subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-m", __name__, str(run_directory), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -39,9 +40,14 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
             env=environment,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 10
-    while not (run_directory / _SUPERVISOR).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    # here too, and not only there: from now on the job can be found and stopped, however long its start takes
+    _introduce(run_directory, child.pid)
+
+
+def _introduce(run_directory: Path, pid: int) -> None:
+    temporary = run_directory / f".supervisor-{os.getpid()}"
+    temporary.write_text(json.dumps({"pid": pid, "started": processes.started(pid)}))
+    temporary.rename(run_directory / _SUPERVISOR)
 
 
 def _read(run_directory: Path, name: str) -> dict[str, Any] | None:
@@ -53,9 +59,16 @@ def _read(run_directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def running(run_directory: Path) -> bool:
-    """Whether the supervisor lives (on this host)."""
+    """Whether anything of the job lives (on this host): the supervisor, or what it left when it was killed."""
     me = _read(run_directory, _SUPERVISOR)
-    return me is not None and processes.started(me["pid"]) == me["started"]
+    return me is not None and (processes.started(me["pid"]) == me["started"] or bool(_family(me)))
+
+
+def _family(me: dict[str, Any]) -> dict[int, int]:
+    """A supervisor's processes: they share its group, also when it is gone itself."""
+    now = processes.started(me["pid"])
+    # an id is used again only when its group has ended
+    return {} if now is not None and now != me["started"] else processes.family(me["pid"])
 
 
 def outcome(run_directory: Path) -> dict[str, Any] | None:
@@ -83,16 +96,29 @@ def log_tail(run_directory: Path, lines: int = 40) -> str:
 def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
     """Ask the job to end in order, and end it by force after the grace time; False if it still lives."""
     me = _read(run_directory, _SUPERVISOR)
-    if me is None or not running(run_directory):
-        return True
-    os.kill(me["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + timeout
-    while running(run_directory) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if running(run_directory):
-        processes.send(processes.family(me["pid"]), signal.SIGKILL)
-        time.sleep(0.2)
-    return not running(run_directory)
+    if me is not None and running(run_directory):
+        driver = _read(run_directory, _DRIVER)
+        if processes.started(me["pid"]) == me["started"]:
+            processes.send({me["pid"]: me["started"]}, signal.SIGTERM)
+        elif driver is not None and driver["pid"] in _family(me):
+            _signal(driver["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        while running(run_directory) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        deadline = time.monotonic() + 5
+        while running(run_directory) and time.monotonic() < deadline:
+            processes.send(_family(me), signal.SIGKILL)
+            time.sleep(0.1)
+        if running(run_directory):
+            return False
+    _remove_settings(run_directory)
+    return True
+
+
+def _remove_settings(run_directory: Path) -> None:
+    """The file with the secrets: a job that has ended needs it no more."""
+    for secret in run_directory.glob("pipeline-*.json"):
+        secret.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -107,9 +133,7 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, on_term)
-    temporary = folder / ".supervisor"
-    temporary.write_text(json.dumps({"pid": os.getpid(), "started": processes.started(os.getpid())}))
-    temporary.rename(folder / _SUPERVISOR)
+    _introduce(folder, os.getpid())
     asked = False
     while child.poll() is None:
         time.sleep(0.1)
@@ -128,8 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     rest.pop(os.getpid(), None)
     processes.send(rest, signal.SIGKILL)
     code = child.wait()
-    for secret in folder.glob("pipeline-*.json"):
-        secret.unlink(missing_ok=True)
+    _remove_settings(folder)
     (folder / _EXIT).write_text(json.dumps({"code": code, "at": time.time()}))
     return code if code >= 0 else 128 - code
 

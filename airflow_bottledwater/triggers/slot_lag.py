@@ -58,7 +58,9 @@ class SlotLagTrigger(BaseTrigger):
         while True:
             await asyncio.sleep(self.poll_interval)
             try:
-                async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=10) as connection:
+                async with await psycopg.AsyncConnection.connect(
+                    dsn, autocommit=True, connect_timeout=10
+                ) as connection:
                     row = await (await connection.execute(LAG_SQL, (self.slot,))).fetchone()
             except psycopg.OperationalError as error:
                 # away for a moment: the lag is not known, which is no verdict

@@ -68,7 +68,15 @@ class StreamTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
-        names = ("identity", "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "poll_interval", "deadline")
+        names = (
+            "identity",
+            "postgres_conn_id",
+            "kafka_conn_id",
+            "schema_registry_conn_id",
+            "settings",
+            "poll_interval",
+            "deadline",
+        )
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

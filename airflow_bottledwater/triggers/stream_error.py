@@ -7,17 +7,20 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.flow.control import status_key
-from airflow_bottledwater.flow.preflight import pipeline_name
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.kafka import state
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.kafka import state
+
+#: seconds in which a job that failed of a transient cause may be submitted again, before its end is an error
+_AGAIN = 600.0
 
 
 class SharedStatus:
@@ -40,6 +43,10 @@ class SharedStatus:
 
     def get(self, name: str) -> dict[str, Any] | None:
         """A pipeline's status, at most a second old."""
+        # here and not above: they bring the publisher and numba, which a DAG processor does without
+        from airflow_bottledwater.flow.control import status_key
+        from airflow_bottledwater.kafka import state
+
         with self._reading:
             if self._reader is None:
                 self._reader = state.Reader(self._kafka, state.CONTROL_TOPIC, committed=False)
@@ -53,17 +60,30 @@ class SharedStatus:
 def judge(status: dict[str, Any] | None, *, since: float, max_dead_letters: int | None) -> dict[str, Any] | None:
     """What a status means: an event, or None to look again.
 
+    A failure of a transient cause is no verdict at once: the stream operator submits the job again.
+
     :param since: epoch seconds; an end that was reported before is an earlier job's.
     """
     if status is None or status["job"]["kind"] != "stream":
         return None
     letters = int(status["counters"].get("dead_letters", 0))
     if max_dead_letters is not None and letters > max_dead_letters:
-        return {"status": "failed", "message": f"{letters} dead letters, more than {max_dead_letters}.", "position": status["position"]}
+        return {
+            "status": "failed",
+            "message": f"{letters} dead letters, more than {max_dead_letters}.",
+            "position": status["position"],
+        }
     if status["at"] < since:
         return None
     if status["state"] == "failed":
-        return {"status": "failed", "message": status["error"], "position": status["position"], "permanent": status["permanent"]}
+        if not status["permanent"] and time.time() - status["at"] < _AGAIN:
+            return None
+        return {
+            "status": "failed",
+            "message": status["error"],
+            "position": status["position"],
+            "permanent": status["permanent"],
+        }
     if status["state"] in ("stopped", "finished"):
         return {"status": "ok", "position": status["position"], "counters": status["counters"]}
     return None
@@ -71,6 +91,8 @@ def judge(status: dict[str, Any] | None, *, since: float, max_dead_letters: int 
 
 def look(pipeline: Pipeline, cluster: Cluster, *, since: float, max_dead_letters: int | None) -> dict[str, Any] | None:
     """One look, blocking."""
+    from airflow_bottledwater.flow.preflight import pipeline_name
+
     found = SharedStatus.of(pipeline.kafka).get(pipeline_name(cluster, pipeline.slot))
     return judge(found, since=since, max_dead_letters=max_dead_letters)
 

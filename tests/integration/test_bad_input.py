@@ -70,7 +70,7 @@ def test_a_walsender_must_be_free(small: Source, who: str) -> None:
 
 def test_the_lock_table_must_hold_all_tables(small: Source) -> None:
     small.execute(
-        "DO $$ BEGIN FOR i IN 1..90 LOOP EXECUTE 'CREATE TABLE t' || i || '(id int PRIMARY KEY)'; COMMIT; END LOOP; END $$"
+        "DO $$ BEGIN FOR i IN 1..90 LOOP EXECUTE 'CREATE TABLE t' || i || '(i int PRIMARY KEY)'; END LOOP; END $$"
     )
     refuses(
         small,
@@ -477,8 +477,7 @@ def test_a_publication_for_all_tables_is_a_warning(source: Source) -> None:
     source.execute(f"CREATE PUBLICATION {source.name} FOR ALL TABLES", f"CREATE PUBLICATION {source.name}_unkeyed")
     warned = "\n".join(preflight.run(source.pipeline.with_(create_publication=False)).warnings)
     assert (
-        f"Publication {source.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key"
-        in warned
+        f"Publication {source.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made" in warned
     )
 
 

@@ -164,7 +164,8 @@ def test_a_killed_session_is_an_outage_after_what_had_arrived(session: Connectio
     session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
     assert len(follower.changes("json")) == 1
     session.execute(
-        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND database = current_database()"
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+        " WHERE active AND database = current_database()"
     )
     with pytest.raises(Outage):
         for _ in range(100):

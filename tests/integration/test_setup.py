@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -47,14 +48,14 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 @contextmanager
-def session(source: Source, name: str = "") -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+def session(source: Source, name: str = "") -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A session that has a transaction id, and holds it until it commits."""
     with psycopg.connect(source.dsn, application_name=name or "test") as connection:
         connection.execute("SELECT pg_current_xact_id()")
         yield connection
 
 
-def blocked_by(source: Source, connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+def blocked_by(source: Source, connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
     """Whether somebody waits for this session's transaction."""
     return bool(
         source.execute(

@@ -413,7 +413,7 @@ def test_cleared_a_new_job_goes_on(system: System, stream: Stream) -> None:
         stream.gone()
     stream.clear()
     folder = stream.deferred()
-    assert len({f for f in system.jobs().values()}) == 1
+    assert len(set(system.jobs().values())) == 1
     stream.nothing_lost_or_twice()
     assert stream.deferred() == folder
 

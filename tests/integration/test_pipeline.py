@@ -1,0 +1,466 @@
+"""The whole path on real servers, without a JVM: hand-over, order, restart, errors."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from fix_topics import Flow, assert_exactly_once_in_order
+
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    Outage,
+    RecordError,
+    Refused,
+    SlotError,
+    StateError,
+    TakenOver,
+)
+from airflow_bottledwater.flow import control, lane, runner, setup, snapshot, status
+from airflow_bottledwater.flow.lane import LaneTask
+from airflow_bottledwater.local.compare import latest
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.postgres.connect import connect, identify
+
+MakeFlow = Callable[..., Flow]
+
+
+@pytest.fixture
+def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
+    return lambda registry=None, **settings: Flow(database, kafka, registry, **settings)
+
+
+class Writers:
+    """Sessions with inserts, updates, deletes, key changes, savepoints, roll-backs and long transactions."""
+
+    def __init__(self, dsn: str, tables: Sequence[str], seed: int, sessions: int = 4) -> None:
+        self._dsn, self._tables, self._stopped = dsn, tables, threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed * 100 + i, i)) for i in range(sessions)]
+        self.errors: list[Exception] = []
+
+    def __enter__(self) -> Writers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self.errors
+
+    def _run(self, seed: int, number: int) -> None:
+        dice = random.Random(seed)
+        fresh = (number + 1) * 10_000_000
+        try:
+            with psycopg.connect(self._dsn, autocommit=True) as connection:
+                while not self._stopped.is_set():
+                    with connection.transaction(force_rollback=dice.random() < 0.15):
+                        for _ in range(dice.randrange(1, 6)):
+                            fresh += 1
+                            table, row = dice.choice(self._tables), dice.randrange(number, 4000, 4)
+                            act = dice.random()
+                            if act < 0.3:
+                                connection.execute(f"INSERT INTO {table} VALUES ({fresh}, 'new', 0)")
+                            elif act < 0.6:
+                                connection.execute(f"UPDATE {table} SET n = n + 1 WHERE id = {row}")
+                            elif act < 0.7:
+                                connection.execute(f"DELETE FROM {table} WHERE id = {row}")
+                            elif act < 0.8:
+                                connection.execute(f"UPDATE {table} SET id = {fresh} WHERE id = {row}")
+                            else:
+                                with connection.transaction(force_rollback=dice.random() < 0.5):
+                                    connection.execute(f"INSERT INTO {table} VALUES ({fresh}, 'savepoint', 1)")
+                        time.sleep(dice.uniform(0.1, 0.4) if number == 0 else dice.uniform(0, 0.01))
+        except Exception as error:
+            self.errors.append(error)
+
+
+def _fill(flow: Flow, *tables: str, rows: int = 4000) -> None:
+    for table in tables:
+        flow.execute(
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, name text, n integer)",
+            f"INSERT INTO {table} SELECT g, 'row ' || g, g FROM generate_series(0, {rows - 1}) g",
+            f"ANALYZE {table}",
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothing(make_flow: MakeFlow, seed: int) -> None:
+    flow = make_flow(range_bytes=64 * 1024, lanes=3)
+    _fill(flow, "a", "b")
+    with Writers(flow.dsn, ["a", "b"], seed):
+        time.sleep(0.3)
+        flow.create()
+        time.sleep(0.5)
+        flow.snapshot()
+        with flow.streaming() as errors:
+            time.sleep(1.5)
+    assert not errors
+    counters = flow.stream()
+    report = status.report(flow.pipeline)
+    boundary = report["tables"][0]["boundary"]
+    for table in ("a", "b"):
+        assert flow.compare(table).differences == []
+        assert_exactly_once_in_order(flow.read(table))
+    # the run overlapped, or it proves nothing
+    assert boundary.split(":")[2], "no transaction was in progress at the boundary"
+    assert counters["published"] > 100
+
+
+def test_avro_through_the_registry_equals_the_table(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = make_flow(registry)
+    flow.execute(
+        "CREATE TABLE t (a text, b int, c numeric(12,3), d timestamptz, e int[], f inet, g bytea, PRIMARY KEY (b, a))",
+        "INSERT INTO t SELECT 'k' || g, g, g / 7.0, now(), ARRAY[g, NULL], '::1', '\\x00ff' FROM generate_series(1, 500) g",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE t SET c = -c, e = '{{1,2},{3,4}}' WHERE b % 2 = 0", "DELETE FROM t WHERE b % 5 = 0")
+    flow.stream()
+    comparison = flow.compare("t")
+    assert comparison.differences == []
+    assert (comparison.rows, comparison.snapshot_records) == (400, 500)
+
+
+def test_a_restarted_stream_goes_on_where_it_was(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    _fill(flow, "a", rows=10)
+    flow.create()
+    flow.snapshot()
+    for i in range(4):
+        flow.execute(f"UPDATE a SET n = {i}")
+        flow.stream()
+    flow.stream()
+    messages = flow.read("a")
+    assert_exactly_once_in_order(messages)
+    assert [m.op for m in messages].count("u") == 40
+
+
+def test_a_snapshot_is_resumed_after_deletes_key_changes_and_moved_rows(make_flow: MakeFlow) -> None:
+    flow = make_flow(range_bytes=64 * 1024, lanes=2)
+    _fill(flow, "a", rows=8000)
+    flow.create()
+
+    def first_half(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        lane.run(flow.pipeline, LaneTask(**{**_fields(tasks[0]), "parts": tasks[0].parts[:2]}))
+        raise Outage("The cluster went away.")
+
+    with pytest.raises(Outage, match="went away"):
+        snapshot.run(flow.pipeline, first_half)
+    with pytest.raises(StateError, match="not complete"):
+        flow.stream()
+    flow.execute(
+        "DELETE FROM a WHERE id % 10 = 0", "UPDATE a SET id = id + 100000 WHERE id % 10 = 1", "UPDATE a SET name = name || '!'"
+    )
+    result = flow.snapshot()
+    assert result.skipped == 2
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_a_table_that_was_rewritten_during_its_snapshot_is_read_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(range_bytes=64 * 1024, lanes=2)
+    _fill(flow, "a", rows=8000)
+    flow.create()
+
+    def half(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        lane.run(flow.pipeline, LaneTask(**{**_fields(tasks[0]), "parts": tasks[0].parts[:2]}))
+        raise Outage("The cluster went away.")
+
+    with pytest.raises(Outage):
+        snapshot.run(flow.pipeline, half)
+    flow.execute("DELETE FROM a WHERE id < 4000", "VACUUM FULL a")
+    flow.change(lanes=3)
+    assert flow.snapshot().skipped == 0
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def _fields(task: LaneTask) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in LaneTask.__slots__}
+
+
+def test_a_complete_snapshot_is_not_taken_again(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    _fill(flow, "a", rows=10)
+    flow.create()
+    assert flow.snapshot().rows == 10
+    assert flow.snapshot().rows == 0
+    assert len(flow.read("a")) == 10
+
+
+def test_skipping_the_snapshot_is_recorded_and_only_new_changes_come(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=10)
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (100, 'new', 1)")
+    flow.stream()
+    assert [m.key["id"] for m in flow.read("a")] == [100]
+
+
+def test_keys_of_every_kind(make_flow: MakeFlow) -> None:
+    flow = make_flow(allow_unkeyed=True, skip_snapshot=True)
+    flow.execute(
+        "CREATE TABLE pk (a int, b text, c int, PRIMARY KEY (c, a))",
+        "CREATE TABLE full_keyed (a int PRIMARY KEY, b text)",
+        "ALTER TABLE full_keyed REPLICA IDENTITY FULL",
+        "CREATE TABLE full_unkeyed (a int, b text)",
+        "ALTER TABLE full_unkeyed REPLICA IDENTITY FULL",
+        "CREATE TABLE unkeyed (a int, b text)",
+        "CREATE TABLE by_index (a int PRIMARY KEY, b int NOT NULL UNIQUE)",
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_b_key",
+    )
+    flow.create()
+    flow.execute("INSERT INTO pk VALUES (1, 'x', 2)", "UPDATE pk SET b = 'y'", "UPDATE pk SET a = 7", "DELETE FROM pk")
+    for table in ("full_keyed", "full_unkeyed"):
+        flow.execute(f"INSERT INTO {table} VALUES (1, 'x')", f"UPDATE {table} SET b = 'y'", f"UPDATE {table} SET a = 2", f"DELETE FROM {table}")
+    flow.execute("INSERT INTO unkeyed VALUES (1, 'x')")
+    flow.execute("INSERT INTO by_index VALUES (1, 10)", "UPDATE by_index SET a = 2", "UPDATE by_index SET b = 11")
+    flow.stream()
+    assert [(m.op, m.key, m.value and m.value["b"]) for m in flow.read("pk")] == [
+        ("c", {"c": 2, "a": 1}, "x"),
+        ("u", {"c": 2, "a": 1}, "y"),
+        ("d", {"c": 2, "a": 1}, None),
+        ("u", {"c": 2, "a": 7}, "y"),
+        ("d", {"c": 2, "a": 7}, None),
+    ]
+    assert [(m.op, m.key) for m in flow.read("full_keyed")] == [
+        ("c", {"a": 1}), ("u", {"a": 1}), ("d", {"a": 1}), ("u", {"a": 2}), ("d", {"a": 2}),
+    ]  # fmt: skip
+    assert [(m.op, m.key, m.value) for m in flow.read("full_unkeyed")] == [
+        ("c", None, {"a": 1, "b": "x"}), ("u", None, {"a": 1, "b": "y"}), ("u", None, {"a": 2, "b": "y"}),
+    ]  # fmt: skip
+    assert [(m.op, m.key, m.value) for m in flow.read("unkeyed")] == [("c", None, {"a": 1, "b": "x"})]
+    assert [(m.op, m.key) for m in flow.read("by_index")] == [
+        ("c", {"b": 10}), ("u", {"b": 10}), ("d", {"b": 10}), ("u", {"b": 11}),
+    ]  # fmt: skip
+
+
+def test_a_record_that_cannot_be_encoded_stops_the_stream_before_its_transaction_and_again_after_a_restart(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = make_flow(registry, skip_snapshot=True)
+    flow.execute("CREATE TABLE t (id int PRIMARY KEY, v numeric(5,2))")
+    flow.create()
+    flow.execute("INSERT INTO t VALUES (1, 1.5)")
+    flow.transaction("INSERT INTO t VALUES (2, 2.5)", "INSERT INTO t VALUES (3, 'NaN')")
+    flow.execute("INSERT INTO t VALUES (4, 4.5)")
+    for _ in range(2):
+        with pytest.raises(RecordError, match=r"public\.t.*column 'v'"):
+            flow.stream()
+        assert latest(flow.pipeline.kafka, flow.topic("t"))[2] == 1
+    flow.change(on_error="log")
+    counters = flow.stream()
+    assert counters["dead_letters"] == 1
+    letters = _letters(flow)
+    assert len(letters) == 1
+    assert letters[0]["relation"] == "public.t"
+    assert letters[0]["op"] == "c"
+    assert latest(flow.pipeline.kafka, flow.topic("t"))[2] == 3
+
+
+def _letters(flow: Flow) -> list[dict[str, Any]]:
+    from fix_topics import read
+
+    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+
+
+def test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousand_good_ones(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
+    _fill(flow, "a", rows=10)
+    flow.execute("UPDATE a SET name = repeat('x', 30000) WHERE id = 5")
+    flow.create()
+    assert flow.snapshot().dead_letters == 1
+    statements = [f"INSERT INTO a VALUES ({i}, 'good', 1)" for i in range(100, 1100)]
+    statements[500] = "INSERT INTO a VALUES (600, repeat('x', 30000), 1)"
+    flow.transaction(*statements)
+    assert flow.stream()["dead_letters"] == 1
+    assert len(flow.read("a")) == 9 + 999
+    assert len(_letters(flow)) == 2
+
+
+def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True, max_transaction_bytes=64 * 1024, batch_bytes=64 * 1024)
+    _fill(flow, "a", rows=0)
+    flow.create()
+    flow.execute("INSERT INTO a SELECT g, repeat('x', 100), g FROM generate_series(1, 5000) g")
+    stopped = threading.Event()
+    thread = threading.Thread(target=lambda: runner.run(flow.pipeline, stopped=stopped))
+    thread.start()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not status.report(flow.pipeline)["counters"]["published"]:
+        time.sleep(0.01)
+    stopped.set()
+    thread.join()
+    flow.stream()
+    messages = flow.read("a")
+    assert_exactly_once_in_order(messages)
+    assert [m.key["id"] for m in messages] == list(range(1, 5001))
+
+
+def test_truncate_is_an_event_with_its_position(make_flow: MakeFlow) -> None:
+    from fix_topics import read
+
+    flow = make_flow()
+    _fill(flow, "a", rows=10)
+    flow.create()
+    flow.snapshot()
+    flow.execute("TRUNCATE a", "INSERT INTO a VALUES (1, 'after', 1)")
+    assert flow.stream()["events"] == 1
+    (event,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_events")
+    after = flow.read("a")[-1]
+    assert event.value["event"] == "truncate"
+    assert event.value["relations"] == ["public.a"]
+    assert event.value["pos"] < after.pos
+
+
+def test_truncate_stops_the_stream_where_the_settings_say_so(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_truncate="stop")
+    _fill(flow, "a", rows=10)
+    flow.create()
+    flow.snapshot()
+    flow.execute("TRUNCATE a")
+    with pytest.raises(RecordError, match="TRUNCATE"):
+        flow.stream()
+
+
+def test_the_newer_of_two_streams_takes_over_and_the_older_names_it(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    with flow.streaming() as errors:
+        _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+        with pytest.raises(BottledWaterError):
+            # the slot is still held by the first, which finds out at its next record
+            second = flow.pipeline.with_(outage_timeout=3.0)
+            threading.Timer(0.5, lambda: flow.execute("UPDATE a SET n = n + 1")).start()
+            runner.run(second, bounded=True)
+            raise Outage("it went on")
+        _until(lambda: bool(errors))
+    assert isinstance(errors[0], TakenOver)
+    assert "epoch" in str(errors[0])
+    flow.stream()
+    assert_exactly_once_in_order(flow.read("a"))
+    assert flow.compare("a").differences == []
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True, tables="a")
+    _fill(flow, "a", "busy", rows=1)
+    flow.create()
+    with flow.streaming() as errors:
+        flow.execute("INSERT INTO busy SELECT g, 'x', 1 FROM generate_series(10, 20000) g")
+        target = flow.execute("SELECT pg_current_wal_flush_lsn()")[0][0]
+        _until(lambda: flow.execute(f"SELECT confirmed_flush_lsn >= '{target}' FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'")[0][0])
+    assert not errors
+
+
+def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, kafka: KafkaBroker) -> None:
+    flow = make_flow(skip_snapshot=True, outage_timeout=120.0)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    with flow.streaming() as errors:
+        _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+        flow.execute("UPDATE a SET n = 1")
+        kafka.kill()
+        flow.execute("UPDATE a SET n = 2")
+        time.sleep(3)
+        flow.execute("UPDATE a SET n = 3")
+        kafka.start()
+        _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 3, 90)
+    assert not errors
+    messages = flow.read("a")
+    assert_exactly_once_in_order(messages)
+    assert [m.value["n"] for m in messages] == [1, 2, 3]
+
+
+def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    with flow.streaming() as errors:
+        for i in range(30):
+            flow.execute(f"UPDATE a SET n = {i}")
+            if i % 10 == 5:
+                flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+            time.sleep(0.02)
+        _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 30, 60)
+    assert not errors
+    messages = flow.read("a")
+    assert_exactly_once_in_order(messages)
+    assert [m.value["n"] for m in messages] == list(range(30))
+
+
+def test_a_column_that_is_added_and_dropped_appears_and_disappears(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = make_flow(registry, skip_snapshot=True)
+    _fill(flow, "a", rows=0)
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)", "ALTER TABLE a ADD COLUMN extra date DEFAULT '2020-02-02'")
+    flow.execute("INSERT INTO a VALUES (2, 'x', 1)", "ALTER TABLE a DROP COLUMN n", "UPDATE a SET name = 'y'")
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_a_table_that_is_published_behind_our_back_is_refused(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True, tables="a")
+    _fill(flow, "a", "b", rows=1)
+    flow.create()
+    flow.execute(f"ALTER PUBLICATION {flow.pipeline.publication_name} ADD TABLE b", "UPDATE b SET n = 1")
+    with pytest.raises(Refused, match=r"public\.b was added"):
+        flow.stream()
+
+
+def test_a_slot_that_was_moved_forward_or_dropped_is_refused(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    flow.stream()
+    flow.execute("UPDATE a SET n = 7")
+    flow.execute(f"SELECT pg_replication_slot_advance('{flow.pipeline.slot}', pg_current_wal_lsn())")
+    with pytest.raises(SlotError, match="ahead of what was published"):
+        flow.stream()
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    with pytest.raises(SlotError, match="does not exist any more"):
+        flow.stream()
+
+
+def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    with connect(flow.dsn) as connection:
+        cluster = identify(connection)
+    with flow.streaming() as errors:
+        _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+        assert "Kept" in setup.drop(flow.pipeline, when="retired")
+        asked = control.request_stop(flow.pipeline, cluster, retire=True)
+        assert asked is not None
+        ended = control.wait_ended(flow.pipeline, cluster, asked["job"]["id"], timeout=30)
+        assert ended is not None
+        assert ended["state"] == "stopped"
+    assert not errors
+    assert "Dropped slot" in setup.drop(flow.pipeline, when="retired")
+
+
+def test_a_consumer_that_reads_uncommitted_never_sees_older_versions_behind_newer_ones(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=5)
+    flow.create()
+    for i in range(3):
+        flow.execute(f"UPDATE a SET n = {i}")
+        flow.stream()
+    assert [m.pos for m in flow.read("a", committed=False)] == [m.pos for m in flow.read("a")]

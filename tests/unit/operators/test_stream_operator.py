@@ -1,0 +1,293 @@
+"""What the stream operator decides: submit, attach, start afresh, end; with the job replaced."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from airflow_bottledwater.errors import JobFailed, Outage, SlotInUse
+from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks.spark_job import SparkJobHook
+from airflow_bottledwater.operators import stream
+from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.triggers.stream import StreamTrigger
+
+OLD = {"folder": "/tmp/nowhere/old", "host": socket.gethostname()}
+NEW = {"folder": "/tmp/nowhere/new", "host": socket.gethostname()}
+
+pytestmark = pytest.mark.usefixtures("connections")
+
+
+class Store:
+    """Airflow's task state store."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values, self.retentions = values, set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self.values[key] = value
+        self.retentions.add(retention)
+
+
+class World:
+    """Jobs that are not there: who lives, how each ended, and what was done, in order."""
+
+    def __init__(self) -> None:
+        self.living: set[str] = set()
+        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.done: list[str] = []
+        self.arguments: list[str] = []
+        self.slept: list[float] = []
+
+    def end(self, identity: dict[str, str], **outcome: Any) -> None:
+        self.living.discard(identity["folder"])
+        self.outcomes[identity["folder"]] = outcome
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
+    made = World()
+
+    def start(self: Any, identity: Any, application: str) -> None:
+        made.done.append("start")
+        made.arguments = list(self._hook._application_args)
+        made.living.add(identity["folder"])
+
+    def stop_job(pipeline: Any, identity: Any, **_: Any) -> None:
+        made.done.append(f"stop {identity['folder'][-3:]}")
+        made.living.discard(identity["folder"])
+
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
+    monkeypatch.setattr(SparkJobHook, "prepare", staticmethod(lambda pipeline, name: (NEW, tmp_path / "pipeline-x.json")))
+    monkeypatch.setattr(SparkJobHook, "start", start)
+    monkeypatch.setattr(spark_job, "running", lambda identity: identity["folder"] in made.living)
+    monkeypatch.setattr(
+        spark_job, "outcome", lambda identity: made.outcomes.get(identity["folder"], {"ok": False, "error": "killed", "transient": True})
+    )
+    monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"forget {identity['folder'][-3:]}"))
+    monkeypatch.setattr(stream, "stop_job", stop_job)
+    # the clock goes on, or the operator would look at the job for ever
+    pause = time.sleep
+    monkeypatch.setattr(stream.time, "sleep", lambda seconds: (made.slept.append(seconds), pause(0.001)))
+    now = time.monotonic
+    monkeypatch.setattr(stream.time, "monotonic", lambda: now() + sum(made.slept))
+    return made
+
+
+def operator(**arguments: Any) -> StreamToKafkaOperator:
+    return StreamToKafkaOperator(task_id="stream", tables=["a"], slot="orders", **arguments)
+
+
+def context(store: Store, *, try_number: int = 1, max_tries: int = 0) -> dict[str, Any]:
+    return {"task_state_store": store, "ti": SimpleNamespace(try_number=try_number, max_tries=max_tries)}
+
+
+def deferred(act: Callable[[], Any]) -> StreamTrigger:
+    with pytest.raises(TaskDeferred) as raised:
+        act()
+    assert raised.value.method_name == "execute_complete"
+    assert isinstance(raised.value.trigger, StreamTrigger)
+    return raised.value.trigger
+
+
+# ------------------------------------------------------------------ execute
+def test_first_it_submits_stores_who_the_job_is_and_defers(world: World) -> None:
+    store = Store()
+    trigger = deferred(lambda: operator().execute(context(store)))
+    assert world.done == ["start"]
+    assert trigger.identity == NEW == store.values["bottledwater_job"]
+    assert store.retentions == {NEVER_EXPIRE}
+    assert trigger.deadline is None and trigger.settings["slot"] == "orders"
+    assert "--bounded" not in world.arguments and "--pipeline" in world.arguments
+
+
+def test_who_the_job_is_is_stored_before_it_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def died(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SparkJobHook, "start", died)
+    store = Store()
+    made = operator()
+    with pytest.raises(KeyboardInterrupt):
+        made.execute(context(store))
+    assert store.values["bottledwater_job"] == NEW == made._identity
+
+
+@pytest.mark.parametrize(("bounded", "given"), [(True, True), ("True", True), ("true", True), ("False", False), ("", False), (False, False)])
+def test_bounded_may_come_as_text(world: World, bounded: Any, given: bool) -> None:
+    deferred(lambda: operator(bounded=bounded).execute(context(Store())))
+    assert ("--bounded" in world.arguments) == given
+
+
+def test_a_retry_attaches_to_a_job_that_runs(world: World) -> None:
+    world.living.add(OLD["folder"])
+    store = Store(bottledwater_job=OLD)
+    trigger = deferred(lambda: operator(retries=2).execute(context(store, try_number=2, max_tries=2)))
+    assert world.done == []
+    assert trigger.identity == OLD == store.values["bottledwater_job"]
+
+
+def test_a_retry_after_a_job_that_died_submits(world: World) -> None:
+    store = Store(bottledwater_job=OLD)
+    trigger = deferred(lambda: operator(retries=2).execute(context(store, try_number=3, max_tries=2)))
+    assert world.done == ["start"] and trigger.identity == NEW
+
+
+@pytest.mark.parametrize(("try_number", "max_tries", "retries"), [(2, 1, 0), (5, 6, 2), (1, 2, 2)])
+def test_a_cleared_task_stops_the_old_job_before_it_submits(world: World, try_number: int, max_tries: int, retries: int) -> None:
+    """Clearing sets max_tries to try_number + retries and adds one to try_number; the state stays."""
+    world.living.add(OLD["folder"])
+    store = Store(bottledwater_job=OLD)
+    trigger = deferred(lambda: operator(retries=retries).execute(context(store, try_number=try_number, max_tries=max_tries)))
+    assert world.done == ["stop old", "forget old", "start"]
+    assert trigger.identity == NEW == store.values["bottledwater_job"]
+
+
+def test_a_cleared_task_does_not_submit_while_the_old_job_cannot_be_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_use(*_: Any, **__: Any) -> None:
+        raise SlotInUse("Slot 'orders' is in use.")
+
+    monkeypatch.setattr(stream, "stop_job", in_use)
+    with pytest.raises(SlotInUse):
+        operator().execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
+    assert world.done == []
+
+
+def test_a_retry_of_a_job_that_has_ended_well_ends_well(world: World) -> None:
+    world.end(OLD, ok=True, position="0/5", published=7)
+    result = operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
+    assert result == {"position": "0/5", "published": 7}
+    assert world.done == []
+
+
+def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
+    """After its timeout for example: it has not ended well, it was ended."""
+    world.end(OLD, ok=True, position="0/5", stopped=True)
+    deferred(lambda: operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1)))
+    assert world.done == ["start"]
+
+
+def test_a_timeout_becomes_the_triggers_deadline(world: World) -> None:
+    with pytest.raises(TaskDeferred) as raised:
+        operator(timeout=100.0, poll_interval=2.0).execute(context(Store()))
+    trigger: Any = raised.value.trigger
+    assert 90 < trigger.deadline - time.time() <= 100
+    # Airflow's own comes later: nobody stops the job when that one expires
+    assert raised.value.timeout is not None and raised.value.timeout.total_seconds() > 100
+
+
+def test_it_looks_at_the_job_before_it_defers(world: World) -> None:
+    deferred(lambda: operator().execute(context(Store())))
+    assert 2.5 < sum(world.slept) < 4
+
+
+# ------------------------------------------------------------------ what is refused
+@pytest.mark.parametrize("executor", ["CeleryExecutor", "KubernetesExecutor"])
+def test_another_executor_is_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
+    with pytest.raises(AirflowFailException, match=executor):
+        operator().execute(context(Store()))
+    assert world.done == []
+
+
+@pytest.mark.parametrize("name", ["postgres_default", "spark_default"])
+def test_a_missing_connection_is_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv(f"AIRFLOW_CONN_{name.upper()}")
+    with pytest.raises(AirflowFailException, match=f"'{name}'"):
+        operator().execute(context(Store()))
+    assert world.done == []
+
+
+def test_cluster_mode_is_refused_at_once(world: World, connect: Any) -> None:
+    connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "cluster"})
+    with pytest.raises(AirflowFailException, match="cluster"):
+        operator().execute(context(Store()))
+
+
+# ------------------------------------------------------------------ execute_complete
+def ended(identity: dict[str, str] = OLD, **more: Any) -> dict[str, Any]:
+    return {"status": "ended", "identity": identity, "log": "", **more}
+
+
+@pytest.mark.parametrize("event", [None, {}, {"status": "running"}, {"status": "error", "identity": OLD}])
+def test_an_event_that_is_not_known_fails(world: World, event: dict[str, Any] | None) -> None:
+    with pytest.raises(JobFailed, match="not known"):
+        operator().execute_complete(context(Store()), event)
+
+
+def test_a_job_that_ended_well_is_the_tasks_result(world: World) -> None:
+    world.end(OLD, ok=True, position="0/5")
+    assert operator().execute_complete(context(Store()), ended()) == {"position": "0/5"}
+    assert world.done == ["forget old"]
+
+
+def test_a_permanent_failure_is_not_retried(world: World) -> None:
+    world.end(OLD, ok=False, error="Slot 'orders' was invalidated.", transient=False)
+    with pytest.raises(AirflowFailException, match="invalidated"):
+        operator().execute_complete(context(Store()), ended())
+
+
+def test_a_job_that_died_is_submitted_again(world: World) -> None:
+    store = Store(bottledwater_job=OLD)
+    trigger = deferred(lambda: operator().execute_complete(context(store), ended()))
+    assert world.done == ["forget old", "start"]
+    assert trigger.identity == NEW == store.values["bottledwater_job"]
+    assert store.values["bottledwater_restarts"]["count"] == 1
+    assert world.slept[0] == 2.0
+
+
+def test_it_is_submitted_with_longer_and_longer_pauses_and_not_for_ever(world: World) -> None:
+    store, pauses = Store(), []
+    for _ in range(10):
+        world.slept.clear()
+        deferred(lambda: operator().execute_complete(context(store), ended()))
+        pauses.append(world.slept[0])
+        world.living.clear()
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    with pytest.raises(JobFailed, match="killed"):
+        operator().execute_complete(context(store), ended())
+    # one that ran for long starts the count anew
+    store.values["bottledwater_restarts"]["at"] -= 1000
+    deferred(lambda: operator().execute_complete(context(store), ended()))
+    assert store.values["bottledwater_restarts"]["count"] == 1
+
+
+def test_after_its_time_the_job_is_stopped_and_the_task_fails(world: World) -> None:
+    with pytest.raises(Outage, match="timeout of 5 s"):
+        operator(timeout=5.0).execute_complete(context(Store()), {"status": "timeout", "identity": OLD})
+    assert world.done == ["stop old"]
+
+
+@pytest.mark.parametrize(("try_number", "stopped"), [(1, []), (2, ["stop old"])])
+def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_number: int, stopped: list[str]) -> None:
+    with pytest.raises(Exception, match="Trigger"):
+        operator(retries=1).resume_execution(
+            "__fail__", {"error": "Trigger failure"}, context(Store(bottledwater_job=OLD), try_number=try_number, max_tries=1)  # type: ignore[arg-type]
+        )
+    assert world.done == stopped
+
+
+def test_killed_on_the_worker_it_stops_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Any] = []
+    monkeypatch.setattr(spark_job, "stop", lambda identity: killed.append(identity))
+    made = operator()
+    made.on_kill()
+    assert killed == []
+    deferred(lambda: made.execute(context(Store())))
+    made.on_kill()
+    assert killed == [NEW]
+
+
+def test_it_can_be_copied(world: World) -> None:
+    assert copy.deepcopy(operator(bounded=True)).bounded is True

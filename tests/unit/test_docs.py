@@ -1,0 +1,217 @@
+"""The documentation says what the code does, as far as a program can tell."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from airflow_bottledwater import cli, errors
+from airflow_bottledwater.encoding import types
+from airflow_bottledwater.errors import BottledWaterError, SettingError
+from airflow_bottledwater.flow.policy import ACTS, act
+from airflow_bottledwater.kafka.publisher import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, Pipeline
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SETTINGS, ERRORS, FORMAT = (
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("settings", "errors", "message-format")
+)
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+
+
+def rows(text: str, columns: int) -> list[list[str]]:
+    """The rows of a page's tables that have so many columns."""
+    found = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    return [row for row in found if len(row) == columns]
+
+
+# ---------------------------------------------------------------------- settings
+
+DOCUMENTED = {row[0].strip("`"): row for row in rows(SETTINGS.replace("|  |", "|   |"), 5) if row[0].startswith("`")}
+
+
+def shown(value: Any) -> str:
+    """A default as the table has it."""
+    if value in ("", (), {}):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def test_every_setting_is_documented_once_and_no_other() -> None:
+    assert sorted(DOCUMENTED) == sorted(f.name for f in fields(Pipeline))
+    assert all(SETTINGS.count(f"\n| `{name}` |") == 1 for name in DOCUMENTED)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Pipeline)])
+def test_a_settings_default_is_the_codes(name: str) -> None:
+    special = {
+        "postgres": "required",
+        "kafka": f"`bootstrap.servers={DEFAULT_BROKER}`",
+        "registry": f"`url={DEFAULT_REGISTRY}`",
+    }
+    expected = special.get(name) or shown(getattr(Pipeline(postgres="host=db"), name))
+    assert DOCUMENTED[name][1] == expected
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Pipeline) if f.name not in ("postgres", "kafka", "registry")])
+def test_what_is_allowed_is_in_the_codes_words(name: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Pipeline.of(postgres="host=db", **{name: object()})
+    assert DOCUMENTED[name][2] == caught.value.allowed
+
+
+def test_the_settings_options_exist_and_all_options_are_documented() -> None:
+    options = {option for parameter in cli.cli.params for option in parameter.opts if option.startswith("--")}
+    named = {option for row in DOCUMENTED.values() for option in re.findall(r"--[a-z-]+", row[3])}
+    assert named <= options
+    # all that describe a pipeline; the rest is of a run or of the command
+    assert options - named == {
+        "--config-file", "--allow-password-argument", "--set", "--master", "--spark-conf", "--bounded", "--version",
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- errors
+
+CLASSES = [
+    *(kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BottledWaterError)),
+    NewProducerNeeded,
+    RecordRefused,
+]
+
+
+def made(kind: type[BottledWaterError]) -> BottledWaterError:
+    arguments: dict[type[BottledWaterError], tuple[Any, ...]] = {
+        errors.SettingError: ("lanes", 0, "1 to 256"),
+        errors.PreflightError: (["this"],),
+        RecordRefused: ("what", 0, 10),
+    }
+    return kind(*arguments.get(kind, ("what",)))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_has_its_section(kind: type[BottledWaterError]) -> None:
+    assert f"\n### {kind.__name__}\n" in ERRORS
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_is_done_about_an_error_is_what_the_policy_says(kind: type[BottledWaterError]) -> None:
+    documented = {row[0].strip("`"): row[1] for row in rows(ERRORS, 3) if row[0].startswith("`")}
+    assert documented[kind.__name__] == act(made(kind)).name
+
+
+def test_no_error_is_documented_that_is_gone() -> None:
+    assert set(re.findall(r"^### (\w+)$", ERRORS, re.MULTILINE)) == {kind.__name__ for kind in CLASSES}
+    assert set(ACTS) <= set(CLASSES)
+
+
+# ---------------------------------------------------------------------- types
+
+TYPES = {
+    "boolean": 16, "bytea": 17, "name": 19, "bigint": 20, "smallint": 21, "integer": 23, "text": 25, "json": 114, "real": 700,
+    "double precision": 701, "character(n)": 1042, "character varying": 1043, "date": 1082, "time": 1083, "timestamp": 1114,
+    "timestamp with time zone": 1184, "numeric": 1700, "uuid": 2950, "jsonb": 3802,
+}  # fmt: skip
+MAPPED = {row[0]: row[1] for row in rows(FORMAT.partition("\n## Types\n")[2].partition("\n## ")[0], 4)}
+
+
+def avro_shown(schema: Any) -> str:
+    """An Avro schema as the table has it."""
+    return f"`{schema}`" if isinstance(schema, str) else f"`{schema['type']}` / `{schema['logicalType']}`"
+
+
+def column(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:
+    return ColumnType(oid, typmod, oid, typmod, kind, "")
+
+
+def test_the_type_table_has_the_types_of_the_code() -> None:
+    assert set(TYPES.values()) == set(types.TABLE)
+    documented = set(MAPPED) - {"PostgreSQL", "---"}
+    assert documented == {*TYPES, "numeric(p, s)", "an enum", "every other type"}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_types_avro_schema_is_the_codes(name: str) -> None:
+    assert MAPPED[name] == avro_shown(types.mapping(column(TYPES[name])).avro(-1))
+
+
+def test_so_are_those_of_the_other_rows() -> None:
+    typmod = ((12 << 16) | 2) + 4
+    assert MAPPED["numeric(p, s)"] == avro_shown(types.mapping(column(1700, typmod)).avro(typmod))
+    assert MAPPED["an enum"] == avro_shown(types.mapping(column(99_999, kind="e")).avro(-1))
+    assert MAPPED["every other type"] == avro_shown(types.TEXT.avro(-1))
+
+
+# ---------------------------------------------------------------------- commands, links, pictures
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *$", without_code(text), re.MULTILINE):
+        base = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        anchor, n = base, 0
+        while anchor in found:
+            n += 1
+            anchor = f"{base}-{n}"
+        found.add(anchor)
+    return found
+
+
+def links(page: Path) -> list[str]:
+    text = re.sub(r"`[^`]*`", "", without_code(page.read_text()))
+    return [link for link in re.findall(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_relative_links_and_their_anchors_exist(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_pictures_exist(page: Path) -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page.read_text())
+    assert [name for name in pictures if not (page.parent / name).exists()] == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    assert {f"docs/{page.name}" for page in PAGES[1:]} <= {link.partition("#")[0] for link in links(PAGES[0])}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_make_targets_and_subcommands_exist(page: Path) -> None:
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|\$ |=\S+ )make ([a-z-]+)", text)) <= targets
+    assert isinstance(cli.cli, click.Group)
+    called = re.findall(r"(?:`|\$ )bottledwater ([a-z][a-z-]+)", text)
+    assert set(called) <= set(cli.cli.commands)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_modules_and_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    for module in re.findall(r"\b(airflow_bottledwater(?:\.[a-z_]+)+)", text):
+        base = ROOT / module.replace(".", "/")
+        assert base.with_suffix(".py").exists() or base.is_dir(), module
+    for file in re.findall(r"`((?:encoding|flow|kafka|postgres|spark|tests)/[\w/]+\.py)`", text):
+        assert (ROOT / file).exists() or (ROOT / "airflow_bottledwater" / file).exists(), file

@@ -9,6 +9,7 @@ import numpy as np
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs, select_list
+from airflow_bottledwater.errors import SlotInUse
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.delivery import encode_changes
 from airflow_bottledwater.flow.rows import Completed, Completer
@@ -149,9 +150,23 @@ class Follower:
     def open(self) -> ReplicationStream:
         """A new session from the position on."""
         self.cutter.restart()
-        self.stream = ReplicationStream(
-            self.dsn, self.slot, self._publications, self.cutter.position.lsn, **self._options
-        )  # type: ignore[arg-type]
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self.stream = ReplicationStream(
+                    self.dsn,
+                    self.slot,
+                    self._publications,
+                    self.cutter.position.lsn,
+                    **self._options,  # type: ignore[arg-type]
+                )
+            except SlotInUse:
+                # the walsender of the session before takes a moment to end
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                break
         return self.stream
 
     def _resolve(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:

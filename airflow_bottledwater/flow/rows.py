@@ -112,9 +112,8 @@ class Completer:
                     done.failed[int(found[place, 3])] = f"PostgreSQL cannot turn a value into text: {text}"
                 else:
                     texts[place] = text
-        # a copy, since a read-only array is another type to the compiler
         # writable, as all our buffers: compiled code is compiled anew for a read-only one
-        done.side = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8).copy()
+        done.side = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
         done.side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
 
     def _texts(self, oid: int, values: list[bytes]) -> list[bytes | str]:

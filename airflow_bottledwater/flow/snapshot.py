@@ -289,6 +289,8 @@ class _Driver:
             return
         rows = sum(int(v.get("rows", 0)) for k, v in state.facts.items() if k.startswith("progress/"))
         done = sum(1 for k, v in state.facts.items() if k.startswith("progress/") and v.get("done"))
+        if self._controller.status.progress.get("ranges_done") == done:
+            return
         self._controller.status.progress |= {"rows": rows, "ranges_done": done}
         log.info(
             "Snapshot: %s rows in %d of %s ranges.", f"{rows:,}", done, self._controller.status.progress.get("ranges")

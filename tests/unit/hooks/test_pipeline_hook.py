@@ -117,7 +117,7 @@ def test_the_registrys_connection_can_be_tried(connect: Connect, monkeypatch: py
 @pytest.mark.parametrize("executor", ["CeleryExecutor", "KubernetesExecutor", "LocalKubernetesExecutor", "CeleryExecutor,LocalExecutor"])
 def test_a_detached_job_needs_one_host(monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
-    with pytest.raises(Refused, match=executor.split(",")[0]):
+    with pytest.raises(Refused, match=executor.partition(",")[0]):
         spark_job.refuse_foreign_hosts("The stream")
     spark_job.refuse_foreign_hosts("The stream", "LocalExecutor")
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor,CeleryExecutor")

@@ -280,7 +280,7 @@ def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_num
 
 def test_killed_on_the_worker_it_stops_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
-    monkeypatch.setattr(spark_job, "stop", lambda identity: killed.append(identity))
+    monkeypatch.setattr(spark_job, "stop", killed.append)
     made = operator()
     made.on_kill()
     assert killed == []

@@ -1,0 +1,137 @@
+"""The command's options, exit codes and messages; what it does is proven on real servers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from airflow_bottledwater import cli
+from airflow_bottledwater.errors import BottledWaterError, SettingError
+
+REQUIRED = ["--postgres", "host=db dbname=shop"]
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Pipelines that a run was started with, in place of running it."""
+    found: list[object] = []
+    monkeypatch.setattr(cli, "_run", lambda pipeline, *_: found.append(pipeline))
+    return found
+
+
+def _invoke(*arguments: str) -> tuple[int, str, BaseException | None]:
+    result = CliRunner().invoke(cli.cli, list(arguments))
+    return result.exit_code, result.output, result.exception
+
+
+def test_the_defaults_are_those_of_bottled_water(chosen: list[object]) -> None:
+    assert _invoke(*REQUIRED)[0] == 0
+    (pipeline,) = chosen
+    assert (pipeline.slot, pipeline.output_format, pipeline.on_error) == ("bottledwater", "avro", "exit")
+    assert pipeline.kafka == {"bootstrap.servers": "localhost:9092"}
+    assert pipeline.registry == {"url": "http://localhost:8081"}
+
+
+def test_every_short_option_of_the_original_is_there(chosen: list[object]) -> None:
+    code, output, _ = _invoke(
+        "-d", "host=db", "-s", "s1", "-b", "k:1", "-f", "json", "-u", "-p", "pre", "-e", "log", "-x",
+        "-C", "linger.ms=7", "-T", "retention.ms=9", "-o", "shop", "-i", "a,b.*",
+    )  # fmt: skip
+    assert code == 0, output
+    (pipeline,) = chosen
+    assert pipeline.slot == "s1"
+    assert pipeline.kafka == {"bootstrap.servers": "k:1", "linger.ms": "7"}
+    assert pipeline.topic_config == {"retention.ms": "9"}
+    assert (pipeline.schemas, pipeline.tables) == (("shop",), ("a", "b.*"))
+    assert pipeline.allow_unkeyed
+    assert pipeline.skip_snapshot
+    assert (pipeline.topic_prefix, pipeline.on_error) == ("pre", "log")
+
+
+def test_help_and_version_exit_with_0() -> None:
+    assert _invoke("--help")[0] == 0
+    assert _invoke("-h")[0] == 0
+    assert _invoke("--version")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--postgres is required"),
+        ([*REQUIRED, "surplus"], "No such command"),
+        ([*REQUIRED, "--bogus"], "No such option"),
+        (["--postgres"], "requires an argument"),
+        ([*REQUIRED, "-C", "novalue"], 'Expected configuration in the form property=value, not "novalue"'),
+        (
+            [*REQUIRED, "-f", "json", "-r", "http://r"],
+            "Specifying --schema-registry doesn't make sense for --output-format=json",
+        ),
+    ],
+)
+def test_bad_usage_exits_with_1_and_says_what(arguments: list[str], message: str, chosen: list[object]) -> None:
+    code, output, _ = _invoke(*arguments)
+    assert code == 1
+    assert message in output
+    assert chosen == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--output-format", "xml"], "output_format"),
+        (["--on-error", "ignore"], "on_error"),
+        (["--slot", "Upper"], "slot"),
+        (["--set", "lanes=0"], "lanes"),
+        (["--set", "nonsense=1"], "nonsense"),
+    ],
+)
+def test_an_invalid_value_names_setting_value_and_what_is_allowed(arguments: list[str], setting: str) -> None:
+    _, _, error = _invoke(*REQUIRED, *arguments)
+    assert isinstance(error, SettingError)
+    assert error.setting == setting
+    assert "Allowed:" in str(error)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--postgres", "host=db password=Ma9ker"],
+        ["--postgres", "postgresql://u:Ma9ker@db/shop"],
+        [*REQUIRED, "-C", "sasl.password=Ma9ker"],
+        [*REQUIRED, "-r", "http://u:Ma9ker@registry"],
+    ],
+)
+def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(arguments: list[str], chosen: list[object]) -> None:
+    _, output, error = _invoke(*arguments)
+    assert isinstance(error, BottledWaterError)
+    assert "Ma9ker" not in f"{error}{output}"
+    assert chosen == []
+    assert _invoke(*arguments, "--allow-password-argument")[0] == 0
+    assert len(chosen) == 1
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path, chosen: list[object]) -> None:
+    file = tmp_path / "bw.ini"
+    file.write_text(
+        "[bottledwater]\npostgres = host=db password=secret\nslot = from_file\ntopic-prefix = f\n"
+        "[kafka]\nbootstrap.servers = k:1\nsasl.password = secret\n[schema-registry]\nurl = http://r\n"
+    )
+    code, output, error = _invoke("-g", str(file), "-s", "from_line")
+    assert code == 0, (output, error)
+    (pipeline,) = chosen
+    assert (pipeline.slot, pipeline.topic_prefix) == ("from_line", "f")
+    assert pipeline.kafka == {"bootstrap.servers": "k:1", "sasl.password": "secret"}
+    assert pipeline.registry == {"url": "http://r"}
+
+
+def test_our_errors_are_a_line_on_standard_error_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bottledwater", *REQUIRED, "--slot", "Upper"])
+    with caplog.at_level(logging.CRITICAL), pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "Setting 'slot' cannot be 'Upper'" in caplog.text

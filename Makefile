@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system bench lock clean
+.PHONY: help setup demo up down lint test test-unit test-integration test-system lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20

@@ -76,6 +76,14 @@ def _options(*, everything: bool) -> Callable[[F], F]:
             help="INI file with sections bottledwater, kafka, topic, schema-registry.",
         ),
         click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            callback=_pairs,
+            metavar="SETTING=VALUE",
+            help="Any setting of docs/settings.md; repeatable.",
+        ),
+        click.option(
             "--allow-password-argument",
             is_flag=True,
             help="Accept a password on the command line, where others can see it.",
@@ -88,7 +96,6 @@ def _options(*, everything: bool) -> Callable[[F], F]:
         click.option("-T", "--topic-config", multiple=True, callback=_pairs, metavar="PROPERTY=VALUE", help="A topic property, for topics that are created; repeatable."),
         click.option("-o", "--schemas", help="Comma-separated schemas, with * and ?."),
         click.option("-i", "--tables", help="Comma-separated [schema.]tables, with * and ?.  [default: all]"),
-        click.option("--set", "settings", multiple=True, callback=_pairs, metavar="SETTING=VALUE", help="Any setting of docs/settings.md; repeatable."),
         click.option("--master", default="local[*]", show_default=True, help="Where Spark runs the jobs."),
         click.option("--spark-conf", multiple=True, callback=_pairs, metavar="PROPERTY=VALUE", help="A Spark property; repeatable."),
         click.option("--bounded", is_flag=True, help="End when everything is published that is committed now."),
@@ -176,7 +183,8 @@ def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: b
         if stopped.is_set():
             log.info("Terminated, shutting down...")
             return
-        _job(pipeline, name, master, spark_conf, bounded and name == "stream", stopped, console)
+        if not _job(pipeline, name, master, spark_conf, bounded and name == "stream", stopped, console):
+            return
 
 
 def _job(
@@ -187,8 +195,8 @@ def _job(
     bounded: bool,
     stopped: threading.Event,
     console: Console,
-) -> None:
-    """Run one Spark job to its end, showing progress; a signal ends it in order.
+) -> bool:
+    """Run one Spark job to its end, showing progress; a signal ends it in order. False if it was stopped before its end.
 
     :raises JobFailed: it failed; the message is the job's own.
     """
@@ -211,7 +219,7 @@ def _job(
         outcome, code = supervise.outcome(run), supervise.exit_code(run)
         if outcome is None or not outcome["ok"]:
             if stopped.is_set() and outcome is None:
-                return
+                return False
             what = (
                 outcome["error"]
                 if outcome
@@ -219,6 +227,7 @@ def _job(
             )
             raise JobFailed(what)
         log.info("%s: %s", name.capitalize(), ", ".join(f"{k} {v}" for k, v in outcome.items() if k != "ok"))
+        return not outcome.get("stopped")
 
 
 def _show_log(run: Path, shown: int) -> int:

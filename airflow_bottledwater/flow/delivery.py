@@ -231,6 +231,8 @@ class StreamPublisher:
                 self._channel.patience.wait(str(error))
 
     def _publish(self, batch: Batch, refused: list[Verdict]) -> Position:
+        if self._pipeline.on_truncate == "stop":
+            self._stop_before_truncate(batch)
         programs = self._channel.programs(batch.versions, copied=False)
         completed = self._completer.complete(batch, programs)
         encoded = encode_changes(completed, programs)
@@ -276,6 +278,21 @@ class StreamPublisher:
         self._position, self.counters = batch.end, counters
         return batch.end
 
+    def _stop_before_truncate(self, batch: Batch) -> None:
+        found = np.flatnonzero(batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE)
+        if not len(found):
+            return
+        change = batch.changes[found[0]]
+        position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+        good = batch.before(position.lsn)
+        if good.end > batch.start:
+            self._publish(good, [])
+        raise RecordError(
+            f"TRUNCATE of {batch.versions[int(change[wire.C_RELATION])].table.qualified} at {position}, and on_truncate is stop.",
+            "Everything before its transaction is published. Set on_truncate to event to go on.",
+            position=str(position),
+        )
+
     def _stop_before(self, batch: Batch, completed: Completed, programs: Programs, verdicts: list[Verdict]) -> None:
         first = min(verdicts, key=lambda v: v.change)
         change = completed.batch.changes[first.change]
@@ -304,7 +321,7 @@ class StreamPublisher:
             op={pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}[int(change[wire.C_KIND])],
             position=position,
             relation=table.qualified,
-            key=None,
+            key=table.key,
             columns=column_texts(table, bytes(completed.batch.data[at : at + size])),
             error=verdict.reason,
         )
@@ -319,12 +336,6 @@ class StreamPublisher:
             message = pgoutput.truncate(bytes(batch.data[at : at + size]))
             known = {v.table.oid: v for v in versions}
             position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
-            if self._pipeline.on_truncate == "stop":
-                raise RecordError(
-                    f"TRUNCATE at {position}, and on_truncate is stop.",
-                    "Set on_truncate = event to go on.",
-                    position=position,
-                )
             event = {
                 "event": "truncate",
                 "pos": position,

@@ -269,7 +269,7 @@ class _Lane:
                 op="r",
                 position="",
                 relation=table.qualified,
-                key=None,
+                key=table.key,
                 columns=column_texts(table, _as_insert(table, raw)),
                 error=reason,
             )

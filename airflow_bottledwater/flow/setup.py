@@ -52,15 +52,28 @@ def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> Slo
 
 
 def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:
-    claim.write({f.INTENT: {"slot": pipeline.slot, "publication": pipeline.publication_name, "at": time.time()}})
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
+        # the tables' fingerprint from before the slot: a creation that is killed must not hide DDL that ran meanwhile
+        before = claim.state.facts.get(f.INTENT, {}).get("fingerprint") or catalog.fingerprint(
+            connection, [t.oid for t in tables]
+        )
+        claim.write(
+            {
+                f.INTENT: {
+                    "slot": pipeline.slot,
+                    "publication": pipeline.publication_name,
+                    "fingerprint": before,
+                    "at": time.time(),
+                }
+            }
+        )
         added = [t for t in tables if t.oid not in claim.state.tables]
         if pipeline.create_publication:
             publication.create(connection, pipeline.publication_name, tables)
             _extend(connection, pipeline.publication_name, added)
         record = claim.state.slot
         if record is None:
-            consistent_point = _make_slot(pipeline, connection, claim.cluster, tables)
+            consistent_point = _make_slot(pipeline, connection, claim.cluster, tables, before)
             oldest_xid = slot.fresh_xid(connection)
             record = SlotRecord(
                 pipeline.slot,
@@ -94,21 +107,28 @@ def _extend(connection: Connection, name: str, added: Sequence[Table]) -> None:
                 )
 
 
-def _make_slot(pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table]) -> int:
+def _make_slot(
+    pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table], before: dict[str, str]
+) -> int:
     """Create the slot, again where DDL or TRUNCATE of a published table committed while it was being built: such a slot can be
     broken, or blind for a new column, for ever."""
     oids = [t.oid for t in tables]
     present = slot.state(connection, pipeline.slot)
-    for _ in range(_ATTEMPTS):
-        before = catalog.fingerprint(connection, oids)
-        if present is not None:
-            slot.check(present, cluster.database)
+    if present is not None:
+        slot.check(present, cluster.database)
+        if catalog.fingerprint(connection, oids) == before or pipeline.adopt_slot:
             # A slot that was adopted may be older than the publications, which wedges it; nothing was published from it, so
             # it is moved past every transaction that began before them.
             slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
             point = slot.advance(connection, pipeline.slot)
             log.info("Slot %r exists and is taken up at %s.", pipeline.slot, format_lsn(point))
             return point
+        log.warning(
+            "Tables were altered while the creation of slot %r was interrupted; it is made again.", pipeline.slot
+        )
+        slot.drop(connection, pipeline.slot)
+    for _ in range(_ATTEMPTS):
+        before = catalog.fingerprint(connection, oids)
         point = slot.create(
             pipeline.postgres,
             connection,

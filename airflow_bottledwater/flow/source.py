@@ -77,7 +77,7 @@ class Resolver:
         if pinned is None:
             raise Refused(
                 f"Table {message.schema}.{message.name} was added to the publication behind our back.",
-                "Stop the stream and run create-slot and the snapshot with the table in the settings; then start it again.",
+                "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
             )
         table = self._table(message, pinned)
         known = current.table if current else pinned.table

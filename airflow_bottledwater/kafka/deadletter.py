@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
+from collections.abc import Sequence
 from typing import Any
 
 #: a letter is cut to this many bytes of row text
@@ -11,11 +11,12 @@ MAX_TEXT = 64 * 1024
 
 
 def letter(
-    *, topic: str, op: str, position: str, relation: str, key: bytes | None, columns: dict[str, str | None], error: str
+    *, topic: str, op: str, position: str, relation: str, key: Sequence[str], columns: dict[str, str | None], error: str
 ) -> bytes:
     """A dead letter as JSON.
 
-    :param columns: the row as text where it has one, base64 of its bytes elsewhere; cut when too large.
+    :param key: the names of the key columns.
+    :param columns: the row as text where it has one, hex of its binary form elsewhere; cut when too large.
     """
     kept: dict[str, Any] = {}
     size = 0
@@ -28,7 +29,7 @@ def letter(
         "op": op,
         "pos": position,
         "relation": relation,
-        "key": base64.b64encode(key).decode() if key is not None else None,
+        "key": {name: kept.get(name) for name in key} if key else None,
         "columns": kept,
         "truncated": size > MAX_TEXT,
         "error": error,

@@ -67,7 +67,9 @@ class Reader:
         """What is new; waits at most ``timeout`` seconds for it."""
         changes = []
         with errors(self._config):
-            for message in self._consumer.consume(1000, timeout):
+            # consume() would wait for all 1000 until its time is over
+            first = self._consumer.poll(timeout)
+            for message in [first, *self._consumer.consume(1000, 0)] if first is not None else []:
                 error = message.error()
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:

@@ -126,7 +126,12 @@ class KafkaBroker(ServerProcess):
 
     def _format(self) -> None:
         command = [*_java(self.cache), *self._java_options, "kafka.tools.StorageTool", "format"]
-        command += ["--cluster-id", _kafka_uuid(), "-c", str(self._properties), "--ignore-formatted"]
+        command += [
+            f"--cluster-id={_kafka_uuid()}",  # with "=": the id may begin with a dash
+            "-c",
+            str(self._properties),
+            "--ignore-formatted",
+        ]
         run(command, "formatting Kafka's storage", cwd=self.folder)
 
 

@@ -109,6 +109,8 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 self._identity = self._submit(pipeline, lambda identity: store.set(_STATE_KEY, identity))
             result = spark_job.wait(self._identity, self.log.info)
             spark_job.forget(self._identity)
+            if result.get("stopped"):
+                raise JobFailed("The snapshot was stopped before its end; the next try resumes it.")
         return self._finish(result)
 
     def _in_cluster(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:

@@ -127,4 +127,10 @@ def problems(published: Published, tables: Sequence[Table]) -> list[str]:
                 f"Publication {published.name!r} has a row filter on {table.qualified}: unless it uses key columns only, "
                 "UPDATE and DELETE on it fail for the application, and rows leave the topic unseen. Remove the filter."
             )
+        elif columns is not None or filtered:
+            # the snapshot reads whole tables: it would publish what the publication hides
+            found.append(
+                f"Publication {published.name!r} has a {'row filter' if filtered else 'column list'} for {table.qualified}, which "
+                "the snapshot would not respect. Remove it."
+            )
     return found

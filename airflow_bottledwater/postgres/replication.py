@@ -40,8 +40,11 @@ _BURST_WAIT = 0.005
 _STATUS_INTERVAL = 1.0
 #: answered keepalives a second; a stopping server asks without pause until we have confirmed everything
 _REPLIES_PER_SECOND = 10
-#: requests a second that mean that the server is stopping and waits for us
-_STORM = 200
+#: requests a second that mean that the server is stopping and waits for us (it asks again after each answer; a running
+#: one asks once in half of wal_sender_timeout)
+_STORM = 5
+#: seconds between two looks at a server whose data we do not take
+_PROBE_INTERVAL = 2.0
 
 
 class ReplicationStream:
@@ -65,6 +68,7 @@ class ReplicationStream:
         block_bytes: int = 1 << 20,
     ) -> None:
         self._slot = slot
+        self._dsn = dsn
         self._where = describe(dsn)
         self._buffer_bytes = buffer_bytes
         self._connection = connect(dsn, replication=True, application=f"bottledwater {slot}")
@@ -181,6 +185,7 @@ class ReplicationStream:
         replies = _Rate(_REPLIES_PER_SECOND)
         storm = _Rate(_STORM)
         last_status = 0.0
+        probed = time.monotonic()
         confirmed = self._flushed
         try:
             while True:
@@ -193,9 +198,14 @@ class ReplicationStream:
                     self._send_status()
                     last_status = now
                 if self._is_full():
+                    # nothing is read, so a stopping server could not tell us: ask it
+                    if now - probed >= _PROBE_INTERVAL:
+                        probed = now
+                        connect(self._dsn, application="bottledwater probe").close()
                     with self._changed:
                         self._changed.wait(0.2)
                     continue
+                probed = now
                 wait = _BURST_WAIT if burst else max(0.0, min(_STATUS_INTERVAL, last_status + _STATUS_INTERVAL - now))
                 if self._reader.dry:
                     ready, _, _ = select.select([sock, self._wake_read], [], [], wait)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import psycopg
 
 from airflow_bottledwater.errors import Outage, SlotError, SlotInUse
+from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import quote
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
@@ -98,7 +99,7 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
         f"session {pid} ({user}@{database}, {application or 'no application name'}{f', {status}, since {start:%H:%M:%S}' if start else ''})"
         # state and start of another role's session are seen with pg_read_all_stats only
         for xid, pid, database, user, application, status, start in sessions
-        if below is None or xid < (below & 0xFFFFFFFF)
+        if below is None or widen_xid(xid, below) < below
     ]
     prepared = connection.execute("SELECT gid, database, prepared FROM pg_prepared_xacts ORDER BY prepared").fetchall()
     return named + [

@@ -92,7 +92,9 @@ def _fill(flow: Flow, *tables: str, rows: int = 4000) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothing(make_flow: MakeFlow, seed: int) -> None:
+def test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothing(
+    make_flow: MakeFlow, seed: int
+) -> None:
     flow = make_flow(range_bytes=64 * 1024, lanes=3)
     _fill(flow, "a", "b")
     with Writers(flow.dsn, ["a", "b"], seed):
@@ -157,7 +159,9 @@ def test_a_snapshot_is_resumed_after_deletes_key_changes_and_moved_rows(make_flo
     with pytest.raises(StateError, match="not complete"):
         flow.stream()
     flow.execute(
-        "DELETE FROM a WHERE id % 10 = 0", "UPDATE a SET id = id + 100000 WHERE id % 10 = 1", "UPDATE a SET name = name || '!'"
+        "DELETE FROM a WHERE id % 10 = 0",
+        "UPDATE a SET id = id + 100000 WHERE id % 10 = 1",
+        "UPDATE a SET name = name || '!'",
     )
     result = flow.snapshot()
     assert result.skipped == 2
@@ -220,7 +224,12 @@ def test_keys_of_every_kind(make_flow: MakeFlow) -> None:
     flow.create()
     flow.execute("INSERT INTO pk VALUES (1, 'x', 2)", "UPDATE pk SET b = 'y'", "UPDATE pk SET a = 7", "DELETE FROM pk")
     for table in ("full_keyed", "full_unkeyed"):
-        flow.execute(f"INSERT INTO {table} VALUES (1, 'x')", f"UPDATE {table} SET b = 'y'", f"UPDATE {table} SET a = 2", f"DELETE FROM {table}")
+        flow.execute(
+            f"INSERT INTO {table} VALUES (1, 'x')",
+            f"UPDATE {table} SET b = 'y'",
+            f"UPDATE {table} SET a = 2",
+            f"DELETE FROM {table}",
+        )
     flow.execute("INSERT INTO unkeyed VALUES (1, 'x')")
     flow.execute("INSERT INTO by_index VALUES (1, 10)", "UPDATE by_index SET a = 2", "UPDATE by_index SET b = 11")
     flow.stream()
@@ -272,7 +281,9 @@ def _letters(flow: Flow) -> list[dict[str, Any]]:
     return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
 
 
-def test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousand_good_ones(make_flow: MakeFlow) -> None:
+def test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousand_good_ones(
+    make_flow: MakeFlow,
+) -> None:
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
     _fill(flow, "a", rows=10)
     flow.execute("UPDATE a SET name = repeat('x', 30000) WHERE id = 5")
@@ -365,7 +376,11 @@ def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlo
     with flow.streaming() as errors:
         flow.execute("INSERT INTO busy SELECT g, 'x', 1 FROM generate_series(10, 20000) g")
         target = flow.execute("SELECT pg_current_wal_flush_lsn()")[0][0]
-        _until(lambda: flow.execute(f"SELECT confirmed_flush_lsn >= '{target}' FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'")[0][0])
+        _until(
+            lambda: flow.execute(
+                f"SELECT confirmed_flush_lsn >= '{target}' FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
+            )[0][0]
+        )
     assert not errors
 
 
@@ -405,7 +420,9 @@ def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> N
     assert [m.value["n"] for m in messages] == list(range(30))
 
 
-def test_a_column_that_is_added_and_dropped_appears_and_disappears(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+def test_a_column_that_is_added_and_dropped_appears_and_disappears(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
     flow = make_flow(registry, skip_snapshot=True)
     _fill(flow, "a", rows=0)
     flow.create()

@@ -131,8 +131,6 @@ def test_a_consumer_that_pauses_longer_than_the_servers_patience_keeps_its_sessi
 
 
 @pytest.mark.parametrize("idle", [True, False])
-# a stopping server asks again only after each of our replies, and is not read at all while the buffer is full
-@pytest.mark.xfail(strict=True, reason="ReplicationStream does not notice that the server is stopping")
 def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle: bool) -> None:
     with PostgresServer(tmp_path / "server") as server:
         dsn = server.createdb("d")

@@ -120,8 +120,9 @@ class Topics:
         self.records: dict[str, list[tuple[Any, Any]]] = {name: [] for name in names}
 
     def read(self, wait: float = 0.5) -> dict[str, list[tuple[Any, Any]]]:
-        """All (key, value) so far."""
-        while messages := self._consumer.consume(5000, wait):
+        """All (key, value) so far; while more is published, what comes within a second or two."""
+        deadline = time.monotonic() + 4 * wait
+        while time.monotonic() < deadline and (messages := self._consumer.consume(5000, wait)):
             for message in messages:
                 assert message.error() is None, message.error()
                 self.records[message.topic()].append((self._decode(message.key()), self._decode(message.value())))
@@ -157,8 +158,16 @@ class System:
         postgres = {"conn_type": "postgres", "host": "127.0.0.1", "port": self.data.postgres.port, "login": "cdc"}
         assert self.data.registry is not None
         connections = {
-            "POSTGRES_DEFAULT": {**postgres, "password": PASSWORD, "schema": "shop", "extra": {"sslmode": "disable", "foreign": 1}},
-            "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": {"bootstrap.servers": self.data.kafka.bootstrap, "group.id": "x"}},
+            "POSTGRES_DEFAULT": {
+                **postgres,
+                "password": PASSWORD,
+                "schema": "shop",
+                "extra": {"sslmode": "disable", "foreign": 1},
+            },
+            "KAFKA_DEFAULT": {
+                "conn_type": "kafka",
+                "extra": {"bootstrap.servers": self.data.kafka.bootstrap, "group.id": "x"},
+            },
             "SCHEMA_REGISTRY_DEFAULT": {"conn_type": "schema_registry", "host": self.data.registry.url},
         }
         self.airflow = AirflowStack(
@@ -248,7 +257,13 @@ def test_a_bounded_run_publishes_the_tables_and_leaves_nothing_behind(system: Sy
         "ALTER TABLE public.small OWNER TO cdc",
         "ALTER TABLE public.pairs OWNER TO cdc",
     )
-    conf = {"tables": ["small", "pairs"], "slot": "bounded", "bounded": True, "drop_slot": "always", "topic_prefix": "b"}
+    conf = {
+        "tables": ["small", "pairs"],
+        "slot": "bounded",
+        "bounded": True,
+        "drop_slot": "always",
+        "topic_prefix": "b",
+    }
     run = system.client.trigger(DAG, conf)
     ended = system.client.wait_run(DAG, run, 300)
     assert ended["state"] == "success", system.why(run)
@@ -289,7 +304,9 @@ class Writers(threading.Thread):
                     new = self.written + 1
                     many = 1 + new % 5
                     with connection.transaction():
-                        connection.execute(f"INSERT INTO public.orders SELECT g, 'order ' || g FROM generate_series({new}, {new + many - 1}) g")
+                        connection.execute(
+                            f"INSERT INTO public.orders SELECT g, 'order ' || g FROM generate_series({new}, {new + many - 1}) g"
+                        )
                         connection.execute(f"UPDATE public.ticks SET n = n + 1 WHERE id = {new % 10}")
                     self.written = new + many - 1
         except psycopg.Error as error:
@@ -346,7 +363,11 @@ class Stream:
             state = self.state
             assert state != "failed", self.system.why(self.run_id)
             folders = {folder for folder in self.system.jobs().values() if folder.startswith("stream-")} - {but}
-            return folders.pop() if state == "deferred" and len(folders) == 1 and self.system.slot(self.slot) == (True, True) else None
+            return (
+                folders.pop()
+                if state == "deferred" and len(folders) == 1 and self.system.slot(self.slot) == (True, True)
+                else None
+            )
 
         return str(until("a stream that is deferred", found, timeout))
 
@@ -360,7 +381,9 @@ class Stream:
         """No process of any job lives within this time, and the slot is there and free."""
         begun = time.monotonic()
         until("no process of a job lives", lambda: not self.system.jobs(), timeout)
-        until("the slot is free", lambda: not self.system.slot(self.slot)[1], max(1.0, begun + timeout - time.monotonic()))
+        until(
+            "the slot is free", lambda: not self.system.slot(self.slot)[1], max(1.0, begun + timeout - time.monotonic())
+        )
 
     def nothing_lost_or_twice(self) -> None:
         """Everything that is written by now is published within a minute, and only once."""
@@ -473,7 +496,9 @@ def test_a_job_that_is_killed_is_submitted_again_without_using_up_a_try(system: 
     tries = stream.task()["try_number"]
     members = {pid: processes.started(pid) for pid in system.jobs()}
     os.kill(system.leaders(old)["jvm"], signal.SIGKILL)
-    until("nothing of the killed job is left", lambda: not any(processes.started(p) == s for p, s in members.items()), 30)
+    until(
+        "nothing of the killed job is left", lambda: not any(processes.started(p) == s for p, s in members.items()), 30
+    )
     new = stream.deferred(but=old)
     assert new != old and stream.task()["try_number"] == tries
     stream.nothing_lost_or_twice()
@@ -523,7 +548,10 @@ def test_the_password_is_nowhere(system: System, stream: Stream) -> None:
     assert system.watch.looks > 100
     assert system.watch.leaks == set() and system.watch.doubles == []
     # every table: rendered templates, XCom, task state, triggers, serialized DAGs, the audit log
-    tables = system.execute("SELECT c.oid::regclass::text FROM pg_class c WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace", database="airflow")
+    tables = system.execute(
+        "SELECT c.oid::regclass::text FROM pg_class c WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace",
+        database="airflow",
+    )
     for (table,) in tables:
         leaks = system.execute(f"SELECT 1 FROM {table} t WHERE t::text LIKE '%{MARKER}%' LIMIT 1", database="airflow")
         assert not leaks, table
@@ -535,4 +563,6 @@ def test_the_password_is_nowhere(system: System, stream: Stream) -> None:
     living = {str(system.airflow.folder / "bottledwater" / folder) for folder in system.jobs().values()}
     for path in system.airflow.folder.rglob("*"):
         if path.is_file() and MARKER.encode() in path.read_bytes():
-            assert str(path.parent) in living and path.name.startswith("pipeline-") and path.stat().st_mode & 0o77 == 0, path
+            assert (
+                str(path.parent) in living and path.name.startswith("pipeline-") and path.stat().st_mode & 0o77 == 0
+            ), path

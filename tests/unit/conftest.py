@@ -34,8 +34,15 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 @pytest.fixture
 def connections(connect: Connect) -> str:
     """The four that a pipeline needs by default; returns their password."""
-    connect("postgres_default", conn_type="postgres", host="db", port=5433, login="cdc", password=PASSWORD, schema="shop")
+    connect(
+        "postgres_default", conn_type="postgres", host="db", port=5433, login="cdc", password=PASSWORD, schema="shop"
+    )
     connect("kafka_default", conn_type="kafka", extra={"bootstrap.servers": "k:9092", "sasl.password": PASSWORD})
     connect("schema_registry_default", conn_type="schema_registry", host="http://r", login="me", password=PASSWORD)
-    connect("spark_default", conn_type="spark", host="local[2]", extra={"spark-binary": "spark-submit", "deploy-mode": "client"})
+    connect(
+        "spark_default",
+        conn_type="spark",
+        host="local[2]",
+        extra={"spark-binary": "spark-submit", "deploy-mode": "client"},
+    )
     return PASSWORD

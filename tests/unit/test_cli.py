@@ -104,7 +104,9 @@ def test_an_invalid_value_names_setting_value_and_what_is_allowed(arguments: lis
         [*REQUIRED, "-r", "http://u:Ma9ker@registry"],
     ],
 )
-def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(arguments: list[str], chosen: list[object]) -> None:
+def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(
+    arguments: list[str], chosen: list[object]
+) -> None:
     _, output, error = _invoke(*arguments)
     assert isinstance(error, BottledWaterError)
     assert "Ma9ker" not in f"{error}{output}"

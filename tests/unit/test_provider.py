@@ -24,7 +24,9 @@ LISTED = [module for room in ROOMS for entry in INFO[room] for module in entry["
 def python(code: str, tmp_path: Path, *arguments: str) -> str:
     """What a fresh Python prints, with an Airflow of its own."""
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -25,7 +25,13 @@ def hook(**settings: Any) -> PipelineHook:
 
 def test_connections_become_a_pipeline(connections: str) -> None:
     pipeline = hook(slot="orders").pipeline()
-    assert conninfo_to_dict(pipeline.postgres) == {"host": "db", "port": "5433", "dbname": "shop", "user": "cdc", "password": connections}
+    assert conninfo_to_dict(pipeline.postgres) == {
+        "host": "db",
+        "port": "5433",
+        "dbname": "shop",
+        "user": "cdc",
+        "password": connections,
+    }
     assert pipeline.kafka == {"bootstrap.servers": "k:9092", "sasl.password": connections}
     assert pipeline.registry == {"url": "http://r", "basic.auth.user.info": f"me:{connections}"}
     assert pipeline.slot == "orders"
@@ -40,7 +46,14 @@ def test_a_trigger_gets_the_same_pipeline() -> None:
 
 @pytest.mark.usefixtures("connections")
 def test_of_extras_only_those_of_libpq_are_taken(connect: Connect) -> None:
-    extra = {"sslmode": "verify-full", "sslrootcert": "/ca.pem", "connect_timeout": 7, "cursor": "dictcursor", "iam": True, "sslkey": None}
+    extra = {
+        "sslmode": "verify-full",
+        "sslrootcert": "/ca.pem",
+        "connect_timeout": 7,
+        "cursor": "dictcursor",
+        "iam": True,
+        "sslkey": None,
+    }
     connect("postgres_default", conn_type="postgres", host="db", extra=extra)
     assert conninfo_to_dict(hook().postgres()) == {
         "host": "db", "sslmode": "verify-full", "sslrootcert": "/ca.pem", "connect_timeout": "7",
@@ -54,12 +67,21 @@ def test_kafka_properties_are_texts_without_those_of_consumers(connect: Connect)
         "enable.idempotence": True, "socket.timeout.ms": 10000, "ssl.ca.location": None,
     }  # fmt: skip
     connect("kafka_default", conn_type="kafka", extra=extra)
-    assert hook().pipeline().kafka == {"bootstrap.servers": "a:1,b:2", "enable.idempotence": "true", "socket.timeout.ms": "10000"}
+    assert hook().pipeline().kafka == {
+        "bootstrap.servers": "a:1,b:2",
+        "enable.idempotence": "true",
+        "socket.timeout.ms": "10000",
+    }
 
 
 @pytest.mark.usefixtures("connections")
 def test_registry_properties_are_texts(connect: Connect) -> None:
-    connect("schema_registry_default", conn_type="schema_registry", host="http://r", extra={"timeout": 3, "ssl.ca.location": None})
+    connect(
+        "schema_registry_default",
+        conn_type="schema_registry",
+        host="http://r",
+        extra={"timeout": 3, "ssl.ca.location": None},
+    )
     assert hook().pipeline().registry == {"url": "http://r", "timeout": "3"}
 
 
@@ -89,9 +111,16 @@ def test_a_spark_connection_that_is_missing_is_named() -> None:
 
 @pytest.mark.usefixtures("connections")
 def test_settings_are_checked_and_loosely_typed() -> None:
-    pipeline = hook(tables="orders, public.items", allow_unkeyed="True", skip_snapshot="false", partitions="3", topic_prefix=None).pipeline()
+    pipeline = hook(
+        tables="orders, public.items", allow_unkeyed="True", skip_snapshot="false", partitions="3", topic_prefix=None
+    ).pipeline()
     assert pipeline.tables == ("orders", "public.items")
-    assert (pipeline.allow_unkeyed, pipeline.skip_snapshot, pipeline.partitions, pipeline.topic_prefix) == (True, False, 3, "")
+    assert (pipeline.allow_unkeyed, pipeline.skip_snapshot, pipeline.partitions, pipeline.topic_prefix) == (
+        True,
+        False,
+        3,
+        "",
+    )
     with pytest.raises(SettingError, match="tabels"):
         hook(tabels=["a"]).pipeline()
     with pytest.raises(SettingError, match="on_error"):
@@ -114,7 +143,9 @@ def test_the_registrys_connection_can_be_tried(connect: Connect, monkeypatch: py
     assert SchemaRegistryHook().test_connection() == (True, "The registry answers.")
 
 
-@pytest.mark.parametrize("executor", ["CeleryExecutor", "KubernetesExecutor", "LocalKubernetesExecutor", "CeleryExecutor,LocalExecutor"])
+@pytest.mark.parametrize(
+    "executor", ["CeleryExecutor", "KubernetesExecutor", "LocalKubernetesExecutor", "CeleryExecutor,LocalExecutor"]
+)
 def test_a_detached_job_needs_one_host(monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
     with pytest.raises(Refused, match=executor.partition(",")[0]):

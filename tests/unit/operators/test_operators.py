@@ -51,7 +51,10 @@ def test_native_templates_that_look_like_numbers_stay_texts() -> None:
     with DAG("d", schedule=None, render_template_as_native_obj=True):
         made = ReplicationPreflightOperator(task_id="t", slot="{{ s }}", topic_prefix="{{ p }}", tables="{{ t }}")
     made.render_template_fields({"s": "5", "p": "2024", "t": ["a", "b"]})
-    assert made.pipeline_settings() | {"slot": "5", "topic_prefix": "2024", "tables": ["a", "b"]} == made.pipeline_settings()
+    assert (
+        made.pipeline_settings() | {"slot": "5", "topic_prefix": "2024", "tables": ["a", "b"]}
+        == made.pipeline_settings()
+    )
 
 
 @pytest.mark.parametrize("value", [None, "", [], " , "])
@@ -113,7 +116,9 @@ def test_what_is_not_ours_passes() -> None:
         (DropReplicationSlotOperator, setup, "drop"),
     ],
 )
-def test_operators_tell_permanent_from_transient(monkeypatch: pytest.MonkeyPatch, operator: Any, module: Any, function: str) -> None:
+def test_operators_tell_permanent_from_transient(
+    monkeypatch: pytest.MonkeyPatch, operator: Any, module: Any, function: str
+) -> None:
     for error, expected in ((errors.Refused("no"), AirflowFailException), (errors.Outage("away"), errors.Outage)):
 
         def fails(*_: Any, error: BaseException = error, **__: Any) -> None:
@@ -163,10 +168,16 @@ def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.Mon
 
 def test_the_task_group_is_the_pipeline() -> None:
     with DAG("d", schedule=None):
-        group = BottledWaterTaskGroup(pipeline={"slot": "orders", "tables": ["a"]}, stream={"timeout": 5.0}, snapshot={"retries": 3})
+        group = BottledWaterTaskGroup(
+            pipeline={"slot": "orders", "tables": ["a"]}, stream={"timeout": 5.0}, snapshot={"retries": 3}
+        )
     assert group.stream.upstream_task_ids == {"bottledwater.snapshot"}
     assert group.drop_slot.is_teardown and group.create_slot.is_setup
-    assert {"bottledwater.stream", "bottledwater.slot_lag", "bottledwater.error_state"} <= group.drop_slot.upstream_task_ids
+    assert {
+        "bottledwater.stream",
+        "bottledwater.slot_lag",
+        "bottledwater.error_state",
+    } <= group.drop_slot.upstream_task_ids
     assert (group.stream.timeout, group.snapshot.retries, group.slot_lag.slot) == (5.0, 3, "orders")
     # a stream has no end: a week, Airflow's default, is too short for whoever watches it
     assert group.error_state.timeout > 365 * 86400

@@ -69,11 +69,15 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
         made.living.discard(identity["folder"])
 
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
-    monkeypatch.setattr(SparkJobHook, "prepare", staticmethod(lambda pipeline, name: (NEW, tmp_path / "pipeline-x.json")))
+    monkeypatch.setattr(
+        SparkJobHook, "prepare", staticmethod(lambda pipeline, name: (NEW, tmp_path / "pipeline-x.json"))
+    )
     monkeypatch.setattr(SparkJobHook, "start", start)
     monkeypatch.setattr(spark_job, "running", lambda identity: identity["folder"] in made.living)
     monkeypatch.setattr(
-        spark_job, "outcome", lambda identity: made.outcomes.get(identity["folder"], {"ok": False, "error": "killed", "transient": True})
+        spark_job,
+        "outcome",
+        lambda identity: made.outcomes.get(identity["folder"], {"ok": False, "error": "killed", "transient": True}),
     )
     monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"forget {identity['folder'][-3:]}"))
     monkeypatch.setattr(stream, "stop_job", stop_job)
@@ -124,7 +128,9 @@ def test_who_the_job_is_is_stored_before_it_starts(world: World, monkeypatch: py
     assert store.values["bottledwater_job"] == NEW == made._identity
 
 
-@pytest.mark.parametrize(("bounded", "given"), [(True, True), ("True", True), ("true", True), ("False", False), ("", False), (False, False)])
+@pytest.mark.parametrize(
+    ("bounded", "given"), [(True, True), ("True", True), ("true", True), ("False", False), ("", False), (False, False)]
+)
 def test_bounded_may_come_as_text(world: World, bounded: Any, given: bool) -> None:
     deferred(lambda: operator(bounded=bounded).execute(context(Store())))
     assert ("--bounded" in world.arguments) == given
@@ -145,16 +151,22 @@ def test_a_retry_after_a_job_that_died_submits(world: World) -> None:
 
 
 @pytest.mark.parametrize(("try_number", "max_tries", "retries"), [(2, 1, 0), (5, 6, 2), (1, 2, 2)])
-def test_a_cleared_task_stops_the_old_job_before_it_submits(world: World, try_number: int, max_tries: int, retries: int) -> None:
+def test_a_cleared_task_stops_the_old_job_before_it_submits(
+    world: World, try_number: int, max_tries: int, retries: int
+) -> None:
     """Clearing sets max_tries to try_number + retries and adds one to try_number; the state stays."""
     world.living.add(OLD["folder"])
     store = Store(bottledwater_job=OLD)
-    trigger = deferred(lambda: operator(retries=retries).execute(context(store, try_number=try_number, max_tries=max_tries)))
+    trigger = deferred(
+        lambda: operator(retries=retries).execute(context(store, try_number=try_number, max_tries=max_tries))
+    )
     assert world.done == ["stop old", "forget old", "start"]
     assert trigger.identity == NEW == store.values["bottledwater_job"]
 
 
-def test_a_cleared_task_does_not_submit_while_the_old_job_cannot_be_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleared_task_does_not_submit_while_the_old_job_cannot_be_stopped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def in_use(*_: Any, **__: Any) -> None:
         raise SlotInUse("Slot 'orders' is in use.")
 
@@ -273,7 +285,9 @@ def test_after_its_time_the_job_is_stopped_and_the_task_fails(world: World) -> N
 def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_number: int, stopped: list[str]) -> None:
     with pytest.raises(Exception, match="Trigger"):
         operator(retries=1).resume_execution(
-            "__fail__", {"error": "Trigger failure"}, context(Store(bottledwater_job=OLD), try_number=try_number, max_tries=1)  # type: ignore[arg-type]
+            "__fail__",
+            {"error": "Trigger failure"},
+            context(Store(bottledwater_job=OLD), try_number=try_number, max_tries=1),  # type: ignore[arg-type]
         )
     assert world.done == stopped
 

@@ -83,7 +83,11 @@ def test_a_stream_that_runs_is_waited_for(looks: list[Any]) -> None:
     with pytest.raises(TaskDeferred) as raised:
         StreamErrorSensor(task_id="t", slot="orders", max_dead_letters=3).execute(CONTEXT)
     trigger: Any = raised.value.trigger
-    assert (trigger.since, trigger.max_dead_letters, trigger.settings["slot"]) == (CONTEXT["ti"].start_date.timestamp(), 3, "orders")
+    assert (trigger.since, trigger.max_dead_letters, trigger.settings["slot"]) == (
+        CONTEXT["ti"].start_date.timestamp(),
+        3,
+        "orders",
+    )
     assert Cluster(**trigger.cluster) == CLUSTER
 
 

@@ -35,7 +35,7 @@ def start(folder: Path, script: str) -> int:
 
 DRIVER = (
     f"{sys.executable} -c 'import os, json, time, signal, sys;"
-    ' signal.signal(15, lambda *_: sys.exit(0));'
+    " signal.signal(15, lambda *_: sys.exit(0));"
     ' open(os.environ["BOTTLEDWATER_RUN_DIRECTORY"] + "/driver.json", "w").write(json.dumps({"pid": os.getpid()}));'
     " time.sleep(100)'"
 )
@@ -104,7 +104,11 @@ def test_another_process_of_the_same_id_is_not_the_job(tmp_path: Path) -> None:
 def test_an_empty_folder_is_no_job(tmp_path: Path) -> None:
     assert not supervise.running(tmp_path)
     assert supervise.stop(tmp_path)
-    assert (supervise.outcome(tmp_path), supervise.exit_code(tmp_path), supervise.log_tail(tmp_path)) == (None, None, "")
+    assert (supervise.outcome(tmp_path), supervise.exit_code(tmp_path), supervise.log_tail(tmp_path)) == (
+        None,
+        None,
+        "",
+    )
 
 
 # ------------------------------------------------------------------ the job's side

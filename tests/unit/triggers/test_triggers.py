@@ -39,7 +39,10 @@ def watching(**arguments: Any) -> StreamTrigger:
         StreamTrigger(identity=IDENTITY, **PIPELINE),
         SlotLagTrigger(postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5),
         StreamErrorTrigger(
-            **PIPELINE, cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}, since=5.0, max_dead_letters=3
+            **PIPELINE,
+            cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000},
+            since=5.0,
+            max_dead_letters=3,
         ),
     ],
     ids=lambda trigger: type(trigger).__name__,

@@ -114,7 +114,7 @@ def test_a_value_of_a_deleted_row_is_not_given_to_a_later_row_of_its_key() -> No
 
 
 def test_a_value_of_a_row_that_moved_away_is_not_given_to_a_later_row_of_its_key() -> None:
-    rows, _, completer = complete(
+    _rows, _, completer = complete(
         [
             w.insert(7, b"1", b"a", b"first"),
             w.update(7, b"2", b"a", b"first", old=[b"1", None, None]),
@@ -132,7 +132,7 @@ def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:
         [w.insert(7, key, b"a", b"large"), change(UNCHANGED, b"b", UNCHANGED, old=[key, None, None])]
     )
     assert values(rows[1]) == [key, b"b", b"large"]
-    rows, done, completer = complete([change(UNCHANGED, b"b", b"other", old=[key, None, None])])
+    rows, _done, completer = complete([change(UNCHANGED, b"b", b"other", old=[key, None, None])])
     assert values(rows[0]) == [key, b"b", b"other"]
     assert completer.asked == []
 

@@ -24,6 +24,9 @@ from airflow_bottledwater.spark import submit, supervise
 #: of Airflow's environment, not for a Spark job: they hold Airflow's own secrets and connections
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
 
+#: bytes of a job's log that are passed on at once
+_MOST = 1 << 20
+
 Identity = dict[str, str]
 
 
@@ -132,21 +135,25 @@ class LogFollower:
     """Passes the job's own log lines on as they come.
 
     :param write: takes a line.
+    :param past: how many bytes of what is there already; None: all.
     """
 
-    def __init__(self, identity: Identity, write: Any) -> None:
+    def __init__(self, identity: Identity, write: Any, *, past: int | None = None) -> None:
         self._path = Path(identity["folder"]) / supervise.LOG
         self._write, self._at = write, 0
+        if past is not None and self._path.exists():
+            self._at = max(0, self._path.stat().st_size - past)
 
     def follow(self) -> None:
         """What is new."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._at)
-                data = file.read(1 << 20)
+                data = file.read(_MOST)
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
+        # a line that is longer than that comes in pieces
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == _MOST else b"")
         self._at += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             self._write(line)

@@ -151,6 +151,11 @@ def _say(text: str) -> None:
     console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {text}", soft_wrap=True)
 
 
+def _plain(text: str) -> None:
+    """To be copied: not broken into lines."""
+    console.print(text, soft_wrap=True)
+
+
 @contextmanager
 def _running(stack: Stack) -> Iterator[Stack]:
     def interrupt(*_: object) -> None:
@@ -337,11 +342,11 @@ def up() -> None:
         stack.stop()
         raise
     assert stack.airflow is not None
-    console.print(f"\nAirflow:    {stack.airflow.url}   user {stack.airflow.user}, password {stack.airflow.password}")
-    console.print(f"PostgreSQL: {stack.data.postgres.dsn(DATABASE)}")
+    _plain(f"\nAirflow:    {stack.airflow.url}   user {stack.airflow.user}, password {stack.airflow.password}")
+    _plain(f"PostgreSQL: {stack.data.postgres.dsn(DATABASE)}")
     assert stack.data.registry is not None
-    console.print(f"Kafka:      {stack.data.kafka.bootstrap}\nRegistry:   {stack.data.registry.url}\n")
-    console.print(
+    _plain(f"Kafka:      {stack.data.kafka.bootstrap}\nRegistry:   {stack.data.registry.url}\n")
+    _plain(
         f"Trigger the DAG {DAG!r} (slot {SLOT!r}, tables {', '.join(flights.TABLES)}). `make down` stops everything."
     )
 

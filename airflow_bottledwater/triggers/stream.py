@@ -83,7 +83,8 @@ class StreamTrigger(BaseTrigger):
         """One event: ended, or timeout."""
         # not at once: a trigger that fires right after the deferral can confuse the scheduler
         await asyncio.sleep(max(3.0, self.poll_interval))
-        follower = spark_job.LogFollower(self.identity, lambda line: log.info("%s", line))
+        # another triggerer has passed on what came before, perhaps for months
+        follower = spark_job.LogFollower(self.identity, lambda line: log.info("%s", line), past=64 << 10)
         while True:
             await asyncio.to_thread(follower.follow)
             if not await asyncio.to_thread(spark_job.running, self.identity):

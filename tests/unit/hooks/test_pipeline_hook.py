@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,32 @@ def test_a_job_gets_nothing_of_airflows_secrets() -> None:
 def test_a_job_of_another_host_is_not_judged() -> None:
     with pytest.raises(Refused, match="elsewhere"):
         spark_job.running({"folder": "/nowhere", "host": "elsewhere"})
+
+
+def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = {"folder": str(tmp_path), "host": ""}
+    lines: list[str] = []
+    follower = spark_job.LogFollower(identity, lines.append)
+    follower.follow()
+    log = tmp_path / "job.log"
+    log.write_text("one\ntwo\nthr")
+    follower.follow()
+    assert lines == ["one", "two"]
+    with log.open("a") as file:
+        file.write("ee\nfour\n")
+    follower.follow()
+    follower.follow()
+    assert lines == ["one", "two", "three", "four"]
+    # another triggerer does not repeat everything
+    lines.clear()
+    follower = spark_job.LogFollower(identity, lines.append, past=5)
+    follower.follow()
+    assert lines == ["four"]
+    # and a line without an end does not stop it
+    monkeypatch.setattr(spark_job, "_MOST", 10)
+    with log.open("a") as file:
+        file.write("x" * 25 + "\nfive\n")
+    lines.clear()
+    for _ in range(5):
+        follower.follow()
+    assert "".join(lines) == "x" * 25 + "five"

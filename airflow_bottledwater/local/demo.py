@@ -161,7 +161,8 @@ def _running(stack: Stack) -> Iterator[Stack]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, interrupt)
     try:
         stack.start()
         yield stack

@@ -128,7 +128,7 @@ def test_a_value_of_a_row_that_moved_away_is_not_given_to_a_later_row_of_its_key
 def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:
     # a long text key is stored out of line, too; PostgreSQL then sends the old key with every update
     key = bytes(3000)
-    rows, done, completer = complete(
+    rows, _, completer = complete(
         [w.insert(7, key, b"a", b"large"), change(UNCHANGED, b"b", UNCHANGED, old=[key, None, None])]
     )
     assert values(rows[1]) == [key, b"b", b"large"]

@@ -21,8 +21,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from airflow_bottledwater import processes
 from airflow_bottledwater.errors import LocalServerError
-from airflow_bottledwater.local import guard, ports
+from airflow_bottledwater.local import ports
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import ServerProcess
@@ -207,7 +208,7 @@ class Sleeper(ServerProcess):
 
     def everybody(self) -> dict[int, int]:
         assert self.pid
-        found = guard.family(self.pid)
+        found = processes.family(self.pid)
         assert int((self.folder / "child").read_text()) in found
         return found
 
@@ -218,7 +219,7 @@ class TestProcess:
         server = Sleeper(tmp_path).start()
         everybody = server.everybody()
         getattr(Sleeper(tmp_path), end)()  # by the pid file
-        assert not guard.alive(everybody)
+        assert not processes.alive(everybody)
         assert not server.running
 
     def test_never_touches_a_process_that_has_got_the_id(self, tmp_path: Path) -> None:
@@ -261,25 +262,25 @@ class TestProcess:
         assert starter.stdout and starter.stdout.readline() == b"started\n"
         everybody = Sleeper(tmp_path).everybody()
         time.sleep(0.3)
-        assert guard.alive(everybody)
+        assert processes.alive(everybody)
         starter.send_signal(signal.SIGKILL)
         starter.communicate()
         deadline = time.monotonic() + 5
-        while guarded and guard.alive(everybody) and time.monotonic() < deadline:
+        while guarded and processes.alive(everybody) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert guard.alive(everybody) is not guarded
+        assert processes.alive(everybody) is not guarded
         Sleeper(tmp_path).kill()
-        assert not guard.alive(everybody)
+        assert not processes.alive(everybody)
 
 
 def test_a_stopped_stack_leaves_nothing(tmp_path: Path) -> None:
     stack = DataStack(tmp_path, registry=False).start()
     everybody = {
-        pid: start for server in stack.servers if server.pid for pid, start in guard.family(server.pid).items()
+        pid: start for server in stack.servers if server.pid for pid, start in processes.family(server.pid).items()
     }
     assert len(everybody) > 5
     stack.stop()
-    assert not guard.alive(everybody)
+    assert not processes.alive(everybody)
     assert not list(tmp_path.glob("*/*.pid"))
 
 

@@ -56,6 +56,8 @@ class Pipeline:
     replication_factor: int = 3
     unkeyed_retention_ms: int = -1
     topic_config: dict[str, str] = field(default_factory=dict)
+    xid_header: bool = False
+    snapshot_headers: bool = False
 
     # pace
     engine: str = "micro-batch"
@@ -168,6 +170,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "create_topics": _BOOL,
     "adopt_slot": _BOOL,
     "share_topics": _BOOL,
+    "xid_header": _BOOL,
+    "snapshot_headers": _BOOL,
     "partitions": (_whole(1, 10_000), "1 to 10000"),
     "replication_factor": (_whole(1, 32), "1 to 32"),
     "lanes": (_whole(1, 256), "1 to 256"),

@@ -32,6 +32,7 @@ class Message:
     op: str
     pos: str
     timestamp: int
+    xid: str = ""
 
 
 def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
@@ -66,6 +67,7 @@ def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Mess
                     headers.get("op", "r"),
                     headers.get("pos", ""),
                     message.timestamp()[1],
+                    headers.get("xid", ""),
                 )
             )
     consumer.close()

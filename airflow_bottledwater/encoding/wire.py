@@ -61,6 +61,11 @@ R_KEY, R_KEY_LEN, R_VALUE, R_VALUE_LEN, R_TOPIC, R_PARTITION, R_MESSAGE, R_OP, R
 )
 RECORD_WIDTH = 12
 FLAG_REREAD = 1  # a TOAST value of the record was read again from the table
+FLAG_XID_SHIFT = 8  # above it: the source transaction's 32-bit id
+
+# ---------------------------------------------------------------- which headers records get
+HEADERS = 1  # op and pos
+HEADER_XID = 2
 
 # ---------------------------------------------------------------- columns of the table of changes that a batch holds
 C_KIND, C_OFFSET, C_LENGTH, C_RELATION, C_LSN, C_ORDINAL, C_XID, C_TIME, C_FLAGS = range(9)

@@ -235,7 +235,8 @@ class StreamPublisher:
             self._stop_before_truncate(batch)
         programs = self._channel.programs(batch.versions, copied=False)
         completed = self._completer.complete(batch, programs)
-        encoded = encode_changes(completed, programs)
+        headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
+        encoded = encode_changes(completed, programs, headers=headers)
         records, verdicts = encoded.records, [*refused, *encoded.verdicts, *_failed(completed)]
         for i in np.flatnonzero(self._channel.too_large(records)):
             verdicts.append(Verdict(int(records.table[i, wire.R_MESSAGE]), _too_large(records, int(i), self._channel)))
@@ -244,7 +245,7 @@ class StreamPublisher:
         bad = {v.change for v in verdicts}
         if bad:
             kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(bad)))
-            records = Records(records.table[kept], records.data, True)
+            records = Records(records.table[kept], records.data, records.headers)
         letters = [self._letter(completed, programs, v) for v in _distinct(verdicts)]
         events = self._events(completed.batch, batch.versions)
         counters = {
@@ -365,8 +366,11 @@ def _too_large(records: Records, i: int, channel: Channel) -> str:
     return f"the record has {size:,} bytes, the topic's max.message.bytes is {limit:,}"
 
 
-def encode_changes(completed: Completed, programs: Programs) -> Encoded:
-    """Encode a whole batch into one buffer."""
+def encode_changes(completed: Completed, programs: Programs, *, headers: int = wire.HEADERS) -> Encoded:
+    """Encode a whole batch into one buffer.
+
+    :param headers: see :class:`Records`.
+    """
     batch = completed.batch
     out: npt.NDArray[np.uint8] = np.empty(2 * batch.data.size + 64 * 1024, dtype=np.uint8)
     records: npt.NDArray[np.int64] = np.zeros((2 * len(batch) + 2, wire.RECORD_WIDTH), dtype=np.int64)
@@ -387,4 +391,4 @@ def encode_changes(completed: Completed, programs: Programs) -> Encoded:
         count += made
         if start < len(batch) and failed < len(errors):
             out = np.concatenate([out, np.empty_like(out)])
-    return Encoded(Records(records[:count], out, True), verdicts)
+    return Encoded(Records(records[:count], out, headers), verdicts)

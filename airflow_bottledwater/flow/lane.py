@@ -215,7 +215,7 @@ class _Lane:
                 block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns, programs.keys,
                 programs.names, scratch, self._records, self._errors, self._out, now,
             )  # fmt: skip
-            records = Records(self._records[:made], self._out, False)
+            records = Records(self._records[:made], self._out, wire.HEADERS if self._pipeline.snapshot_headers else 0)
             verdicts = {
                 int(row): programs.error(0, int(code), int(column)) for row, code, column in self._errors[:failed]
             }
@@ -276,7 +276,7 @@ class _Lane:
             publisher.produce(single(self._channel.letters, 0, None, value))
             counts["dead_letters"] += 1
         kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(verdicts)))
-        return Records(records.table[kept], records.data, False)
+        return Records(records.table[kept], records.data, records.headers)
 
 
 def _as_insert(table: Table, raw: bytes) -> bytes:

@@ -25,6 +25,7 @@ from airflow_bottledwater.encoding.wire import (
     C_XID,
     CHANGE_WIDTH,
     EPOCH_MICROS,
+    FLAG_XID_SHIFT,
 )
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.flow.batch import Batch, Version
@@ -189,7 +190,7 @@ def _assemble(
             changes[c, C_ORDINAL] = ordinal
             changes[c, C_XID] = state[_XID]
             changes[c, C_TIME] = state[_TIME]
-            changes[c, C_FLAGS] = 0
+            changes[c, C_FLAGS] = state[_XID] << FLAG_XID_SHIFT
             state[_ORDINAL] = ordinal
             state[_COUNT] = c + 1
             state[_BYTES] = o + n

@@ -72,9 +72,9 @@ def _encode() -> None:
 
 def _produce() -> None:
     records = np.zeros((0, wire.RECORD_WIDTH), dtype=np.int64)
-    words = np.zeros((10, librdkafka.VU_WORDS), dtype=np.int64)
-    data, topics = np.zeros(26, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    librdkafka.produce(0, topics, records, 0, 0, data, True, 0, 0, words, data)
+    words = np.zeros((12, librdkafka.VU_WORDS), dtype=np.int64)
+    data, topics = np.zeros(librdkafka.SCRATCH, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    librdkafka.produce(0, topics, records, 0, 0, data, 1, 0, 0, words, data)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from airflow_bottledwater.compiled import compiled, external, types
 from airflow_bottledwater.encoding.wire import (
     FLAG_REREAD,
+    FLAG_XID_SHIFT,
+    HEADER_XID,
     R_FLAGS,
     R_KEY,
     R_KEY_LEN,
@@ -75,6 +77,8 @@ QUEUE_FULL = -184  # RD_KAFKA_RESP_ERR__QUEUE_FULL
 # rd_kafka_vtype_t; rd_kafka_vu_t is the type and a union of 64 bytes: nine words
 _VT_RKT, _VT_PARTITION, _VT_VALUE, _VT_KEY, _VT_OPAQUE, _VT_FLAGS, _VT_TIME, _VT_HEADER = 2, 3, 4, 5, 6, 7, 8, 9
 VU_WORDS = 9
+#: bytes for the text of a position, an op and a transaction id
+SCRATCH = 48
 _COPY = 0x2  # RD_KAFKA_MSG_F_COPY
 
 _produceva = external(_library, "rd_kafka_produceva", types.intp, types.intp, types.intp, types.intp)
@@ -82,8 +86,8 @@ _error_code = external(_library, "rd_kafka_error_code", types.int32, types.intp)
 _error_destroy = external(_library, "rd_kafka_error_destroy", types.void, types.intp)
 
 #: names and constant values of headers, as C strings, at these places
-_STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0", dtype=np.uint8)
-_AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD = 0, 3, 7, 13
+_STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0", dtype=np.uint8)
+_AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID = 0, 3, 7, 13, 20
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
 #: what the delivery callback keeps: confirmed, failed, first error, its record, its topic's records
@@ -111,10 +115,10 @@ def _delivered(producer, message, counters):
 def produce(producer, topics, records, start, count, data, headers, now, latest, vus, position):
     """Hand records ``start`` to ``count`` to librdkafka; returns (next record, error code).
 
-    :param headers: write ``op`` and ``pos``.
+    :param headers: write ``op`` and ``pos``, and with ``HEADER_XID`` also the transaction's id.
     :param now: milliseconds; the timestamp of records that lie beyond ``latest``, which the broker would refuse.
-    :param vus: scratch of ten rd_kafka_vu_t.
-    :param position: scratch of 26 bytes.
+    :param vus: scratch of twelve rd_kafka_vu_t.
+    :param position: scratch of :data:`SCRATCH` bytes.
     """
     base = data.ctypes.data
     names = _STRINGS.ctypes.data
@@ -162,6 +166,19 @@ def produce(producer, topics, records, start, count, data, headers, now, latest,
                 vus[n, 1] = names + _AT_TOAST
                 vus[n, 2] = names + _AT_REREAD
                 vus[n, 3] = 6
+                n += 1
+            xid = records[i, R_FLAGS] >> FLAG_XID_SHIFT
+            if headers & HEADER_XID and xid > 0:
+                end = position.size
+                at = end
+                while xid > 0:
+                    at -= 1
+                    position[at] = np.uint8(48 + xid % 10)
+                    xid //= 10
+                vus[n, 0] = _VT_HEADER
+                vus[n, 1] = names + _AT_XID
+                vus[n, 2] = position.ctypes.data + at
+                vus[n, 3] = end - at
                 n += 1
         error = _produceva(producer, vus.ctypes.data, n)
         if error != 0:

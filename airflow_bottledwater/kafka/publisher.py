@@ -28,7 +28,7 @@ _SLICE_MS = 1000
 #: room in librdkafka's queue; more costs memory and gains nothing
 _QUEUE = 50_000
 #: what a record adds to key and value on the wire: batch header 61, record framing and our headers
-RECORD_OVERHEAD = 61 + 21 + 48
+RECORD_OVERHEAD = 61 + 21 + 64
 _UNKNOWN_TOPIC = (3, -188)  # UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION…
 _AUTHORIZATION = {29: "topic", 30: "group", 31: "cluster", 53: "transactional id"}
 
@@ -57,12 +57,12 @@ _VERDICTS = {10, 2, 87, 17, 32, 29, 44, -188, 3}
 class Records:
     """Encoded records: rows of :mod:`wire` numbers that point into ``data``.
 
-    :param headers: whether ``op`` and ``pos`` are sent.
+    :param headers: which are sent (:data:`wire.HEADERS`, :data:`wire.HEADER_XID`); 0: none.
     """
 
     table: npt.NDArray[np.int64]
     data: npt.NDArray[np.uint8]
-    headers: bool
+    headers: int
 
     def __len__(self) -> int:
         return len(self.table)
@@ -84,7 +84,7 @@ def single(topic: int, partition: int, key: bytes | None, value: bytes | None, t
     row[0, wire.R_VALUE] = len(key or b"")
     row[0, wire.R_VALUE_LEN] = -1 if value is None else len(value)
     row[0, wire.R_TOPIC], row[0, wire.R_PARTITION], row[0, wire.R_TIME] = topic, partition, timestamp
-    return Records(row, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), False)
+    return Records(row, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), 0)
 
 
 class Publisher:
@@ -126,8 +126,8 @@ class Publisher:
         # a time-out of its own would drop records inside a transaction
         self._config.pop("message.timeout.ms", None)
         self._counters: npt.NDArray[np.int64] = np.zeros(rd.COUNTERS, dtype=np.int64)
-        self._vus: npt.NDArray[np.int64] = np.zeros((10, rd.VU_WORDS), dtype=np.int64)
-        self._position: npt.NDArray[np.uint8] = np.zeros(26, dtype=np.uint8)
+        self._vus: npt.NDArray[np.int64] = np.zeros((12, rd.VU_WORDS), dtype=np.int64)
+        self._position: npt.NDArray[np.uint8] = np.zeros(rd.SCRATCH, dtype=np.uint8)
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._sent = 0

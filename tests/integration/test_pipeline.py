@@ -316,6 +316,18 @@ def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: M
     assert [m.key["id"] for m in messages] == list(range(1, 5001))
 
 
+def test_headers_that_settings_ask_for(make_flow: MakeFlow) -> None:
+    flow = make_flow(xid_header=True, snapshot_headers=True)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    flow.snapshot()
+    xid = flow.execute("UPDATE a SET n = 2 RETURNING pg_current_xact_id()::xid::text::bigint")[0][0]
+    flow.stream()
+    row, update = flow.read("a")
+    assert (row.op, row.pos, row.xid) == ("r", f"{0:016X}/{0:08X}", "")
+    assert (update.op, update.xid) == ("u", str(xid))
+
+
 def test_truncate_is_an_event_with_its_position(make_flow: MakeFlow) -> None:
     from fix_topics import read
 

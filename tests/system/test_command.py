@@ -1,0 +1,78 @@
+"""The command on real servers: snapshot and stream through spark-submit, interrupted, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fix_topics import Flow, assert_exactly_once_in_order
+
+from airflow_bottledwater.flow import status
+from airflow_bottledwater.local.kafka import KafkaBroker
+
+
+def _start(flow: Flow, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [
+        str(Path(sys.executable).parent / "bottledwater"), *arguments, "-d", flow.dsn, "-s", flow.pipeline.slot,
+        "-b", flow.kafka.bootstrap, "-p", flow.pipeline.topic_prefix,
+    ]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _run(flow: Flow, *arguments: str) -> str:
+    process = _start(flow, *arguments)
+    output = process.communicate(timeout=180)[0].decode()
+    assert process.returncode == 0, output
+    return output
+
+
+_STREAM = ("-f", "json", "-i", "a", "--master", "local[2]", "--set", "replication_factor=1", "--set", "keepalive_interval=0.5")
+
+
+def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(database: str, kafka: KafkaBroker) -> None:
+    flow = Flow(database, kafka, None, tables="a")
+    flow.execute("CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 1000) g")
+    process = _start(flow, *_STREAM)
+    try:
+        _until(lambda: status.report(flow.pipeline)["complete"], process)
+        flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
+        _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 10, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, process.communicate()[0].decode()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    # flushed and acknowledged: the slot is where the stream was, and free
+    report = status.report(flow.pipeline)
+    assert report["slot"]["active_pid"] is None
+    assert int(report["position"].partition("/")[0], 16) == _lsn(report["slot"]["confirmed"])
+    flow.execute("UPDATE a SET n = 2 WHERE id <= 10", "DELETE FROM a WHERE id = 5")
+    _run(flow, *_STREAM, "--bounded")
+    messages = flow.read("a")
+    assert_exactly_once_in_order(messages)
+    assert [m.op for m in messages].count("r") == 1000
+    assert flow.compare("a").differences == []
+    told = json.loads(_run(flow, "status", "--json"))
+    assert told["complete"]
+    assert told["tables"][0]["rows"] == 1000
+    assert "Kept" in _run(flow, "drop-slot")
+    assert "Dropped slot" in _run(flow, "drop-slot", "--when", "always")
+
+
+def _lsn(text: str) -> int:
+    high, low = text.split("/")
+    return (int(high, 16) << 32) | int(low, 16)

@@ -7,6 +7,7 @@ the value layouts is :mod:`.reference`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import numpy as np
@@ -92,8 +93,8 @@ _compiled = numba.njit(**_OPTIONS, _nrt=False)
 #: What makes one counts references (said explicitly: a callee inherits its caller's way otherwise).
 _allocating = numba.njit(**_OPTIONS, _nrt=True)
 
-_ctypes = __import__("ctypes")
-_libc = _ctypes.CDLL(None)
+
+_libc = ctypes.CDLL(None)
 #: glibc's gcvt writes %.<n>g; with strtod it finds the shortest of 15, 16 and 17 digits that reads back the same
 _gcvt = external(_libc, "gcvt", types.intp, types.float64, types.int32, types.intp)
 _strtod = external(_libc, "strtod", types.float64, types.intp, types.intp)

@@ -32,7 +32,18 @@ def _run(flow: Flow, *arguments: str) -> str:
     return output
 
 
-_STREAM = ("-f", "json", "-i", "a", "--master", "local[2]", "--set", "replication_factor=1", "--set", "keepalive_interval=0.5")
+_STREAM = (
+    "-f",
+    "json",
+    "-i",
+    "a",
+    "--master",
+    "local[2]",
+    "--set",
+    "replication_factor=1",
+    "--set",
+    "keepalive_interval=0.5",
+)
 
 
 def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -45,7 +56,9 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> N
 
 def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(database: str, kafka: KafkaBroker) -> None:
     flow = Flow(database, kafka, None, tables="a")
-    flow.execute("CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 1000) g")
+    flow.execute(
+        "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 1000) g"
+    )
     process = _start(flow, *_STREAM)
     try:
         _until(lambda: status.report(flow.pipeline)["complete"], process)

@@ -185,10 +185,13 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
                 )
         present = topics.describe(list(by_topic))
     control = state.Control(pipeline.kafka)
+    owners = state.read_facts(pipeline.kafka, state.CONTROL_TOPIC, committed=False)
     owner = preflight.pipeline_name(cluster, pipeline.slot)
     pinned = []
     for name, table in by_topic.items():
-        control.write(f"owner/{name}/{owner}", {"pipeline": owner, "at": time.time()})
+        # once: written again it would lose its place to whoever came later
+        if f"owner/{name}/{owner}" not in owners:
+            control.write(f"owner/{name}/{owner}", {"pipeline": owner, "at": time.time()})
         key_id = value_id = 0
         if registry is not None:
             key_id = registry.register(f"{name}-key", avro.key_schema(table)) if table.keyed else 0

@@ -77,7 +77,7 @@ class Writers:
                             else:
                                 with connection.transaction(force_rollback=dice.random() < 0.5):
                                     connection.execute(f"INSERT INTO {table} VALUES ({fresh}, 'savepoint', 1)")
-                        time.sleep(dice.uniform(0.1, 0.4) if number == 0 else dice.uniform(0, 0.01))
+                        time.sleep(dice.uniform(0.1, 0.4) if number < 2 else dice.uniform(0, 0.01))
         except Exception as error:
             self.errors.append(error)
 

@@ -115,8 +115,11 @@ def _pipeline(values: dict[str, Any]) -> Pipeline:
     force = values.pop("allow_password_argument")
     path = values.pop("config_file")
     broker, registry = values.pop("broker"), values.pop("schema_registry")
+    settings = values.pop("settings", {})
+    if misplaced := sorted({"postgres", "kafka", "registry"} & set(settings)):
+        raise SettingError(misplaced[0], "(in --set)", "given by -d, -b and -C, -r or --config-file")
     given: dict[str, Any] = {
-        **values.pop("settings", {}),
+        **settings,
         **{k: v for k, v in values.items() if v is not None and v != {}},
     }
     given["kafka"] = {**given.pop("kafka_config", {}), **({"bootstrap.servers": broker} if broker else {})}

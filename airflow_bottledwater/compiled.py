@@ -39,14 +39,18 @@ import llvmlite.binding as llvm  # noqa: E402  (numba reads the cache folder whe
 import numba  # noqa: E402
 from numba import types  # noqa: E402
 
-__all__ = ["compiled", "external", "numba", "types"]
+__all__ = ["OPTIONS", "compiled", "external", "numba", "types"]
 
 _kept: list[ctypes.CDLL] = []
 
 
+#: how everything is compiled: without the interpreter and its lock, kept on disk between processes
+OPTIONS: dict[str, Any] = {"cache": bool(os.environ["NUMBA_CACHE_DIR"]), "nogil": True, "error_model": "numpy"}
+
+
 def compiled(function: F) -> F:
-    """Compile without the interpreter and without its lock; the result is kept on disk between processes."""
-    jitted: F = numba.njit(cache=bool(os.environ["NUMBA_CACHE_DIR"]), nogil=True, error_model="numpy")(function)
+    """Compile a function with :data:`OPTIONS`."""
+    jitted: F = numba.njit(**OPTIONS)(function)
     return jitted
 
 

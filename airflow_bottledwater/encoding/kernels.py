@@ -8,11 +8,10 @@ the value layouts is :mod:`.reference`.
 from __future__ import annotations
 
 import ctypes
-import os
 
 import numpy as np
 
-from airflow_bottledwater.compiled import external, numba, types
+from airflow_bottledwater.compiled import OPTIONS, external, numba, types
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
     C_KIND,
@@ -86,12 +85,11 @@ from airflow_bottledwater.encoding.wire import (
     UNCHANGED,
 )
 
-_OPTIONS = {"cache": bool(os.environ["NUMBA_CACHE_DIR"]), "nogil": True, "error_model": "numpy"}
 #: Without reference counts: every array here is an argument that the caller keeps alive, and the atomic increments and
 #: decrements at each call took two thirds of the time of a row. Code compiled so cannot make an array.
-_compiled = numba.njit(**_OPTIONS, _nrt=False)
+_compiled = numba.njit(**OPTIONS, _nrt=False)
 #: What makes one counts references (said explicitly: a callee inherits its caller's way otherwise).
-_allocating = numba.njit(**_OPTIONS, _nrt=True)
+_allocating = numba.njit(**OPTIONS, _nrt=True)
 
 
 _libc = ctypes.CDLL(None)

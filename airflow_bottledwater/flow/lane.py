@@ -17,7 +17,7 @@ from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow.delivery import Channel, find_refused
+from airflow_bottledwater.flow.delivery import Channel
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import column_texts
 from airflow_bottledwater.flow.warm import warm_up
@@ -110,7 +110,6 @@ class _Lane:
         for part in self._task.parts:
             pinned = self._tables[part.oid]
             pending = [(part.first, part.last)]
-            refused: dict[int, str] = {}
             while pending:
                 if self._stopped():
                     raise StopRequested("The snapshot was asked to stop; finished ranges stay.")
@@ -125,9 +124,8 @@ class _Lane:
                         if first >= last:
                             pending.pop(0)
                             continue
-                    self._publish(pinned, part, first, last, refused, done)
+                    self._publish(pinned, part, first, last, done)
                     pending.pop(0)
-                    refused = {}
                 except _Slow:
                     end = last if last < snapshot.LAST_BLOCK else max(pinned.table.pages, first + 2)
                     middle = (first + end) // 2
@@ -138,6 +136,12 @@ class _Lane:
                         ) from None
                     log.info("Range %d of %s is split at block %d.", part.number, pinned.table.qualified, middle)
                     pending[0:1] = [(first, middle), (middle, last)]
+                except RecordRefused as error:
+                    raise RecordError(
+                        f"Kafka refuses rows of {pinned.table.qualified}: {error}",
+                        "Nothing of their range is published. Mend the topic's settings or rights and start again.",
+                        topic=pinned.topic,
+                    ) from error
                 except NewProducerNeeded as error:
                     log.warning("%s: a new producer reads the state and goes on.", error)
                     self._channel.close()
@@ -155,7 +159,6 @@ class _Lane:
         part: Part,
         first: int,
         last: int,
-        refused: dict[int, str],
         before: dict[str, object] | None,
     ) -> None:
         """One transaction: the rows of blocks [first, last) and the range's progress."""
@@ -172,7 +175,7 @@ class _Lane:
             for block in copy.rows(self._connection, query):
                 if time.monotonic() > deadline:
                     raise _Slow("The range takes too long.")
-                checksum = self._encode(publisher, programs, pinned, block, counts, checksum, refused)
+                checksum = self._encode(publisher, programs, pinned, block, counts, checksum)
             progress.update(
                 rows=counts["rows"] + int((before or {}).get("rows", 0)),  # type: ignore[call-overload]
                 checksum=checksum,
@@ -206,7 +209,6 @@ class _Lane:
         block: Block,
         counts: dict[str, int],
         checksum: int,
-        refused: dict[int, str],
     ) -> int:
         start, scratch, now = 0, programs.scratch(), int(time.time() * 1000)
         while start < block.count:
@@ -224,19 +226,9 @@ class _Lane:
                 verdicts[int(records.table[i, wire.R_MESSAGE])] = (
                     f"the record has {int(records.sizes()[i]):,} bytes, the topic's max.message.bytes is {limit:,}"
                 )
-            # a row that the broker refused is known by its number in the range
-            for i in range(made):
-                number = counts["rows"] + counts["dead_letters"] + i
-                if refused and number in refused:
-                    verdicts[int(records.table[i, wire.R_MESSAGE])] = refused[number]
             if verdicts:
                 records = self._set_aside(publisher, pinned, block, records, verdicts, counts)
-            try:
-                publisher.produce(records)
-            except RecordRefused as error:
-                culprit = find_refused(self._channel, records)
-                refused[counts["rows"] + counts["dead_letters"] + culprit] = str(error)
-                raise NewProducerNeeded(str(error)) from error
+            publisher.produce(records)
             checksum = zlib.crc32(self._out.data[:used], checksum)
             counts["rows"] += len(records)
             counts["bytes"] += used

@@ -229,6 +229,8 @@ class Cutter:
         self._changes: npt.NDArray[np.int64] = np.empty((1 << 12, CHANGE_WIDTH), dtype=np.int64)
         self._block: Block | None = None
         self._next = 0
+        self._oids: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._skips: npt.NDArray[np.int64] = np.zeros((0, 2), dtype=np.int64)
         self._index()
         self.restart()
 
@@ -251,8 +253,6 @@ class Cutter:
     @property
     def _skipped_of(self) -> dict[int, int]:
         """Per table, how many transactions the boundary left out."""
-        if not hasattr(self, "_skips"):
-            return {}
         return {int(oid): int(count) for oid, count in zip(self._oids, self._skips[:, 0], strict=True)}
 
     @property
@@ -283,9 +283,7 @@ class Cutter:
             rows.append((boundary.insert_lsn, boundary.snapshot.xmin, boundary.snapshot.xmax, first, len(running)))
         self._bounds = np.array(rows, dtype=np.int64).reshape(len(rows), 5)
         self._running = np.array(running or [0], dtype=np.int64)
-        self._skips: npt.NDArray[np.int64] = np.array([(kept.get(oid, 0), 0) for oid in oids], dtype=np.int64).reshape(
-            len(oids), 2
-        )
+        self._skips = np.array([(kept.get(oid, 0), 0) for oid in oids], dtype=np.int64).reshape(len(oids), 2)
         if not hasattr(self, "_hidden") or len(self._hidden) != len(rows):
             self._hidden: npt.NDArray[np.bool_] = np.zeros(len(rows), dtype=np.bool_)
 

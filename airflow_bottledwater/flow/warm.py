@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 import numpy as np
@@ -32,8 +33,6 @@ def warm_up() -> None:
 
 
 def _cache() -> str:
-    import os
-
     return os.environ.get("NUMBA_CACHE_DIR") or "no cache: there is no writable folder"
 
 

@@ -137,3 +137,9 @@ def test_our_errors_are_a_line_on_standard_error_and_exit_code_1(
         cli.main()
     assert ended.value.code == 1
     assert "Setting 'slot' cannot be 'Upper'" in caplog.text
+
+
+def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
+    _, _, error = _invoke(*REQUIRED, "--set", "kafka=x")
+    assert isinstance(error, SettingError)
+    assert error.setting == "kafka"

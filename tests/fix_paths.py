@@ -50,7 +50,7 @@ def made(row: list[int], data: np.ndarray, op: bool = True) -> Made:  # type: ig
         bytes(data_bytes[value : value + value_len]) if value_len >= 0 else None,
         chr(row[wire.R_OP]) if op else "",
         row[wire.R_PARTITION] if key_len >= 0 else 0,
-        row[wire.R_FLAGS] if op else 0,
+        row[wire.R_FLAGS] & ((1 << wire.FLAG_XID_SHIFT) - 1) if op else 0,  # without the xid, which no snapshot row has
     )
 
 

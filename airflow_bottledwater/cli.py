@@ -99,6 +99,8 @@ def _options(*, everything: bool) -> Callable[[F], F]:
         click.option("--master", default="local[*]", show_default=True, help="Where Spark runs the jobs."),
         click.option("--spark-conf", multiple=True, callback=_pairs, metavar="PROPERTY=VALUE", help="A Spark property; repeatable."),
         click.option("--bounded", is_flag=True, help="End when everything is published that is committed now."),
+        click.option("--assume-snapshot-complete", is_flag=True, help="The slot's records are lost, its topics are not: go on from --position."),
+        click.option("--position", help="Header pos of the last record in the topics, for --assume-snapshot-complete."),
     ]  # fmt: skip
 
     def decorate(function: F) -> F:
@@ -163,25 +165,43 @@ def _log_to_stderr() -> None:
 @_options(everything=True)
 @click.version_option(package_name="airflow-provider-bottledwater")
 @click.pass_context
-def cli(context: click.Context, /, master: str, spark_conf: dict[str, str], bounded: bool, **values: Any) -> None:
+def cli(
+    context: click.Context,
+    /,
+    master: str,
+    spark_conf: dict[str, str],
+    bounded: bool,
+    assume_snapshot_complete: bool,
+    position: str | None,
+    **values: Any,
+) -> None:
     """Publish a consistent snapshot of a PostgreSQL database, then every committed change, to Kafka.
 
     Creates the slot where it is absent, takes (or resumes) the snapshot, and streams in the foreground until it is
     interrupted. Started again it goes on where it was.
     """
     if context.invoked_subcommand is None:
-        _run(_pipeline(values), master, spark_conf, bounded)
+        if assume_snapshot_complete != (position is not None):
+            raise click.UsageError("--assume-snapshot-complete and --position belong together")
+        _run(_pipeline(values), master, spark_conf, bounded, position)
 
 
-def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool) -> None:
+def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None) -> None:
     from airflow_bottledwater.flow import setup
+    from airflow_bottledwater.model.lsn import POSITION, Position
+
+    if position is not None and not POSITION.fullmatch(position):
+        raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
     stopped = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stopped.set())
     console = Console(stderr=True)
     log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
-    setup.create(pipeline, stopped=stopped)
+    if position is not None:
+        setup.assume_complete(pipeline, Position.parse(position))
+    else:
+        setup.create(pipeline, stopped=stopped)
     for name in ("snapshot", "stream"):
         if stopped.is_set():
             log.info("Terminated, shutting down...")
@@ -254,10 +274,12 @@ def _show_log(run: Path, shown: int) -> int:
 
 @cli.command()
 @_options(everything=True)
-def preflight(master: str, spark_conf: dict[str, str], bounded: bool, **values: Any) -> None:
+def preflight(**values: Any) -> None:
     """Check source, broker and registry; change nothing."""
     from airflow_bottledwater.flow import preflight as checks
 
+    for of_a_run in ("master", "spark_conf", "bounded", "assume_snapshot_complete", "position"):
+        del values[of_a_run]
     found = checks.run(_pipeline(values))
     keyed = sum(t.keyed for t in found.tables)
     log.info("Ready: %d tables (%d with a key) of database %r.", len(found.tables), keyed, found.cluster.database)
@@ -335,6 +357,20 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     if ended is None:
         raise errors.Outage(f"The job did not end within {timeout:.0f} s.", "Raise --timeout, or end its process.")
     click.echo(f"The job is {ended['state']}.", err=True)
+
+
+@cli.command("redrive")
+@_options(everything=False)
+def redrive_letters(**values: Any) -> None:
+    """Publish the dead letters whose cause is mended; those that a newer record has overtaken are dropped."""
+    from airflow_bottledwater.flow import redrive
+
+    found = redrive.redrive(_pipeline(values))
+    click.echo(
+        f"{found.published} published, {found.overtaken} overtaken by newer records and dropped, {found.failed} still refused, "
+        f"{found.incomplete} too large to hold their row.",
+        err=True,
+    )
 
 
 def main() -> None:

@@ -55,6 +55,11 @@ class Refused(BottledWaterError):
     """Going on would lose, double or invent data, or is not permitted; a person has to decide."""
 
 
+class CredentialsRefused(Refused):
+    """PostgreSQL does not accept the password or certificate. On a stream that had worked it is waited out: a rotated password
+    reaches its file a moment later."""
+
+
 class SlotError(Refused):
     """The replication slot is not the one our records describe, or cannot be used."""
 

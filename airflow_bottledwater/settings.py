@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.model.lsn import POSITION
 from airflow_bottledwater.model.slot import SLOT_NAME
 
 DEFAULT_BROKER = "localhost:9092"
@@ -46,6 +47,7 @@ class Pipeline:
     on_error: str = "exit"
     on_truncate: str = "event"
     outage_timeout: float = 300.0
+    skip_position: str = ""
 
     # what may be made or used
     create_publication: bool = True
@@ -163,7 +165,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_format": _one_of("avro", "json"),
     "on_error": _one_of("exit", "log"),
     "on_truncate": _one_of("event", "stop"),
-    "engine": _one_of("micro-batch"),
+    "engine": _one_of("micro-batch", "continuous"),
+    "skip_position": (
+        _text(lambda v: not v or bool(POSITION.fullmatch(v))),
+        "a position as a record error names it, such as 00000000016B3748/0000000C",
+    ),
     "allow_unkeyed": _BOOL,
     "skip_snapshot": _BOOL,
     "create_publication": _BOOL,

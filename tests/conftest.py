@@ -36,7 +36,8 @@ hypothesis.settings.load_profile("bottledwater")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A PostgreSQL server; BOTTLEDWATER_TEST_POSTGRES chooses its version."""
     version = os.environ.get("BOTTLEDWATER_TEST_POSTGRES", "16")
-    with PostgresServer(tmp_path_factory.mktemp("postgres"), version=version) as server:
+    settings = {"max_prepared_transactions": 50}
+    with PostgresServer(tmp_path_factory.mktemp("postgres"), version=version, settings=settings) as server:
         yield server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,28 +37,33 @@ class Message:
 
 def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
     """All records of a JSON topic, in order per partition."""
+    return read_all(kafka, [topic], committed=committed)[topic]
+
+
+def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = True) -> dict[str, list[Message]]:
+    """The same for several topics, with one consumer."""
     config = {"bootstrap.servers": kafka.bootstrap}
-    described = Topics(config).describe([topic])
+    described = Topics(config).describe(topics)
     consumer = Consumer(
         {
             **config,
             "group.id": uuid.uuid4().hex,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
             "isolation.level": "read_committed" if committed else "read_uncommitted",
         }
     )
-    partitions = described[topic].partitions
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
-    found: list[Message] = []
-    ended: set[int] = set()
-    while len(ended) < partitions:
-        for message in consumer.consume(5000, 1.0):
+    pending = {(topic, p) for topic in topics for p in range(described[topic].partitions)}
+    consumer.assign([TopicPartition(topic, p, 0) for topic, p in pending])
+    found: dict[str, list[Message]] = {topic: [] for topic in topics}
+    while pending:
+        for message in consumer.consume(5000, 0.1):
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                ended.add(message.partition())
+                pending.discard((message.topic(), message.partition()))
                 continue
             headers = {name: value.decode() for name, value in message.headers() or []}
-            found.append(
+            found[message.topic()].append(
                 Message(
                     message.partition(),
                     message.offset(),

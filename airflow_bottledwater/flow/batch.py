@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,17 @@ class Version:
     topic: str
     key_schema: int = 0
     value_schema: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "table": self.table.to_json(), "topic": self.topic, "key_schema": self.key_schema, "value_schema": self.value_schema,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Version:
+        """The inverse of :meth:`to_json`."""
+        return cls(Table.from_json(data["table"]), data["topic"], data["key_schema"], data["value_schema"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,9 @@ class Claim:
         ensure_state_topics(pipeline, self.topic)
         self._publisher = self._make(f.facts_id(self.prefix))
         self._publisher.open()
-        before = read_state(pipeline, self.topic)
+        # uncommitted: who died with its position written but not committed would hide the ids until its time-out; they only
+        # ever become more, and only what is read behind the initialisations decides
+        before = f.State(state.read_facts(pipeline.kafka, self.topic, committed=False))
         self.job = f.Job.next(before.claim, kind)
         ids = sorted({*before.ids, f.facts_id(self.prefix)})
         self._send({f.CLAIM: self.job.to_json(), f.IDS: {"ids": ids}})

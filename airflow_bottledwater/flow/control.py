@@ -70,7 +70,8 @@ class Controller:
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent
         self._ended.set()
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._thread.join(10)
         try:
             self._write(wait=10.0)
         except BottledWaterError as failure:
@@ -136,16 +137,30 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     status = read_status(pipeline, name)
     if status is None:
         return None
+    _request(pipeline, name, status["job"]["epoch"], retire)
+    if retire and status["state"] in ("stopped", "finished", "failed"):
+        control = state.Control(pipeline.kafka)
+        try:
+            control.write(status_key(name), {**status, "retired": True})
+        finally:
+            control.close()
+    return status
+
+
+def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: f.Job) -> None:
+    """Ask one job to stop, whether or not it has reported yet.
+
+    :raises Outage: Kafka does not take the request.
+    """
+    _request(pipeline, pipeline_name(cluster, pipeline.slot), job.epoch, retire=False)
+
+
+def _request(pipeline: Pipeline, name: str, epoch: int, retire: bool) -> None:
     control = state.Control(pipeline.kafka)
     try:
-        control.write(
-            request_key(name), {"command": "stop", "epoch": status["job"]["epoch"], "retire": retire, "at": time.time()}
-        )
-        if retire and status["state"] in ("stopped", "finished", "failed"):
-            control.write(status_key(name), {**status, "retired": True})
+        control.write(request_key(name), {"command": "stop", "epoch": epoch, "retire": retire, "at": time.time()})
     finally:
         control.close()
-    return status
 
 
 def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: float) -> dict[str, Any] | None:

@@ -24,7 +24,14 @@ from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import Completed, Completer, column_texts
 from airflow_bottledwater.flow.warm import warm_up
 from airflow_bottledwater.kafka import deadletter, state
-from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
+from airflow_bottledwater.kafka.publisher import (
+    RECORD_OVERHEAD,
+    NewProducerNeeded,
+    Publisher,
+    RecordRefused,
+    Records,
+    single,
+)
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import pgoutput
@@ -119,6 +126,11 @@ class Channel:
         found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]
         return found
 
+    @property
+    def letter_limit(self) -> int:
+        """Bytes of a dead letter that its topic takes."""
+        return int(self.limits[self.letters]) - RECORD_OVERHEAD - 64
+
     def programs(self, versions: Sequence[Version], *, copied: bool) -> Programs:
         """Programs for relation versions."""
         return compile_programs(
@@ -207,6 +219,24 @@ class StreamPublisher:
         self._channel.close()
         self._completer.close()
 
+    def reached(self) -> Position | None:
+        """P, read behind an initialisation: nothing that an earlier attempt left under way can move it any more.
+
+        :raises TakenOver: another job has claimed the slot.
+        """
+        while True:
+            try:
+                self._open()
+                return self._position
+            except NewProducerNeeded as error:
+                self._channel.close()
+                self._channel.patience.wait(str(error))
+
+    def _open(self) -> None:
+        found = self._channel.open()
+        if found is not None:
+            self._position, self.counters = found.position, found.counters
+
     def publish(self, batch: Batch) -> Position:
         """Publish a batch, or find that it was; returns P.
 
@@ -217,9 +247,7 @@ class StreamPublisher:
         refused: list[Verdict] = []
         while True:
             try:
-                found = self._channel.open()
-                if found is not None:
-                    self._position, self.counters = found.position, found.counters
+                self._open()
                 if self._position is not None and self._position >= batch.end and batch.end > batch.start:
                     return self._position
                 if self._position is not None and self._position != batch.start:
@@ -240,8 +268,10 @@ class StreamPublisher:
         records, verdicts = encoded.records, [*refused, *encoded.verdicts, *_failed(completed)]
         for i in np.flatnonzero(self._channel.too_large(records)):
             verdicts.append(Verdict(int(records.table[i, wire.R_MESSAGE]), _too_large(records, int(i), self._channel)))
-        if verdicts and self._pipeline.on_error == "exit":
-            self._stop_before(batch, completed, programs, verdicts)
+        if self._pipeline.on_error == "exit" and (
+            stopping := [v for v in verdicts if not self._skips(completed.batch.changes[v.change])]
+        ):
+            self._stop_before(batch, completed, programs, stopping)
         bad = {v.change for v in verdicts}
         if bad:
             kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(bad)))
@@ -279,18 +309,24 @@ class StreamPublisher:
         self._position, self.counters = batch.end, counters
         return batch.end
 
+    def _skips(self, change: npt.NDArray[np.int64]) -> bool:
+        """Whether a person has decided to go on over this one change."""
+        position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+        return str(position) == self._pipeline.skip_position.upper()
+
     def _stop_before_truncate(self, batch: Batch) -> None:
-        found = np.flatnonzero(batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE)
-        if not len(found):
+        truncates = batch.changes[batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE]
+        change = next((c for c in truncates if not self._skips(c)), None)
+        if change is None:
             return
-        change = batch.changes[found[0]]
         position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
         good = batch.before(position.lsn)
         if good.end > batch.start:
             self._publish(good, [])
         raise RecordError(
             f"TRUNCATE of {batch.versions[int(change[wire.C_RELATION])].table.qualified} at {position}, and on_truncate is stop.",
-            "Everything before its transaction is published. Set on_truncate to event to go on.",
+            f"Everything before its transaction is published. Set on_truncate to event to go on, or skip_position to {position} to "
+            "let this one pass.",
             position=str(position),
         )
 
@@ -305,8 +341,8 @@ class StreamPublisher:
         topic = batch.versions[int(change[wire.C_RELATION])].topic
         raise RecordError(
             f"The change of {table.qualified} at {position} cannot be published to topic {topic!r}: {first.reason}.",
-            "Everything before its transaction is published. Mend the cause and start again, or go on with on_error = log, "
-            "which writes it to the dead-letter topic.",
+            "Everything before its transaction is published. Mend the cause and start again; or go on with on_error = log, which "
+            f"writes it to the dead-letter topic; or with skip_position = {position}, which does so with this change alone.",
             position=str(position),
             topic=topic,
         )
@@ -315,16 +351,21 @@ class StreamPublisher:
         change = completed.batch.changes[verdict.change]
         relation = int(change[wire.C_RELATION])
         table = programs.tables[relation]
+        version = completed.batch.versions[relation]
         at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
         position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
+        message = bytes(completed.batch.data[at : at + size])
         value = deadletter.letter(
-            topic=completed.batch.versions[relation].topic,
+            topic=version.topic,
             op={pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}[int(change[wire.C_KIND])],
             position=position,
             relation=table.qualified,
             key=table.key,
-            columns=column_texts(table, bytes(completed.batch.data[at : at + size])),
+            columns=column_texts(table, message),
             error=verdict.reason,
+            again={**version.to_json(), "xid": int(change[wire.C_XID]), "time": int(change[wire.C_TIME])},
+            message=message,
+            limit=self._channel.letter_limit,
         )
         log.error("Dead letter for %s at %s: %s", table.qualified, position, verdict.reason)
         return single(self._channel.letters, 0, position.encode(), value)

@@ -1,7 +1,7 @@
 """What the state topic of a slot says, as typed values.
 
 Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
-``plan/…``, ``progress/…/<range>``.
+``plan/…``, ``progress/…/<range>``, ``sweep/…``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def plan_key(oid: int) -> str:
 def progress_key(oid: int, part: int) -> str:
     """The key of one range's progress."""
     return f"progress/{oid}/{part}"
+
+
+def sweep_key(oid: int) -> str:
+    """The key of the sweep that follows a table's snapshot onto a topic that was not empty."""
+    return f"sweep/{oid}"
 
 
 @dataclass(frozen=True, slots=True)

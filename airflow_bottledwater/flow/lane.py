@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+import uuid
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -254,7 +255,7 @@ class _Lane:
                     "to the dead-letter topic.",
                     topic=pinned.topic,
                 )
-            raw = bytes(block.data[block.offsets[row] : block.offsets[row + 1]])
+            message = _as_insert(table, bytes(block.data[block.offsets[row] : block.offsets[row + 1]]))
             log.error("Dead letter for a row of %s: %s", table.qualified, reason)
             value = deadletter.letter(
                 topic=pinned.topic,
@@ -262,10 +263,13 @@ class _Lane:
                 position="",
                 relation=table.qualified,
                 key=table.key,
-                columns=column_texts(table, _as_insert(table, raw)),
+                columns=column_texts(table, message),
                 error=reason,
+                again=pinned.version.to_json(),
+                message=message,
+                limit=self._channel.letter_limit,
             )
-            publisher.produce(single(self._channel.letters, 0, None, value))
+            publisher.produce(single(self._channel.letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value))
             counts["dead_letters"] += 1
         kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(verdicts)))
         return Records(records.table[kept], records.data, records.headers)

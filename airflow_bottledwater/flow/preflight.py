@@ -13,7 +13,7 @@ from airflow_bottledwater.flow.claim import read_state
 from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.kafka.topics import GRANT, Topics
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import catalog, publication, slot
@@ -58,7 +58,10 @@ def run(pipeline: Pipeline) -> Findings:
             # much of what follows cannot be asked there
             raise PreflightError(["The source is a standby. Connect to the primary.", *problems])
         problems += _tables(connection, pipeline, found)
-        _kafka(pipeline, found, problems)
+        try:
+            _kafka(pipeline, found, problems)
+        except Refused as error:
+            problems.append(str(error))
         # with a slot of ours in the state, the check of slots and publications is about that one
         problems += _slot(connection, pipeline, found)
         problems += _publications(connection, pipeline, found)
@@ -202,7 +205,8 @@ def _slot(connection: Connection, pipeline: Pipeline, found: Findings) -> list[s
         if not pipeline.adopt_slot:
             return [
                 f"Slot {pipeline.slot!r} exists, but our records do not name it: what it has already given away is unknown. Choose another "
-                "slot name, drop it, or set adopt_slot (a snapshot follows)."
+                "slot name, drop it, or set adopt_slot (a snapshot follows). Were its records lost while the topics were not: see "
+                "--assume-snapshot-complete."
             ]
         if present.active_pid is not None:
             return [f"Slot {pipeline.slot!r} is in use by process {present.active_pid}. Stop its client first."]
@@ -312,18 +316,25 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
     ]
     problems += _collisions(wanted, topics.names())
     present = topics.describe([name for name in dict.fromkeys(wanted) if len(name) <= names.MAX_TOPIC_LENGTH])
-    if facts in present:
+    memory = (facts, state.CONTROL_TOPIC)
+    problems += [
+        f"Kafka denies {right} on topic {name!r}. {GRANT}"
+        for name, topic in present.items()
+        for right, granted in (("Read", topic.may_read or name not in memory), ("Write", topic.may_write))
+        if not granted
+    ]
+    readable = [name for name in memory if name in present and present[name].may_read]
+    if facts in readable:
         found.state = read_state(pipeline, facts)
+    missing = [name for name in dict.fromkeys(wanted) if name not in present]
     if not pipeline.create_topics:
-        problems += [
-            f"Topic {name!r} does not exist and create_topics is off. Create it."
-            for name in wanted
-            if name not in present
-        ]
+        problems += [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
     elif brokers < pipeline.replication_factor:
         found.warnings.append(
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
+    if pipeline.create_topics and missing:
+        problems += [f"Kafka denies Create on topic {name!r}. {GRANT}" for name in topics.uncreatable(missing)]
     for name, table in data.items():
         if (
             name in present
@@ -338,7 +349,7 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
             problems.append(
                 f"Topic {name!r} is compacted, but {table.qualified} has no key: Kafka refuses records without one. Set cleanup.policy=delete."
             )
-    if not pipeline.share_topics and state.CONTROL_TOPIC in present:
+    if not pipeline.share_topics and state.CONTROL_TOPIC in readable:
         problems += owners_problems(pipeline, found.cluster, list(data))
     problems += _transactions(pipeline)
 

@@ -16,7 +16,7 @@ from psycopg import pq
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs
-from airflow_bottledwater.errors import Outage, ProtocolError
+from airflow_bottledwater.errors import CredentialsRefused, Outage, ProtocolError
 from airflow_bottledwater.flow.batch import Batch
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.relation import Table, quote
@@ -50,6 +50,10 @@ class Completed:
     superseded: set[int] = field(default_factory=set)
 
 
+class _ColumnGone(Exception):
+    """A value has to be read again from a column that was dropped or renamed: no later change need bring it."""
+
+
 class Completer:
     """Fills in what rows lack.
 
@@ -71,7 +75,8 @@ class Completer:
         while self._connection is None or self._connection.closed:
             try:
                 self._connection = connect(self._dsn, application="bottledwater values")
-            except Outage as error:
+            except (Outage, CredentialsRefused) as error:
+                # the stream's own connection has proven the credentials; they may have been rotated since
                 self._waiting(str(error))
         return self._connection
 
@@ -160,6 +165,7 @@ class Completer:
         seen: dict[tuple[int, tuple[bytes, ...]], list[pgoutput.Field]] = {}
         lacking = set(found[:count].tolist())
         left_out: set[int] = set()
+        failed: dict[int, str] = {}
         affected = {int(changes[i, wire.C_RELATION]) for i in lacking}
         for i in range(len(batch)):
             relation = int(changes[i, wire.C_RELATION])
@@ -171,7 +177,13 @@ class Completer:
             reread = False
             if i in lacking:
                 message = _with_key(table, message)
-                filled, reread = self._fill(table, message, seen, relation, int(changes[i, wire.C_XID]))
+                try:
+                    filled, reread = self._fill(table, message, seen, relation, int(changes[i, wire.C_XID]))
+                except _ColumnGone as error:
+                    failed[i] = str(error)
+                    assert message.new is not None
+                    seen.pop((relation, _key(table, message.new)), None)
+                    continue
                 if filled is None:
                     done.superseded.add(i)
                     assert message.new is not None
@@ -194,6 +206,7 @@ class Completer:
         kept = np.array([i for i in range(len(batch)) if i not in left_out], dtype=np.int64)
         data = np.concatenate([batch.data, np.frombuffer(bytes(extra), dtype=np.uint8)])
         done.batch = replace(batch, data=data, changes=changes[kept])
+        done.failed |= {int(np.searchsorted(kept, i)): reason for i, reason in failed.items()}
 
     def _fill(
         self,
@@ -221,14 +234,19 @@ class Completer:
         return replace(message, new=new), True
 
     def _reread(self, table: Table, key: tuple[bytes, ...], missing: list[int], xid: int) -> list[bytes | None] | None:
-        """The values as the table has them under a snapshot in which the change itself is visible. None: row, table or column
-        is gone, so a later change of the key is still to come."""
+        """The values as the table has them under a snapshot in which the change itself is visible. None: row or table is gone,
+        so a later change of the key is still to come."""
         while True:
             try:
                 return self._try_reread(table, key, missing, xid)
             except psycopg.Error as error:
-                if error.sqlstate in ("42P01", "42703", "3F000"):
+                if error.sqlstate in ("42P01", "3F000"):
                     return None
+                if error.sqlstate == "42703":
+                    names = ", ".join(repr(table.columns[c].name) for c in missing)
+                    raise _ColumnGone(
+                        f"the unchanged value of {names} is not in the stream, and the column was dropped or renamed since"
+                    ) from None
                 translated = outage(error, f"Reading TOAST values of {table.qualified}")
                 if not isinstance(translated, Outage):
                     raise translated from error

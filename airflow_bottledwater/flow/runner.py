@@ -122,11 +122,17 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
 
     :param bounded: end when everything is published that the server had flushed at the start.
     """
+    return follow(pipeline, begin(pipeline), bounded=bounded, stopped=stopped)
+
+
+def follow(
+    pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
+) -> dict[str, int]:
+    """The same with a claimed stream: from where the state says that it is, which may be further than at the claim (an
+    attempt before this one)."""
     stopped = stopped or threading.Event()
-    start = begin(pipeline)
     with reported(pipeline, start, stopped) as controller:
         patience = Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
-        source = ChangeSource(pipeline, start.state, start.position, patience)
         publisher = StreamPublisher(
             pipeline,
             start.job,
@@ -136,9 +142,11 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
             patience,
             fingerprint(start.state, start.cluster),
         )
+        source: ChangeSource | None = None
         try:
+            position = publisher.reached() or start.position
+            source = ChangeSource(pipeline, start.state, position, patience)
             target = source.flush_target() if bounded else None
-            position = start.position
             while not stopped.is_set() and (target is None or position.lsn < target):
                 batch = source.next(0.2, hurry=bounded)
                 if batch is None:
@@ -150,8 +158,9 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
                 controller.status.progress = {"skipped_by_table": source.skipped_by_table}
         finally:
             publisher.close()
-            source.close()
-    return {**publisher.counters, **source.statistics}
+            if source is not None:
+                source.close()
+    return {} if source is None else {**publisher.counters, **source.statistics}
 
 
 def acknowledge(pipeline: Pipeline, known: f.State) -> None:

@@ -16,7 +16,7 @@ from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.model.lsn import format_lsn
+from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres import catalog, publication, slot
@@ -49,6 +49,60 @@ def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> Slo
         return _create(pipeline, claim, findings.tables)
     finally:
         claim.close()
+
+
+def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
+    """At the user's word: the facts are lost, the slot is not, and everything up to ``position`` is in the topics.
+
+    :raises StateError: the facts are there.
+    :raises SlotError: the slot is gone, or has given away changes behind ``position``.
+    """
+    findings = preflight.run(
+        # slot, publications and topics are there, and nobody but the user can say whose they are
+        pipeline.with_(adopt_slot=True, create_publication=False, share_topics=True)
+    )
+    if findings.state.slot is not None:
+        raise StateError(
+            f"The state topic knows slot {pipeline.slot!r}, at {findings.state.position or 'its start'}.",
+            "Start without --assume-snapshot-complete.",
+        )
+    with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} up") as connection:
+        present = slot.state(connection, pipeline.slot)
+        if present is None:
+            raise SlotError(f"There is no slot {pipeline.slot!r}.", "Start with a snapshot.")
+        if present.confirmed > position.lsn:
+            raise SlotError(
+                f"Slot {pipeline.slot!r} is at {format_lsn(present.confirmed)}, behind it nothing can be read again; {position} is "
+                "older, and the changes between would be missing.",
+                "Give the position of the last record in the topics, or drop the slot and start with a snapshot.",
+            )
+        claim = Claim(pipeline, findings.cluster, "create", Patience(pipeline.outage_timeout))
+        try:
+            cluster = claim.cluster
+            oldest_xid = slot.fresh_xid(connection)
+            record = SlotRecord(
+                pipeline.slot,
+                cluster.system_identifier,
+                cluster.timeline,
+                cluster.database,
+                present.confirmed,
+                oldest_xid,
+            )
+            pinned = _pin(pipeline, cluster, findings.tables, oldest_xid)
+            oids = sorted(p.table.oid for p in pinned)
+            claim.write(
+                {
+                    f.INTENT: {"slot": pipeline.slot, "publication": pipeline.publication_name, "at": time.time()},
+                    f.SLOT: record.to_json(),
+                    **{f.table_key(p.table.oid): p.to_json() for p in pinned},
+                    f.COMPLETE: {"tables": oids, "skipped": True, "at": time.time()},
+                    f.POSITION: {"lsn": position.lsn, "ordinal": position.ordinal, "at": time.time()},
+                }
+            )
+        finally:
+            claim.close()
+    log.warning("Slot %r goes on from %s, as you said; nothing before it is checked.", pipeline.slot, position)
+    return record
 
 
 def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:

@@ -14,9 +14,11 @@ from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow import lane, setup
 from airflow_bottledwater.flow.claim import Claim
 from airflow_bottledwater.flow.control import Controller
+from airflow_bottledwater.flow.delivery import Channel
 from airflow_bottledwater.flow.lane import LaneTask, Part
 from airflow_bottledwater.flow.policy import Patience, transient
 from airflow_bottledwater.flow.source import check_slot
+from airflow_bottledwater.flow.sweep import sweep
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Boundary
@@ -111,10 +113,12 @@ class _Driver:
     def _take(self, holder: pg.Holder, wanted: list[int], started: float) -> Result:
         known = self._claim.state
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
-        tables = self._present(wanted)
+        tables = self._present(wanted, catalog.load(self._connection, wanted))
         held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
+        # before the boundary is stored: a crash that undoes what B sees gives its transaction ids away again
+        holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
         # under the locks: nothing of it changes until the holder ends
-        tables = self._present(wanted)
+        tables = self._present(wanted, holder.load(wanted))
         self._refresh_pinned(tables)
         tasks, skipped = self._plan(tables, held, oldest)
         log.info(
@@ -125,11 +129,11 @@ class _Driver:
             "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running), "insert_lsn": format_lsn(held.insert_lsn),
             "ranges": sum(len(t.parts) for t in tasks) + skipped,
         }  # fmt: skip
-        holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
         totals = self._work(holder, tasks)
         # nothing of a lane that is still under way somewhere can become visible after this
         self._claim.initialise_all()
         self._check_done(tables)
+        self._sweep(tables)
         completed = sorted({*self._claim.state.completed, *(t.oid for t in tables)})
         self._claim.write({f.COMPLETE: {"tables": completed, "skipped": False, "at": time.time()}})
         return Result(
@@ -141,8 +145,7 @@ class _Driver:
             time.monotonic() - started,
         )
 
-    def _present(self, wanted: Sequence[int]) -> list[Table]:
-        tables = catalog.load(self._connection, wanted)
+    def _present(self, wanted: Sequence[int], tables: list[Table]) -> list[Table]:
         if gone := set(wanted) - {t.oid for t in tables}:
             names = ", ".join(self._claim.state.tables[oid].table.qualified for oid in gone)
             raise Refused(f"Table {names} does not exist any more.", "Drop the slot and start again without it.")
@@ -191,8 +194,12 @@ class _Driver:
                 facts |= {f.progress_key(table.oid, part): None for part in range(len(stored.ranges))}
             fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
             if f.boundary_key(table.oid) not in known.facts:
-                boundary = Boundary(held.snapshot, held.insert_lsn, oldest, self._never_published(known, table))
+                ends = self._published(known, table)
+                # only where nothing of the table was ever published may the stream leave out what the snapshot has
+                boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
                 facts[f.boundary_key(table.oid)] = boundary.to_json()
+                if any(ends) and table.keyed and not self._pipeline.share_topics:
+                    facts[f.sweep_key(table.oid)] = {"ends": ends, "done": False}
         dealt: dict[int, list[tuple[int, int, int]]] = {}
         for t, r, number in pg.deal(fresh, self._pipeline.lanes):
             table, parts = fresh[t]
@@ -206,17 +213,42 @@ class _Driver:
             self._claim.write(facts)
         return self._tasks(plans, numbers, held)
 
-    def _never_published(self, known: f.State, table: Table) -> bool:
-        """Whether nothing of the table is in its topic: only then may the stream leave out what the snapshot has."""
+    def _published(self, known: f.State, table: Table) -> list[int]:
+        """The end of each partition of the table's topic."""
         pinned = known.tables[table.oid]
-        empty = not any(Topics(self._pipeline.kafka).ends(pinned.topic, pinned.partitions))
-        if not empty:
+        ends = Topics(self._pipeline.kafka).ends(pinned.topic, pinned.partitions)
+        if any(ends):
             log.warning(
                 "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
                 pinned.topic,
                 table.qualified,
             )
-        return empty
+        return ends
+
+    def _sweep(self, tables: Sequence[Table]) -> None:
+        """Tombstones for what the topics held before, and the source has no more."""
+        wanted = {
+            t.oid: found["ends"]
+            for t in tables
+            if (found := self._claim.state.facts.get(f.sweep_key(t.oid))) is not None and not found["done"]
+        }
+        if not wanted:
+            return
+        self._claim.record_ids([f.stream_id(self._claim.prefix)])
+        pinned = self._claim.state.tables
+        channel = Channel(
+            self._pipeline,
+            self._claim.job,
+            f.stream_id(self._claim.prefix),
+            [pinned[oid].topic for oid in wanted],
+            self._claim.topic,
+            Patience(self._pipeline.outage_timeout),
+        )
+        try:
+            for oid, ends in wanted.items():
+                sweep(channel, pinned[oid], ends)
+        finally:
+            channel.close()
 
     def _tasks(self, plans: dict[int, f.Plan], numbers: Sequence[int], held: pg.Held) -> tuple[list[LaneTask], int]:
         state = self._claim.state

@@ -6,7 +6,7 @@ import logging
 import time
 
 from airflow_bottledwater.encoding import avro
-from airflow_bottledwater.errors import Refused, SlotError, SlotInUse
+from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError, SlotInUse
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.policy import Act, Patience, act
@@ -144,6 +144,7 @@ class ChangeSource:
             most=pipeline.max_transaction_bytes,
         )
         self._stream: ReplicationStream | None = None
+        self._worked = False
         self._confirmed = position
         self._last_empty = time.monotonic()
 
@@ -191,7 +192,7 @@ class ChangeSource:
                 self._patience.over() if batch is not None else None
                 return batch
             except Exception as error:
-                if act(error) is not Act.WAIT:
+                if act(error) is not Act.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
                     raise
                 self._disconnect()
                 self._patience.wait(str(error))
@@ -234,6 +235,7 @@ class ChangeSource:
             self._cutter.position.lsn,
             buffer_bytes=self._pipeline.buffer_bytes,
         )
+        self._worked = True
         self._stream.acknowledge(self._confirmed.lsn if self._confirmed.ordinal == 0 else 0)
         return self._stream
 

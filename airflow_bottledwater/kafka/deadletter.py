@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +12,24 @@ MAX_TEXT = 64 * 1024
 
 
 def letter(
-    *, topic: str, op: str, position: str, relation: str, key: Sequence[str], columns: dict[str, str | None], error: str
+    *,
+    topic: str,
+    op: str,
+    position: str,
+    relation: str,
+    key: Sequence[str],
+    columns: dict[str, str | None],
+    error: str,
+    again: dict[str, Any],
+    message: bytes,
+    limit: int,
 ) -> bytes:
     """A dead letter as JSON.
 
     :param key: the names of the key columns.
     :param columns: the row as text where it has one, hex of its binary form elsewhere; cut when too large.
+    :param again: what it takes to encode ``message`` (pgoutput's) later; left out together with it where the letter would
+        exceed ``limit`` bytes, and then it cannot be re-driven.
     """
     kept: dict[str, Any] = {}
     size = 0
@@ -34,4 +47,9 @@ def letter(
         "truncated": size > MAX_TEXT,
         "error": error,
     }
-    return json.dumps(record, ensure_ascii=False).encode()
+    whole = json.dumps(
+        {**record, "again": {**again, "message": base64.b64encode(message).decode()}}, ensure_ascii=False
+    )
+    if len(found := whole.encode()) <= limit:
+        return found
+    return json.dumps({**record, "truncated": True}, ensure_ascii=False).encode()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.topics import GRANT
 
 #: what waits out an outage: told what is waited for, it sleeps or raises
 Waiting = Callable[[str], None]
@@ -85,6 +86,18 @@ def single(topic: int, partition: int, key: bytes | None, value: bytes | None, t
     row[0, wire.R_VALUE_LEN] = -1 if value is None else len(value)
     row[0, wire.R_TOPIC], row[0, wire.R_PARTITION], row[0, wire.R_TIME] = topic, partition, timestamp
     return Records(row, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), 0)
+
+
+def tombstones(topic: int, keys: Sequence[tuple[int, bytes]]) -> Records:
+    """Records without a value for these (partition, key)s."""
+    table = np.zeros((len(keys), wire.RECORD_WIDTH), dtype=np.int64)
+    lengths = np.array([len(key) for _, key in keys], dtype=np.int64)
+    table[:, wire.R_KEY_LEN] = lengths
+    table[:, wire.R_KEY] = np.cumsum(lengths) - lengths
+    table[:, wire.R_VALUE_LEN] = -1
+    table[:, wire.R_TOPIC] = topic
+    table[:, wire.R_PARTITION] = [partition for partition, _ in keys]
+    return Records(table, np.frombuffer(bytearray(b"".join(key for _, key in keys) or b"\0"), dtype=np.uint8), 0)
 
 
 class Publisher:
@@ -164,7 +177,7 @@ class Publisher:
                 if class_error == 0:
                     return
                 if class_error in _AUTHORIZATION:
-                    raise Refused(f"Kafka denies access to topic {topic!r}.", "Grant Write and Describe on it.")
+                    raise Refused(f"Kafka denies every access to topic {topic!r}.", GRANT)
                 # a topic that was just made is known to every broker a little later
                 if attempt >= 50:
                     raise Refused(
@@ -245,7 +258,7 @@ class Publisher:
     def _commit(self) -> None:
         try:
             self._call("committing", lambda: rd.commit_transaction(self._handle, _SLICE_MS))
-        except NewProducerNeeded:
+        except (NewProducerNeeded, Refused):
             # a record that the broker refused makes the commit fail: say which
             self._raise_if_failed()
             raise
@@ -273,8 +286,13 @@ class Publisher:
             if code in _AUTHORIZATION and _AUTHORIZATION[code] == "transactional id":
                 raise Refused(
                     f"Kafka denies transactional id {self.transactional_id!r}.",
-                    "Grant Describe and Write on transactional ids with the prefix 'bottledwater-'.",
+                    "Grant Write on transactional ids with the prefix 'bottledwater-'.",
                 )
+            if code in _AUTHORIZATION and _AUTHORIZATION[code] == "topic":
+                # when the transaction takes the topic in, before a record is sent: no record has a fault
+                if abort:
+                    self._abort()
+                raise Refused(f"Kafka denies Write on one of the topics {', '.join(self._topics)}: {text}.", GRANT)
             if retriable and not fatal:
                 self._waiting(f"{what}: {text}")
                 continue

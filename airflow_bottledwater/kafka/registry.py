@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused
 
 
 class Registry:
@@ -76,7 +76,8 @@ class Registry:
             if error.http_status_code == 409 or error.http_status_code == 422:
                 return self._incompatible(subject, str(error.error_message)[:300])
             if error.http_status_code in (401, 403):
-                return Refused(f"The schema registry at {self.url} denies access.", "Check user and password.")
+                kind = CredentialsRefused if error.http_status_code == 401 else Refused
+                return kind(f"The schema registry at {self.url} denies access.", "Check user and password.")
             if error.http_status_code < 500 and error.http_status_code != 429:
                 return Refused(
                     f"The schema registry at {self.url}: {error.error_message} (HTTP {error.http_status_code})."

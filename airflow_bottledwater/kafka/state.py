@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.kafka.topics import Topics, client_config, errors
+from airflow_bottledwater.kafka.topics import Topics, client_config, errors, passes
 
 CONTROL_TOPIC = "_bottledwater"
 #: compacted, small segments, so that compaction follows soon
@@ -74,10 +74,7 @@ class Reader:
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:
                         self._at = max(self._at, message.offset())
-                    elif not error.retriable() and error.code() not in (
-                        KafkaError._TRANSPORT,
-                        KafkaError._ALL_BROKERS_DOWN,
-                    ):
+                    elif not passes(error):
                         raise KafkaException(error)
                     continue
                 self._at = max(self._at, message.offset() + 1)

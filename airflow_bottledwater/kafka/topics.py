@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tenacity
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
+    AclOperation,
     AdminClient,
     ConfigResource,
     NewTopic,
@@ -18,22 +19,26 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 
 #: the broker's default of max.message.bytes, where it may not be asked
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
+#: the remedy for a missing right
+GRANT = "See the list of ACLs in docs/operations.md."
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the broker has it."""
+    """A topic as the broker has it, and what we may do with it."""
 
     name: str
     id: str
     partitions: int
     max_bytes: int
     cleanup: str
+    may_read: bool
+    may_write: bool
 
 
 def client_config(config: Mapping[str, str]) -> dict[str, Any]:
@@ -53,6 +58,19 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
         "sticky.",
     )
     return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {"log_level": "2"}
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether a consumer's error leaves the consumer at work."""
+    return error.retriable() or error.code() in (
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        # it had worked, and librdkafka tries again
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        # librdkafka looks for the coordinator of a group that we never join: no right of ours
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    )
 
 
 @contextlib.contextmanager
@@ -98,49 +116,106 @@ class Topics:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = dict(config)
+        self._refusal = ""
         try:
-            self._admin = AdminClient(client_config(config))
+            self._admin = AdminClient({**client_config(config), "error_cb": self._on_error})
         except KafkaException as error:
             raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Why no broker could be used: the calls themselves only say that none answered in time."""
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+            self._refusal = error.str()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Kafka's exceptions as ours; where the broker was there and would not talk to us, that.
+
+        :raises CredentialsRefused: name and password are wrong, or one side does not trust the other's certificate.
+        """
+        try:
+            with errors(self._config):
+                yield
+        except Outage:
+            self._admin.poll(0)
+            if self._refusal:
+                raise CredentialsRefused(
+                    f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {self._refusal}.",
+                    "Check user, password, sasl.mechanism and ssl.ca.location.",
+                ) from None
+            raise
 
     def brokers(self) -> int:
         """How many brokers answer.
 
         :raises Outage: none.
         """
-        with errors(self._config):
-            return len(self._admin.list_topics(timeout=_TIMEOUT).brokers)
+        deadline = time.monotonic() + _TIMEOUT
+        while True:
+            try:
+                with self._errors():
+                    return len(self._admin.list_topics(timeout=1.0).brokers)
+            except Outage:
+                if time.monotonic() > deadline:
+                    raise
 
     def names(self) -> list[str]:
         """All topics that we may see."""
-        with errors(self._config):
+        with self._errors():
             return sorted(self._admin.list_topics(timeout=_TIMEOUT).topics)
 
     def describe(self, names: Sequence[str]) -> dict[str, Topic]:
-        """The topics that exist, by name."""
+        """The topics that exist, by name.
+
+        :raises Refused: one of them may not be seen; whether it exists is not known then.
+        """
         if not names:
             return {}
         found: dict[str, Topic] = {}
-        with errors(self._config):
-            described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=_TIMEOUT)
+        with self._errors():
+            described = self._admin.describe_topics(
+                TopicCollection(list(names)), include_authorized_operations=True, request_timeout=_TIMEOUT
+            )
             known = {}
             for name, future in described.items():
                 try:
                     known[name] = future.result()
                 except KafkaException as error:
+                    if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+                        raise Refused(f"Kafka denies every access to topic {name!r}.", GRANT) from None
                     if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                         raise
             configs = self._configs(list(known))
         for name, topic in known.items():
             config = configs.get(name, {})
+            allowed = topic.authorized_operations
             found[name] = Topic(
                 name,
                 str(topic.topic_id),
                 len(topic.partitions),
                 int(config.get("max.message.bytes", DEFAULT_MAX_BYTES)),
                 config.get("cleanup.policy", ""),
+                allowed is None or AclOperation.READ in allowed,
+                allowed is None or AclOperation.WRITE in allowed,
             )
         return found
+
+    def uncreatable(self, names: Sequence[str]) -> list[str]:
+        """Those of these missing topics that we have no right to create; the broker is asked without creating any."""
+        denied = []
+        with self._errors():
+            asked = self._admin.create_topics(
+                [NewTopic(name, num_partitions=1, replication_factor=1) for name in names],
+                validate_only=True,
+                request_timeout=_TIMEOUT,
+            )
+            for name, future in asked.items():
+                try:
+                    future.result()
+                except KafkaException as error:
+                    if "AUTH" in error.args[0].name():
+                        denied.append(name)
+        return denied
 
     def _configs(self, names: list[str]) -> dict[str, dict[str, str]]:
         if not names:
@@ -161,7 +236,7 @@ class Topics:
     def create(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Create a topic and wait until the broker knows it; one that exists is left alone."""
         settings = dict(config)
-        with errors(self._config):
+        with self._errors():
             future = self._admin.create_topics(
                 [NewTopic(name, num_partitions=partitions, replication_factor=replication, config=settings)],
                 request_timeout=_TIMEOUT,
@@ -185,7 +260,7 @@ class Topics:
     def ends(self, name: str, partitions: int) -> list[int]:
         """The high watermark of each partition: behind the last record, committed or not."""
         asked = {TopicPartition(name, p): OffsetSpec.latest() for p in range(partitions)}
-        with errors(self._config):
+        with self._errors():
             futures = self._admin.list_offsets(
                 asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_TIMEOUT
             )

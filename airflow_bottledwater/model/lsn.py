@@ -6,7 +6,8 @@ import re
 from typing import NamedTuple
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
-_POSITION = re.compile(r"([0-9A-Fa-f]{16})/([0-9A-Fa-f]{8})")
+#: sixteen hex digits of LSN, eight of ordinal
+POSITION = re.compile(r"([0-9A-Fa-f]{16})/([0-9A-Fa-f]{8})")
 
 
 def parse_lsn(text: str) -> int:
@@ -38,7 +39,7 @@ class Position(NamedTuple):
 
         :raises ValueError: if it is not sixteen hex digits, a slash and eight.
         """
-        match = _POSITION.fullmatch(text)
+        match = POSITION.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a position such as 00000000016B3748/0000000C")
         return cls(int(match[1], 16), int(match[2], 16))

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused
 from airflow_bottledwater.model.slot import Cluster
 
 #: what PostgreSQL's output functions read: the same text from every session, whatever the server's defaults are
@@ -63,7 +63,8 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         lines = str(error).strip().splitlines() or ["no answer"]
         message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
         if "FATAL" in message and not _PASSING.search(message):
-            raise Refused(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message)) from None
+            kind = CredentialsRefused if "authentication failed" in message else Refused
+            raise kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message)) from None
         raise Outage(f"{describe(dsn)} cannot be reached: {message}.") from None
     try:
         for name, value in [*PINNED.items(), *((name, "0") for name in UNLIMITED)]:

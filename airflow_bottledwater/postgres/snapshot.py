@@ -12,7 +12,7 @@ from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table, quote
-from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 
 #: the highest block number there is (MaxBlockNumber + 1, src/include/storage/block.h)
@@ -117,6 +117,11 @@ class Holder:
             if time.monotonic() > deadline:
                 raise Outage(f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.")
             time.sleep(0.02)
+
+    def load(self, oids: Sequence[int]) -> list[Table]:
+        """The tables, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
+        holder for that session: no deadlock that PostgreSQL could see."""
+        return catalog.load(self._connection, oids)
 
     def waiting_behind(self) -> list[str]:
         """Who waits for a lock that our ACCESS SHARE blocks (a queue behind it blocks the application)."""

@@ -68,6 +68,8 @@ def translate(error: BaseException) -> BaseException:
     # py4j's name: this module does without Spark
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return Outage(f"Spark's driver does not answer: {type(error).__name__}.", "See the job's log.")
+    if "Python worker exited unexpectedly" in str(error) or "ExecutorLostFailure" in str(error):
+        return Outage("A Python worker of the job died (killed, or out of memory).", "See the job's log.")
     return unpack(str(error)) or error
 
 

@@ -1,4 +1,4 @@
-"""The stream job, ``engine = micro-batch``: claims the slot, runs the query, watches the state, ends in order."""
+"""The stream job: claims the slot and runs one of the engines; here ``micro-batch``: the query, watched by the state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_bottledwater.flow.runner import Start
 from airflow_bottledwater.flow.source import ChangeSource
 from airflow_bottledwater.kafka.state import Reader
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark import continuous, job
 from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ _TUNING = {
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    if pipeline.engine == "continuous":
+        spark = job.session(f"bottledwater stream {pipeline.slot}")
+        try:
+            start = runner.begin(pipeline)
+            return continuous.stream(spark, pipeline, path, start, bounded, stopped)
+        finally:
+            spark.stop()
     # a fresh checkpoint at every start: the truth is the slot and the state topic
     memory = Path("/dev/shm")
     checkpoint = tempfile.mkdtemp(prefix="bottledwater-", dir=memory if memory.is_dir() else None)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fix_topics import Flow, assert_exactly_once_in_order
 
 from airflow_bottledwater.flow import status
@@ -54,12 +55,16 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> N
         time.sleep(0.3)
 
 
-def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(database: str, kafka: KafkaBroker) -> None:
+@pytest.mark.parametrize("engine", ["micro-batch", "continuous"])
+def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
+    database: str, kafka: KafkaBroker, engine: str
+) -> None:
+    stream = (*_STREAM, "--set", f"engine={engine}")
     flow = Flow(database, kafka, None, tables="a")
     flow.execute(
         "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 1000) g"
     )
-    process = _start(flow, *_STREAM)
+    process = _start(flow, *stream)
     try:
         _until(lambda: status.report(flow.pipeline)["complete"], process)
         flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
@@ -74,7 +79,7 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(datab
     assert report["slot"]["active_pid"] is None
     assert int(report["position"].partition("/")[0], 16) == _lsn(report["slot"]["confirmed"])
     flow.execute("UPDATE a SET n = 2 WHERE id <= 10", "DELETE FROM a WHERE id = 5")
-    _run(flow, *_STREAM, "--bounded")
+    _run(flow, *stream, "--bounded")
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)
     assert [m.op for m in messages].count("r") == 1000

@@ -42,7 +42,7 @@ INVALID: list[tuple[str, Any]] = [
     ("on_error", "ignore"),
     ("on_error", True),
     ("on_truncate", "delete"),
-    ("engine", "continuous"),
+    ("engine", "batch"),
     ("engine", ""),
     ("allow_unkeyed", "perhaps"),
     ("allow_unkeyed", 2),

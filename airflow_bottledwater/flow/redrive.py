@@ -1,0 +1,233 @@
+"""Dead letters, published at last: on request, with the stream stopped and under its id.
+
+A letter whose key has a newer record is dropped: publishing it would take the key back in time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import SlotInUse, StateError
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.batch import Batch, Version
+from airflow_bottledwater.flow.claim import Claim
+from airflow_bottledwater.flow.delivery import Channel, encode_changes
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.rows import Completer
+from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
+from airflow_bottledwater.kafka.scan import scan
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger(__name__)
+
+_SNAPSHOT = "r"
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of the letters.
+
+    :param overtaken: dropped, since their key has a newer record, or their table was truncated since.
+    :param failed: still refused; their letters stay.
+    :param incomplete: too large to hold their row; they stay.
+    """
+
+    published: int = 0
+    overtaken: int = 0
+    failed: int = 0
+    incomplete: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    key: bytes
+    content: dict[str, Any]
+    timestamp: int
+
+    @property
+    def position(self) -> str:
+        return str(self.content["pos"])
+
+    @property
+    def copied(self) -> bool:
+        return str(self.content["op"]) == _SNAPSHOT
+
+
+def redrive(pipeline: Pipeline) -> Result:
+    """Publish the pipeline's dead letters; each goes in one transaction with its letter's tombstone.
+
+    :raises SlotInUse: the stream runs.
+    :raises StateError: there is no such pipeline.
+    """
+    with _claimed(pipeline) as claim:
+        topics = sorted({t.topic for t in claim.state.tables.values()})
+        patience = Patience(pipeline.outage_timeout)
+        channel = Channel(pipeline, claim.job, f.stream_id(claim.prefix), topics, claim.topic, patience)
+        completer = Completer(pipeline.postgres, patience.wait)
+        try:
+            return _Redrive(pipeline, channel, completer).run(set(topics))
+        finally:
+            channel.close()
+            completer.close()
+
+
+@contextmanager
+def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
+    with session(pipeline.postgres, "Re-driving dead letters") as connection:
+        cluster = identify(connection)
+        found = slot.state(connection, pipeline.slot)
+    if found is not None and found.active_pid is not None:
+        raise SlotInUse(f"Slot {pipeline.slot!r} is in use by process {found.active_pid}.", "Stop the stream first.")
+    claim = Claim(pipeline, cluster, "redrive", Patience(pipeline.outage_timeout))
+    try:
+        if claim.state.slot is None:
+            raise StateError(f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.", "Check --slot.")
+        claim.record_ids([f.stream_id(claim.prefix)])
+        yield claim
+    finally:
+        claim.close()
+
+
+class _Redrive:
+    def __init__(self, pipeline: Pipeline, channel: Channel, completer: Completer) -> None:
+        self._pipeline, self._channel, self._completer = pipeline, channel, completer
+        self._letters_topic, self._events_topic = (
+            next(name for name, i in channel.index.items() if i == place) for place in (channel.letters, channel.events)
+        )
+
+    def run(self, topics: set[str]) -> Result:
+        result = Result()
+        ready: list[tuple[_Letter, Records]] = []
+        for letter in self._letters(topics):
+            if "again" not in letter.content:
+                result.incomplete += 1
+                continue
+            records, reason = self._encode(letter)
+            if reason:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", reason)
+                result.failed += 1
+            else:
+                ready.append((letter, records))
+        newer = self._newer(ready)
+        for letter, records in ready:
+            rows = [i for i in range(len(records)) if not self._overtaken(letter, records, i, newer)]
+            kept = Records(records.table[rows], records.data, records.headers)
+            try:
+                self._send(letter, kept)
+            except RecordRefused as error:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
+                result.failed += 1
+            else:
+                result.published += bool(rows)
+                result.overtaken += not rows
+        return result
+
+    def _letters(self, topics: set[str]) -> list[_Letter]:
+        """Those of this pipeline's topics, the snapshot's first, then by position."""
+        found: dict[bytes, _Letter] = {}
+        for message in scan(self._pipeline.kafka, self._letters_topic, self._ends(self._letters_topic)):
+            if message.value() is None:
+                found.pop(message.key(), None)
+                continue
+            content = json.loads(message.value())
+            if content["topic"] in topics:
+                found[message.key()] = _Letter(message.key(), content, message.timestamp()[1])
+        return sorted(found.values(), key=lambda letter: letter.position)
+
+    def _ends(self, topic: str) -> list[int]:
+        return Topics(self._pipeline.kafka).ends(topic, self._channel.partitions[topic])
+
+    def _encode(self, letter: _Letter) -> tuple[Records, str]:
+        again = letter.content["again"]
+        data = np.frombuffer(bytearray(base64.b64decode(again["message"])), dtype=np.uint8)
+        position = Position.parse(letter.position) if letter.position else Position(0)
+        change = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
+        change[0, wire.C_KIND], change[0, wire.C_LENGTH] = data[0], len(data)
+        change[0, wire.C_LSN], change[0, wire.C_ORDINAL] = position
+        change[0, wire.C_TIME] = again.get("time", 0)
+        change[0, wire.C_XID] = again.get("xid", 0)
+        change[0, wire.C_FLAGS] = again.get("xid", 0) << wire.FLAG_XID_SHIFT
+        version = Version.from_json(again)
+        programs = self._channel.programs([version], copied=letter.copied)
+        completed = self._completer.complete(Batch(position, position, data, change, (version,)), programs)
+        headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
+        if letter.copied:
+            headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
+        encoded = encode_changes(completed, programs, headers=headers)
+        if letter.copied:
+            encoded.records.table[:, wire.R_OP] = ord(_SNAPSHOT)
+        reasons = [*completed.failed.values(), *(v.reason for v in encoded.verdicts)]
+        if self._channel.too_large(encoded.records).any():
+            reasons.append("the record is still larger than its topic's max.message.bytes")
+        return encoded.records, "; ".join(reasons)
+
+    def _newer(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[tuple[str, bytes], tuple[str, int]]:
+        """Per topic and key of the letters: the highest position in the topic, and when its last row without one came."""
+        wanted: dict[str, set[bytes]] = defaultdict(set)
+        for letter, records in ready:
+            wanted[letter.content["topic"]] |= {
+                key for i in range(len(records)) if (key := _key(records, i)) is not None
+            }
+        found: dict[tuple[str, bytes], tuple[str, int]] = {}
+        for topic, keys in wanted.items():
+            for message in scan(self._pipeline.kafka, topic, self._ends(topic)) if keys else ():
+                if (key := message.key()) in keys:
+                    position, at = found.get((topic, key), ("", -1))
+                    pos = dict(message.headers() or []).get("pos", b"").decode()
+                    found[topic, key] = (
+                        (max(position, pos), at) if pos.strip("0/") else (position, message.timestamp()[1])
+                    )
+        for message in scan(self._pipeline.kafka, self._events_topic, self._ends(self._events_topic)):
+            event = json.loads(message.value())
+            if event.get("event") == "truncate":
+                for topic in set(event["topics"]) & set(wanted):
+                    for key in wanted[topic]:
+                        position, at = found.get((topic, key), ("", -1))
+                        found[topic, key] = (max(position, event["pos"]), at)
+        return found
+
+    @staticmethod
+    def _overtaken(letter: _Letter, records: Records, i: int, newer: dict[tuple[str, bytes], tuple[str, int]]) -> bool:
+        key = _key(records, i)
+        if key is None:
+            return False
+        position, at = newer.get((letter.content["topic"], key), ("", -1))
+        # a snapshot that came after the letter has the row as it was then
+        return position > letter.position or at > letter.timestamp
+
+    def _send(self, letter: _Letter, records: Records) -> None:
+        def parts(publisher: Publisher) -> None:
+            publisher.produce(records)
+            publisher.produce(single(self._channel.letters, 0, letter.key, None))
+
+        while True:
+            try:
+                self._channel.open()
+                self._channel.send(parts, {})
+                return
+            except NewProducerNeeded as error:
+                # whether it was committed is not known: the letter itself says
+                self._channel.close()
+                self._channel.patience.wait(str(error))
+                self._channel.open()
+                if letter.key not in {x.key for x in self._letters({letter.content["topic"]})}:
+                    return
+
+
+def _key(records: Records, i: int) -> bytes | None:
+    at, size = int(records.table[i, wire.R_KEY]), int(records.table[i, wire.R_KEY_LEN])
+    return None if size < 0 else bytes(records.data[at : at + size])

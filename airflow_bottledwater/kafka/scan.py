@@ -1,0 +1,52 @@
+"""Reading a whole topic once: for a sweep and for dead letters, where a consumer per record is fast enough."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from airflow_bottledwater.kafka.topics import client_config, errors, passes
+
+
+def scan(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator[Any]:
+    """The committed records of a topic below these offsets, in order per partition.
+
+    :param ends: per partition, high watermarks.
+    :raises Outage: the brokers are away.
+    """
+    consumer = Consumer(
+        {
+            **client_config(config),
+            "group.id": f"bottledwater-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    waited_for = {p for p, end in enumerate(ends) if end}
+    consumer.assign([TopicPartition(topic, p, 0) for p in waited_for])
+    try:
+        while waited_for:
+            with errors(config):
+                messages = consumer.consume(10_000, 1.0)
+            for message in messages:
+                partition, offset = message.partition(), message.offset()
+                error = message.error()
+                if error is None:
+                    if offset < ends[partition]:
+                        yield message
+                    offset += 1
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    if passes(error):
+                        continue
+                    with errors(config):
+                        raise KafkaException(error)
+                # at a partition's end its offset tells of what is no record: markers, aborted transactions
+                if offset >= ends[partition]:
+                    waited_for.discard(partition)
+    finally:
+        consumer.close()

@@ -1,0 +1,111 @@
+"""``engine = continuous``: the stream's runner in one long-lived Spark task, which Spark supervises and starts again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.flow import control, runner
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.policy import transient
+from airflow_bottledwater.flow.runner import Start
+from airflow_bottledwater.kafka.state import Reader
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark.carry import pack, unpack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+#: seconds that the task has to end in order
+_GRACE = 30.0
+
+
+def _follow(path: str, start: Start, bounded: bool) -> dict[str, int]:
+    """In the executor: everything, the job's status too."""
+    try:
+        return runner.follow(job.load(path), start, bounded=bounded)
+    except BottledWaterError as error:
+        raise pack(error) from error
+
+
+def stream(
+    spark: SparkSession, pipeline: Pipeline, path: str, start: Start, bounded: bool, stopped: threading.Event
+) -> dict[str, Any]:
+    """Run the task, pass a stop on to it (through the state topic: it may be on another host), tell of its progress.
+
+    :raises BottledWaterError: the task's own error; or that its worker died.
+    """
+    outcome: list[dict[str, int] | BaseException] = []
+
+    def work() -> None:
+        try:
+            task = spark.sparkContext.parallelize([start], 1).map(lambda claimed: _follow(path, claimed, bounded))
+            outcome.append(task.collect()[0])
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="stream task", daemon=True)
+    thread.start()
+    log.info("Streaming from %s.", start.position)
+    facts = Reader(pipeline.kafka, start.state_topic)
+    try:
+        _watch(spark, pipeline, start, stopped, thread, facts)
+    finally:
+        facts.close()
+    result = outcome[0] if outcome else None
+    found = f.State(facts.values)
+    if isinstance(result, BaseException):
+        if unpack(str(result)) is None:
+            _report_death(pipeline, start, result, stopped.is_set())
+        if not stopped.is_set():
+            raise job.translate(result) from result
+    return {"position": str(found.position or start.position), **(found.counters or {})}
+
+
+def _watch(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    start: Start,
+    stopped: threading.Event,
+    thread: threading.Thread,
+    facts: Reader,
+) -> None:
+    asked = told = 0.0
+    while thread.is_alive():
+        try:
+            facts.poll(0.2)
+        except BottledWaterError as error:
+            log.debug("Following the state: %s", error)
+            thread.join(1.0)
+        now = time.monotonic()
+        if stopped.is_set() and not asked:
+            asked = now
+            try:
+                control.request_stop_of(pipeline, start.cluster, start.job)
+            except BottledWaterError as error:
+                log.warning("The task could not be asked to stop: %s", error)
+                spark.sparkContext.cancelAllJobs()
+        elif asked and now - asked > _GRACE:
+            spark.sparkContext.cancelAllJobs()
+            thread.join(5)
+            return
+        if now - told > 10:
+            told = now
+            known = f.State(facts.values)
+            log.info("At %s: %s", known.position or start.position, known.counters)
+
+
+def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopping: bool) -> None:
+    """A worker that died could not write its last status."""
+    cause = job.translate(error)
+    controller = control.Controller(pipeline, start.cluster, start.job)
+    if stopping:
+        controller.finish("stopped")
+    else:
+        controller.finish("failed", cause, permanent=not transient(cause))

@@ -1,0 +1,282 @@
+"""What a person can do after something went wrong: skip one position, re-drive dead letters, sweep after a lost slot, go on
+without the facts; and what passes by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from fix_topics import Flow, Message, assert_exactly_once_in_order, read
+from psycopg.conninfo import make_conninfo
+
+from airflow_bottledwater.errors import CredentialsRefused, RecordError, SlotError, SlotInUse, StateError
+from airflow_bottledwater.flow import redrive, runner, setup, status
+from airflow_bottledwater.kafka.state import facts_topic
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.model.lsn import Position
+
+MakeFlow = Callable[..., Flow]
+
+
+@pytest.fixture
+def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
+    def make(**settings: Any) -> Flow:
+        flow = Flow(database, kafka, None, **settings)
+        flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text, n int)")
+        return flow
+
+    return make
+
+
+def _limit(flow: Flow, size: int) -> None:
+    """Change what the table's topic takes."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient(flow.pipeline.kafka)
+    resource = ConfigResource("topic", flow.topic("a"), incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _values(messages: list[Message]) -> list[Any]:
+    return [m.value and (m.value["id"], m.value["n"]) for m in messages]
+
+
+def _letters(flow: Flow) -> list[Message]:
+    return read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")
+
+
+# ---------------------------------------------------------------------- one bad record
+def test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
+    flow.transaction("INSERT INTO a VALUES (2, 'x', 2)", "INSERT INTO a VALUES (3, repeat('x', 30000), 3)")
+    flow.execute("INSERT INTO a VALUES (4, 'x', 4)", "INSERT INTO a VALUES (5, repeat('x', 30000), 5)")
+    positions = []
+    for _ in range(2):
+        with pytest.raises(RecordError) as stopped:
+            flow.stream()
+        positions.append(stopped.value.position)
+        assert _values(flow.read("a")) == [(1, 1)]
+    assert positions[0] == positions[1]
+    assert f"skip_position = {positions[0]}" in str(stopped.value)
+    # only that one: the next bad record stops it again
+    flow.change(skip_position=positions[0])
+    with pytest.raises(RecordError) as again:
+        flow.stream()
+    assert again.value.position > positions[0]
+    assert _values(flow.read("a")) == [(1, 1), (2, 2), (4, 4)]
+    assert [letter.value["pos"] for letter in _letters(flow)] == [positions[0]]
+    flow.change(skip_position=again.value.position)
+    flow.stream()
+    assert len(_letters(flow)) == 2
+
+
+def test_a_truncate_that_stops_the_stream_can_be_passed(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True, on_truncate="stop")
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)", "TRUNCATE a", "INSERT INTO a VALUES (2, 'x', 2)")
+    with pytest.raises(RecordError) as stopped:
+        flow.stream()
+    flow.change(skip_position=stopped.value.position)
+    assert flow.stream()["events"] == 1
+    assert _values(flow.read("a")) == [(1, 1), (2, 2)]
+
+
+def test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True, on_error="log")
+    flow.execute("ALTER TABLE a ALTER t SET STORAGE EXTERNAL")
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 9000), 1), (2, 'short', 1)")
+    flow.stream()
+    flow.execute("UPDATE a SET n = 2", "ALTER TABLE a DROP t")
+    counters = flow.stream()
+    assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
+    assert _values(flow.read("a")) == [(1, 1), (2, 1), (2, 2)]
+    assert "dropped or renamed" in _letters(flow)[0].value["error"]
+
+
+# ---------------------------------------------------------------------- dead letters
+def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, xid_header=True)
+    flow.execute("INSERT INTO a SELECT g, CASE WHEN g < 3 THEN repeat('y', 30000) END, g FROM generate_series(1, 5) g")
+    flow.create()
+    assert flow.snapshot().dead_letters == 2
+    flow.execute(
+        "UPDATE a SET t = repeat('x', 30000), n = 40 WHERE id = 4",
+        "UPDATE a SET t = repeat('x', 30000), n = 50 WHERE id = 5",
+        "UPDATE a SET t = 'small', n = 51 WHERE id = 5",
+        "UPDATE a SET t = 'small', n = 20 WHERE id = 2",
+        "UPDATE a SET t = repeat('x', 30000), id = 33 WHERE id = 3",
+    )
+    assert flow.stream()["dead_letters"] == 3
+    assert redrive.redrive(flow.pipeline) == redrive.Result(failed=5)
+    _limit(flow, 100_000)
+    # the row of 1, the update of 4 and the key change are still the newest of their keys
+    assert redrive.redrive(flow.pipeline) == redrive.Result(published=3, overtaken=2)
+    assert redrive.redrive(flow.pipeline) == redrive.Result()
+    assert flow.compare("a").differences == []
+    assert_exactly_once_in_order(flow.read("a"))
+    assert all(m.xid for m in flow.read("a") if m.pos)
+    assert {m.value for m in _letters(flow)[-5:]} == {None}
+    flow.execute("UPDATE a SET n = 99")
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.execute(
+        "INSERT INTO a VALUES (1, repeat('x', 30000), 1)",
+        "DELETE FROM a",
+        "INSERT INTO a VALUES (2, repeat('x', 30000), 1)",
+    )
+    flow.execute("TRUNCATE a")
+    flow.stream()
+    _limit(flow, 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
+    assert [m.op for m in flow.read("a")] == ["d"]
+
+
+def test_dead_letters_are_not_touched_while_the_stream_runs(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    with flow.streaming() as errors:
+        _until(lambda: bool((status.report(flow.pipeline)["slot"] or {}).get("active_pid")))
+        with pytest.raises(SlotInUse, match="Stop the stream first"):
+            redrive.redrive(flow.pipeline)
+    assert not errors
+
+
+# ---------------------------------------------------------------------- lost slot, lost facts
+def test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has(make_flow: MakeFlow) -> None:
+    flow = make_flow(partitions=3)
+    flow.execute("INSERT INTO a SELECT g, 'x', g FROM generate_series(1, 50) g")
+    flow.create()
+    flow.snapshot()
+    flow.execute("DELETE FROM a WHERE id = 50")
+    flow.stream()
+    flow.execute(
+        f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')",
+        "DELETE FROM a WHERE id % 5 = 0",
+        "UPDATE a SET n = -1 WHERE id = 1",
+    )
+    with pytest.raises(SlotError, match="does not exist any more"):
+        flow.stream()
+    setup.drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    assert flow.compare("a").differences == []
+    tombstones = [m.key["id"] for m in flow.read("a") if m.value is None]
+    assert sorted(tombstones) == sorted([50, *range(5, 50, 5)])
+    flow.execute("UPDATE a SET n = 7")
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_a_topic_that_others_share_is_not_swept(make_flow: MakeFlow) -> None:
+    flow = make_flow(share_topics=True)
+    flow.execute("INSERT INTO a SELECT g, 'x', g FROM generate_series(1, 5) g")
+    flow.create()
+    flow.snapshot()
+    setup.drop(flow.pipeline, when="always")
+    flow.execute("DELETE FROM a WHERE id = 5")
+    flow.create()
+    flow.snapshot()
+    assert not [m for m in flow.read("a") if m.value is None]
+
+
+def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE a SET n = 2", "UPDATE a SET n = 3")
+    flow.stream()
+    last = Position.parse(flow.read("a")[-1].pos)
+    with pytest.raises(StateError, match="knows slot"):
+        setup.assume_complete(flow.pipeline, last)
+    database = flow.execute("SELECT current_database()")[0][0]
+    admin = AdminClient(flow.pipeline.kafka)
+    topic = facts_topic(database, flow.pipeline.slot)
+    admin.delete_topics([topic])[topic].result()
+    _until(lambda: topic not in Topics(flow.pipeline.kafka).names())
+    flow.execute("UPDATE a SET n = 4")
+    with pytest.raises(StateError, match="does not know slot"):
+        flow.stream()
+    with pytest.raises(SlotError, match="changes between would be missing"):
+        setup.assume_complete(flow.pipeline, Position(1))
+    confirmed = flow.execute(
+        f"SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
+    )
+    setup.assume_complete(flow.pipeline, max(last, Position(confirmed[0][0])))
+    flow.stream()
+    messages = flow.read("a")
+    assert [m.value["n"] for m in messages] == [1, 2, 3, 4]
+    assert_exactly_once_in_order(messages)
+
+
+# ---------------------------------------------------------------------- what passes by itself
+def test_a_second_attempt_of_a_claimed_stream_goes_on_where_the_first_came_to(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
+    start = runner.begin(flow.pipeline)
+    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 1
+    flow.execute("INSERT INTO a VALUES (2, 'x', 2)")
+    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 2
+    assert _values(flow.read("a")) == [(1, 1), (2, 2)]
+
+
+def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_next_reconnect(
+    kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    with PostgresServer(tmp_path / "postgres") as server:
+        dsn = server.createdb("rotated")
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("CREATE ROLE cdc LOGIN REPLICATION PASSWORD 'first'")
+            connection.execute("CREATE TABLE a (id int PRIMARY KEY, t text, n int)")
+            connection.execute("GRANT SELECT ON a TO cdc")
+            connection.execute("GRANT CREATE ON DATABASE rotated TO cdc")
+            connection.execute("ALTER TABLE a OWNER TO cdc")
+            hba = Path(connection.execute("SHOW hba_file").fetchone()[0])  # type: ignore[index]
+            hba.write_text("host all,replication cdc 127.0.0.1/32 scram-sha-256\n" + hba.read_text())
+            connection.execute("SELECT pg_reload_conf()")
+            passwords = tmp_path / "pgpass"
+            passwords.write_text("*:*:*:cdc:first\n")
+            passwords.chmod(0o600)
+            flow = Flow(make_conninfo(dsn, user="cdc", passfile=str(passwords)), kafka, None, skip_snapshot=True)
+            flow.create()
+            with flow.streaming() as errors:
+                connection.execute("INSERT INTO a VALUES (1, 'x', 1)")
+                _until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1)
+                connection.execute("ALTER ROLE cdc PASSWORD 'second'")
+                connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+                connection.execute("INSERT INTO a VALUES (2, 'x', 2)")
+                time.sleep(2)
+                assert not errors
+                passwords.write_text("*:*:*:cdc:second\n")
+                _until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2)
+            assert not errors
+            # at a start it is refused at once
+            passwords.write_text("*:*:*:cdc:third\n")
+            with pytest.raises(CredentialsRefused, match="authentication failed"):
+                flow.stream()
+            passwords.write_text("*:*:*:cdc:second\n")
+            setup.drop(flow.pipeline, when="always")
+            assert _values(flow.read("a")) == [(1, 1), (2, 2)]

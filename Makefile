@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system lock clean
+.PHONY: help setup demo up down lint test test-unit test-integration test-system bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -56,6 +56,9 @@ test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, r
 
 test: lint ## all tests but the long system test
 	@$(PYTEST) tests/unit tests/integration tests/system -q -m "not long"
+
+bench: setup ## all benchmarks, or one (BENCH=name); sizes times BENCH_SCALE
+	@$(BIN)/python -m tests.benchmarks $(BENCH)
 
 lock: $(UV) ## pin the dependencies anew
 	@$(UV) pip compile pyproject.toml --extra local --group dev --universal --generate-hashes --no-emit-index-url \

@@ -56,8 +56,8 @@ class Refused(BottledWaterError):
 
 
 class CredentialsRefused(Refused):
-    """PostgreSQL does not accept the password or certificate. On a stream that had worked it is waited out: a rotated password
-    reaches its file a moment later."""
+    """A server does not accept the password, or one side not the other's certificate. On a stream that had worked it is waited
+    out: a rotated password reaches its file a moment later."""
 
 
 class SlotError(Refused):

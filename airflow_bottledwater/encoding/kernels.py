@@ -11,7 +11,7 @@ import ctypes
 
 import numpy as np
 
-from airflow_bottledwater.compiled import OPTIONS, external, numba, types
+from airflow_bottledwater.compiled import allocating, compiled, external, memcpy, types
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
     C_KIND,
@@ -85,19 +85,11 @@ from airflow_bottledwater.encoding.wire import (
     UNCHANGED,
 )
 
-#: Without reference counts: every array here is an argument that the caller keeps alive, and the atomic increments and
-#: decrements at each call took two thirds of the time of a row. Code compiled so cannot make an array.
-_compiled = numba.njit(**OPTIONS, _nrt=False)
-#: What makes one counts references (said explicitly: a callee inherits its caller's way otherwise).
-_allocating = numba.njit(**OPTIONS, _nrt=True)
-
-
 _libc = ctypes.CDLL(None)
 #: glibc's gcvt writes %.<n>g; with strtod it finds the shortest of 15, 16 and 17 digits that reads back the same
 _gcvt = external(_libc, "gcvt", types.intp, types.float64, types.int32, types.intp)
 _strtod = external(_libc, "strtod", types.float64, types.intp, types.intp)
 _strtof = external(_libc, "strtof", types.float32, types.intp, types.intp)
-_memcpy = external(_libc, "memcpy", types.intp, types.intp, types.intp, types.intp)
 
 _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
@@ -117,24 +109,24 @@ _QUOTE, _COMMA, _COLON, _OPEN, _CLOSE, _BACKSLASH, _MINUS, _ZERO, _DOT = 34, 44,
 
 
 # ------------------------------------------------------------------------------------------------ reading
-@_compiled
+@compiled
 def _u16(b, p):
     return (np.int64(b[p]) << 8) | np.int64(b[p + 1])
 
 
-@_compiled
+@compiled
 def _i16(b, p):
     v = (np.int64(b[p]) << 8) | np.int64(b[p + 1])
     return v - 65536 if v >= 32768 else v
 
 
-@_compiled
+@compiled
 def _i32(b, p):
     v = (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
     return v - 4294967296 if v >= 2147483648 else v
 
 
-@_compiled
+@compiled
 def _i64(b, p):
     v = np.int64(0)
     for i in range(8):
@@ -142,7 +134,7 @@ def _i64(b, p):
     return v
 
 
-@_compiled
+@compiled
 def read_copy_row(b, p, end, count, position, length, kind):
     """Find the fields of one COPY row: int16 count, then int32 length (-1: NULL) and bytes each.
 
@@ -168,7 +160,7 @@ def read_copy_row(b, p, end, count, position, length, kind):
     return p if p == end else MALFORMED
 
 
-@_compiled
+@compiled
 def read_tuple(b, p, end, count, position, length, kind):
     """Find the fields of a pgoutput TupleData; returns the position behind it.
 
@@ -198,17 +190,17 @@ def read_tuple(b, p, end, count, position, length, kind):
 
 
 # ------------------------------------------------------------------------------------------------ writing, shared
-@_compiled
+@compiled
 def _copy(b, p, n, out, o):
     if n < 32:
         for i in range(n):
             out[o + i] = b[p + i]
     else:
-        _memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
+        memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
     return o + n
 
 
-@_compiled
+@compiled
 def _literal(word, out, o, cap):
     if cap - o < word.size:
         return np.int64(SPACE)
@@ -217,7 +209,7 @@ def _literal(word, out, o, cap):
     return np.int64(o + word.size)
 
 
-@_compiled
+@compiled
 def _varint(v, out, o):
     """Avro long: zig-zag, seven bits a byte (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
     z = np.uint64((v << 1) ^ (v >> 63))
@@ -229,7 +221,7 @@ def _varint(v, out, o):
     return o + 1
 
 
-@_compiled
+@compiled
 def _decimal(v, out, o):
     """An integer in decimal digits."""
     if v < 0:
@@ -249,7 +241,7 @@ def _decimal(v, out, o):
     return o + n
 
 
-@_compiled
+@compiled
 def _padded(v, width, out, o):
     for i in range(width - 1, -1, -1):
         out[o + i] = np.uint8(_ZERO + v % 10)
@@ -257,7 +249,7 @@ def _padded(v, width, out, o):
     return o + width
 
 
-@_compiled
+@compiled
 def _uuid(b, p, out, o):
     for i in range(16):
         if i == 4 or i == 6 or i == 8 or i == 10:
@@ -270,7 +262,7 @@ def _uuid(b, p, out, o):
 
 
 # ------------------------------------------------------------------------------------------------ numeric
-@_compiled
+@compiled
 def _numeric_is_malformed(b, p, n):
     if n < 8:
         return True
@@ -283,13 +275,13 @@ def _numeric_is_malformed(b, p, n):
     return False
 
 
-@_compiled
+@compiled
 def _numeric_text_size(b, p):
     weight = _i16(b, p + 2)
     return 16 + (4 * (weight + 1) if weight >= 0 else 1) + _u16(b, p + 6)
 
 
-@_compiled
+@compiled
 def _numeric_text(b, p, out, o):
     """As numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
     digits, weight, sign, scale = _u16(b, p), _i16(b, p + 2), _u16(b, p + 4), _u16(b, p + 6)
@@ -320,7 +312,7 @@ def _numeric_text(b, p, out, o):
     return o
 
 
-@_compiled
+@compiled
 def _bit_length(v):
     n = 0
     while v > np.uint64(0):
@@ -329,7 +321,7 @@ def _bit_length(v):
     return n
 
 
-@_allocating
+@allocating
 def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
     """A decimal of more digits than an integer holds."""
     # limbs of 32 bits, least significant first; log2(10) < 3.33
@@ -372,7 +364,7 @@ def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
     return np.int64(o + width)
 
 
-@_compiled
+@compiled
 def _decimal_bytes(b, p, scale, out, o, cap):
     """A numeric as Avro decimal: its length, then the unscaled value as two's complement, most significant first.
 
@@ -415,7 +407,7 @@ def _decimal_bytes(b, p, scale, out, o, cap):
 
 
 # ------------------------------------------------------------------------------------------------ Avro
-@_compiled
+@compiled
 def avro_value(op, arg, b, p, n, out, o, cap):
     """One non-null value in Avro binary, without its union branch."""
     if op == OP_TEXT or op == OP_BYTEA:
@@ -497,7 +489,7 @@ def avro_value(op, arg, b, p, n, out, o, cap):
 
 
 # ------------------------------------------------------------------------------------------------ JSON
-@_compiled
+@compiled
 def _json_string(b, p, n, out, o, cap):
     """A JSON string (RFC 8259 §7): UTF-8 as it is, control characters, quote and backslash escaped."""
     if cap - o < 6 * n + 2:
@@ -540,7 +532,7 @@ def _json_string(b, p, n, out, o, cap):
     return np.int64(o + 1)
 
 
-@_compiled
+@compiled
 def _quoted(word, out, o, cap):
     if cap - o < word.size + 2:
         return np.int64(SPACE)
@@ -550,7 +542,7 @@ def _quoted(word, out, o, cap):
     return np.int64(o + 1)
 
 
-@_compiled
+@compiled
 def _base64(b, p, n, out, o):
     i = 0
     while i + 3 <= n:
@@ -571,7 +563,7 @@ def _base64(b, p, n, out, o):
     return o
 
 
-@_allocating
+@allocating
 def _float(b, p, n):
     scratch = np.empty(8, dtype=np.uint8)
     for i in range(n):
@@ -579,7 +571,7 @@ def _float(b, p, n):
     return np.float64(scratch[:4].view(np.float32)[0]) if n == 4 else scratch.view(np.float64)[0]
 
 
-@_compiled
+@compiled
 def _json_double(v, single, out, o):
     """The shortest of 15, 16 and 17 significant digits (6 to 9 for a float4) that reads back as the same number."""
     at = out.ctypes.data + o
@@ -598,7 +590,7 @@ def _json_double(v, single, out, o):
     return end
 
 
-@_compiled
+@compiled
 def _year_month_day(days, out, o):
     """ISO 8601 date of days since 2000-01-01; years outside 0000-9999 with a sign and at least six digits.
 
@@ -627,7 +619,7 @@ def _year_month_day(days, out, o):
     return _padded(day, 2, out, o + 1)
 
 
-@_compiled
+@compiled
 def _clock(micros, out, o):
     o = _padded(micros // 3600000000, 2, out, o)
     out[o] = _COLON
@@ -640,7 +632,7 @@ def _clock(micros, out, o):
     return o
 
 
-@_compiled
+@compiled
 def json_value(op, arg, b, p, n, out, o, cap):
     """One non-null value as JSON."""
     if op == OP_TEXT:
@@ -730,7 +722,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
 
 
 # ------------------------------------------------------------------------------------------------ rows
-@_compiled
+@compiled
 def _frame(schema_id, out, o):
     out[o] = MAGIC
     out[o + 1] = np.uint8((schema_id >> 24) & 255)
@@ -740,7 +732,7 @@ def _frame(schema_id, out, o):
     return o + 5
 
 
-@_compiled
+@compiled
 def _field(json, op, arg, k, b, side, p, n, out, o, cap):
     if k == FIELD_UNCHANGED:
         return np.int64(UNCHANGED)
@@ -757,7 +749,7 @@ def _field(json, op, arg, k, b, side, p, n, out, o, cap):
     return avro_value(op, arg, b, p, n, out, o, cap)
 
 
-@_compiled
+@compiled
 def _encode_columns(
     json, is_key, relations, rel, programs, keys, names, b, side, position, length, kind, out, o, cap
 ):  # fmt: skip
@@ -819,7 +811,7 @@ def _encode_columns(
     return np.int64(o), 0
 
 
-@_compiled
+@compiled
 def murmur2(b, p, n):
     """The hash of Kafka's Java clients (org.apache.kafka.common.utils.Utils.murmur2), sign bit cleared."""
     m = np.uint32(0x5BD1E995)
@@ -848,7 +840,7 @@ def murmur2(b, p, n):
     return np.int64(h & np.uint32(0x7FFFFFFF))
 
 
-@_compiled
+@compiled
 def _record(records, r, relations, rel, key, key_len, value, value_len, out, message, op, time, lsn, ordinal, flags):
     records[r, R_KEY] = key
     records[r, R_KEY_LEN] = key_len
@@ -866,7 +858,7 @@ def _record(records, r, relations, rel, key, key_len, value, value_len, out, mes
     records[r, R_FLAGS] = flags
 
 
-@_compiled
+@compiled
 def encode_copy(
     b, offsets, start, rows, json, relations, rel, programs, keys, names, fields, records, errors, out, now
 ):
@@ -915,7 +907,7 @@ def encode_copy(
     return rows, o, r, e
 
 
-@_compiled
+@compiled
 def _convert_fields(relations, rel, programs, keys, only_key, kind, position, length, side_offsets, cursor):
     """Point the fields that the server converted at their text; returns the next entry of ``side_offsets``."""
     first = relations[rel, L_COLUMNS]
@@ -937,7 +929,7 @@ def _convert_fields(relations, rel, programs, keys, only_key, kind, position, le
     return cursor
 
 
-@_compiled
+@compiled
 def find_conversions(b, changes, count, relations, programs, keys, fields, found):
     """List the values that PostgreSQL has to turn into text, in the order in which :func:`encode_changes` uses them.
 
@@ -980,7 +972,7 @@ def find_conversions(b, changes, count, relations, programs, keys, fields, found
     return n
 
 
-@_compiled
+@compiled
 def find_unchanged(b, changes, count, relations, fields, found):
     """List the changes whose new row lacks an unchanged TOAST value; returns how many."""
     position, length, kind = fields[0], fields[1], fields[2]
@@ -1005,7 +997,7 @@ def find_unchanged(b, changes, count, relations, fields, found):
     return n
 
 
-@_compiled
+@compiled
 def _same_bytes(out, p, n, q, m):
     if n != m:
         return False
@@ -1015,7 +1007,7 @@ def _same_bytes(out, p, n, q, m):
     return True
 
 
-@_compiled
+@compiled
 def encode_changes(
     b,
     changes,
@@ -1145,7 +1137,7 @@ def encode_changes(
     return count, cursor, o, r, e
 
 
-@_compiled
+@compiled
 def _count_conversions(b, changes, i, relations, programs, keys, position, length, kind):
     rel = changes[i, C_RELATION]
     first = relations[rel, L_COLUMNS]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
     C_KIND,
@@ -180,8 +180,7 @@ def _assemble(
             if c == changes.shape[0] or state[_BYTES] + n > out.size:
                 return i, _ROOM
             o = state[_BYTES]
-            for k in range(n):
-                out[o + k] = b[p + k]
+            memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
             changes[c, C_KIND] = kind
             changes[c, C_OFFSET] = o
             changes[c, C_LENGTH] = n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 #: the broker's default of max.message.bytes, where it may not be asked
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
+#: a verdict; a broker that stops in the middle of a handshake has the same error codes
+_REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
 GRANT = "See the list of ACLs in docs/operations.md."
 
@@ -124,7 +127,7 @@ class Topics:
 
     def _on_error(self, error: KafkaError) -> None:
         """Why no broker could be used: the calls themselves only say that none answered in time."""
-        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
             self._refusal = error.str()
 
     @contextlib.contextmanager

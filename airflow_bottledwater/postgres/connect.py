@@ -35,6 +35,8 @@ _PASSING = re.compile(
     r"|terminating connection",
     re.IGNORECASE,
 )
+#: what libpq says of a server that it does not trust, or of its own certificate files
+_UNTRUSTED = re.compile("certificate|does not support SSL")
 
 
 def describe(dsn: str) -> str:
@@ -48,7 +50,8 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     """Open a session with pinned settings, in autocommit.
 
     :raises Outage: the server cannot be reached, or is starting or stopping.
-    :raises Refused: it is there and says no (password, database, pg_hba).
+    :raises CredentialsRefused: it does not accept our password, or we not its certificate.
+    :raises Refused: it is there and says no (database, pg_hba).
     """
     options: dict[str, Any] = {"fallback_application_name": application, "connect_timeout": 10}
     # a peer that vanished without a word must not hold a slot or a snapshot for hours
@@ -65,6 +68,11 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         if "FATAL" in message and not _PASSING.search(message):
             kind = CredentialsRefused if "authentication failed" in message else Refused
             raise kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message)) from None
+        if "FATAL" not in message and _UNTRUSTED.search(message):
+            raise CredentialsRefused(
+                f"The connection to {describe(dsn)} is not secure: {message}.",
+                "Check sslmode, sslrootcert and the host's name.",
+            ) from None
         raise Outage(f"{describe(dsn)} cannot be reached: {message}.") from None
     try:
         for name, value in [*PINNED.items(), *((name, "0") for name in UNLIMITED)]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import pq
 
-from airflow_bottledwater.compiled import compiled, external, types
+from airflow_bottledwater.compiled import compiled, external, memcpy, types
 from airflow_bottledwater.errors import ProtocolError
 
 if pq.__impl__ == "python":
@@ -32,7 +32,6 @@ else:
 _get_copy_data = external(_libpq, "PQgetCopyData", types.int32, types.intp, types.intp, types.int32)
 _consume_input = external(_libpq, "PQconsumeInput", types.int32, types.intp)
 _freemem = external(_libpq, "PQfreemem", types.intp, types.intp)
-_memcpy = external(ctypes.CDLL(None), "memcpy", types.intp, types.intp, types.intp, types.intp)
 
 _END, _ERROR, _DRY, _FULL, _LARGE = -1, -2, 0, 1, 2
 
@@ -55,7 +54,7 @@ def _drain(connection, out, offsets, count, used, pointer):
             # libpq has given it out already: the caller makes room and takes it from the pointer
             pointer[1] = n
             return _LARGE, count, used
-        _memcpy(out.ctypes.data + used, pointer[0], np.int64(n))
+        memcpy(out.ctypes.data + used, pointer[0], np.int64(n))
         _freemem(pointer[0])
         used += n
         count += 1

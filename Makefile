@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system bench lock clean
+.PHONY: help setup demo up down lint test test-unit test-integration test-system test-faults test-mutants bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -54,8 +54,15 @@ test-integration: setup
 test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, restarted triggerer, teardown
 	@$(PYTEST) tests/system -q
 
-test: lint ## all tests but the long system test
-	@$(PYTEST) tests/unit tests/integration tests/system -q -m "not long"
+test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies
+	@BOTTLEDWATER_FAULTS=$(or $(FAULTS),10) BOTTLEDWATER_SEEDS=$(or $(SEEDS),300) BOTTLEDWATER_SEED=$(or $(SEED),1) \
+	  $(PYTEST) tests/faults tests/integration/test_handover_random.py -q $(if $(CLASS),-k $(CLASS))
+
+test: lint ## all tests but the long ones
+	@$(PYTEST) tests/unit tests/integration tests/faults tests/system -q -m "not long"
+
+test-mutants: setup ## each rule taken out once, to see that a test notices (MUTANT=word)
+	@$(BIN)/python -m tests.mutants
 
 bench: setup ## all benchmarks, or one (BENCH=name); sizes times BENCH_SCALE
 	@$(BIN)/python -m tests.benchmarks $(BENCH)

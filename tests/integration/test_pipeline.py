@@ -423,7 +423,8 @@ def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> N
         for i in range(30):
             flow.execute(f"UPDATE a SET n = {i}")
             if i % 10 == 5:
-                flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+                ended = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
+                _until(lambda: flow.execute(ended) == [(True,)])
             time.sleep(0.02)
         _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 30, 60)
     assert not errors

@@ -1,0 +1,1 @@
+"""Each rule taken out once, to see that a test notices."""

@@ -1,0 +1,73 @@
+"""``make test-mutants``: patch a copy of the package, run the test that must notice, print rule / mutant / caught by.
+
+``MUTANT=word`` takes those whose rule or file has the word.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.mutants.table import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+#: always the same folder, files with their times: compiled code of unchanged files stays cached
+COPY = ROOT / ".local" / "mutants"
+
+
+def caught(mutant: Mutant) -> bool:
+    """Whether the test fails on the patched copy (a test that cannot run does not count)."""
+    place = COPY / "airflow_bottledwater" / mutant.file
+    whole = place.read_text()
+    assert whole.count(mutant.old) == 1, f"{mutant.file} has {whole.count(mutant.old)} times: {mutant.old}"
+    original = place.stat()
+    place.write_text(whole.replace(mutant.old, mutant.new))
+    try:
+        done = subprocess.run(
+            [Path(sys.executable).parent / "pytest", "-q", "-x", "-p", "no:cacheprovider", ROOT / mutant.caught_by],
+            cwd=COPY,
+            env={**os.environ, "PYTHONPATH": str(COPY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    finally:
+        place.write_text(whole)
+        os.utime(place, ns=(original.st_atime_ns, original.st_mtime_ns))
+    if done.returncode not in (0, 1) or b"error in" in done.stdout:
+        print(done.stdout.decode()[-3000:], file=sys.stderr)
+    return done.returncode == 1 and b"error in" not in done.stdout
+
+
+def main() -> int:
+    """Exit code 1 if a mutant lives."""
+    word = os.environ.get("MUTANT", "")
+    shutil.rmtree(COPY, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder in ("airflow_bottledwater", "spark_jobs"):
+        shutil.copytree(ROOT / folder, COPY / folder, ignore=ignored)
+    table = Table("rule", "mutant", "caught by")
+    alive = 0
+    console = Console()
+    for mutant in MUTANTS:
+        if word not in mutant.rule + mutant.file:
+            continue
+        dead = caught(mutant)
+        alive += not dead
+        test = mutant.caught_by.rpartition("::")[2]
+        console.print(f"{'caught' if dead else 'ALIVE '}  {mutant.rule}", highlight=False)
+        table.add_row(
+            mutant.rule, f"{mutant.file}: {mutant.new.strip()}", test if dead else "NOTHING", end_section=True
+        )
+    console.print(table)
+    return min(alive, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The mutants: a rule, the source line that keeps it, what stands there without it, and the test that must then fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_PIPELINE, _RECOVERY, _HANDOVER, _RANDOM = (
+    f"tests/integration/test_{name}.py" for name in ("pipeline", "recovery", "handover", "handover_random")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A patch of one place in the package.
+
+    :param old: occurs exactly once in the file.
+    :param caught_by: the test's node id.
+    """
+
+    rule: str
+    file: str
+    old: str
+    new: str
+    caught_by: str
+
+
+MUTANTS = (
+    Mutant(
+        "what the snapshot holds is not streamed",
+        "flow/transactions.py",
+        "if boundary_of[at] >= 0 and hidden[boundary_of[at]]:",
+        "if False:",
+        f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
+    ),
+    Mutant(
+        "what was running at the boundary is streamed",
+        "flow/transactions.py",
+        "        if running[i] == wide:\n            return False",
+        "        if running[i] == wide:\n            return True",
+        f"{_PIPELINE}::test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothing[0]",
+    ),
+    Mutant(
+        "inside a transaction, ordinals up to P's are skipped",
+        "flow/transactions.py",
+        "if final < state[_FROM_LSN] or (final == state[_FROM_LSN] and ordinal <= state[_FROM_ORDINAL]):",
+        "if final < state[_FROM_LSN]:",
+        f"{_PIPELINE}::test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it",
+    ),
+    Mutant(
+        "a foreign claim ends the job",
+        "flow/claim.py",
+        'if claim["id"] != job.id:',
+        "if False:",
+        f"{_PIPELINE}::test_the_newer_of_two_streams_takes_over_and_the_older_names_it",
+    ),
+    Mutant(
+        "no stream before the snapshot is complete",
+        "flow/runner.py",
+        "if not known.complete:",
+        "if False:",
+        f"{_PIPELINE}::test_a_snapshot_is_resumed_after_deletes_key_changes_and_moved_rows",
+    ),
+    Mutant(
+        "a table that was rewritten is read again from its start",
+        "flow/snapshot.py",
+        "if stored is not None and (stored.filenode, stored.definition) == (\n                table.filenode,",
+        "if stored is not None and (table.filenode, stored.definition) == (\n                table.filenode,",
+        f"{_PIPELINE}::test_a_table_that_was_rewritten_during_its_snapshot_is_read_again",
+    ),
+    Mutant(
+        "a slot ahead of P is refused",
+        "flow/source.py",
+        "if found.confirmed > position.lsn:",
+        "if False:",
+        f"{_PIPELINE}::test_a_slot_that_was_moved_forward_or_dropped_is_refused",
+    ),
+    Mutant(
+        "the position moves where nothing is published",
+        "flow/source.py",
+        "batch = self._cutter.flush(empty=hurry or time.monotonic() - self._last_empty >= interval)",
+        "batch = self._cutter.flush(empty=hurry)",
+        f"{_PIPELINE}::test_an_idle_table_in_a_busy_database_does_not_retain_wal",
+    ),
+    Mutant(
+        "a walsender that ended is an outage",
+        "flow/policy.py",
+        "    errors.Outage: Act.WAIT,\n",
+        "    errors.Outage: Act.END,\n",
+        f"{_PIPELINE}::test_a_walsender_that_is_terminated_is_reconnected",
+    ),
+    Mutant(
+        "a record is compared with its topic's limit",
+        "flow/delivery.py",
+        "found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]",
+        "found: npt.NDArray[np.bool_] = records.sizes() < 0",
+        f"{_PIPELINE}::test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousand_good_ones",
+    ),
+    Mutant(
+        "a skipped position is this position only",
+        "flow/delivery.py",
+        "return str(position) == self._pipeline.skip_position.upper()",
+        "return bool(self._pipeline.skip_position)",
+        f"{_RECOVERY}::test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told",
+    ),
+    Mutant(
+        "what precedes a bad transaction is published",
+        "flow/delivery.py",
+        "if good.end > batch.start and batch.start.lsn < position.lsn:",
+        "if False:",
+        f"{_RECOVERY}::test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told",
+    ),
+    Mutant(
+        "a dropped column is a record error, not a superseded version",
+        "flow/rows.py",
+        'if error.sqlstate in ("42P01", "3F000"):',
+        'if error.sqlstate in ("42P01", "3F000", "42703"):',
+        f"{_RECOVERY}::test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error",
+    ),
+    Mutant(
+        "an overtaken letter is dropped",
+        "flow/redrive.py",
+        "return position > letter.position or at > letter.timestamp",
+        "return False",
+        f"{_RECOVERY}::test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken",
+    ),
+    Mutant(
+        "letters wait for the stream's end",
+        "flow/redrive.py",
+        "if found is not None and found.active_pid is not None:",
+        "if False:",
+        f"{_RECOVERY}::test_dead_letters_are_not_touched_while_the_stream_runs",
+    ),
+    Mutant(
+        "after a lost slot, keys that are gone are deleted",
+        "flow/sweep.py",
+        "if live and at < ends[partition]",
+        "if live and at < 0",
+        f"{_RECOVERY}::test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has",
+    ),
+    Mutant(
+        "a sweep leaves what is deleted already",
+        "flow/sweep.py",
+        "if live and at < ends[partition]",
+        "if at < ends[partition]",
+        f"{_RECOVERY}::test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has",
+    ),
+    Mutant(
+        "shared topics are not swept",
+        "flow/snapshot.py",
+        "if any(ends) and table.keyed and not self._pipeline.share_topics:",
+        "if any(ends) and table.keyed:",
+        f"{_RECOVERY}::test_a_topic_that_others_share_is_not_swept",
+    ),
+    Mutant(
+        "without facts, no position before what the slot still has",
+        "flow/setup.py",
+        "if present.confirmed > position.lsn:",
+        "if False:",
+        f"{_RECOVERY}::test_without_its_facts_a_slot_goes_on_at_the_users_word",
+    ),
+    Mutant(
+        "a second attempt goes on where the first came to",
+        "flow/runner.py",
+        "position = publisher.reached() or start.position",
+        "position = start.position",
+        f"{_RECOVERY}::test_a_second_attempt_of_a_claimed_stream_goes_on_where_the_first_came_to",
+    ),
+    Mutant(
+        "rotated credentials are waited for",
+        "flow/source.py",
+        "not (self._worked and isinstance(error, CredentialsRefused))",
+        "True",
+        f"{_RECOVERY}::test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_next_reconnect",
+    ),
+)

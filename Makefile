@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system test-faults test-mutants bench lock clean
+.PHONY: help setup demo up down lint test test-unit test-integration test-system test-faults test-security test-mutants bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -59,7 +59,10 @@ test-faults: setup ## death, zombies and outages at every point FAULTS=10 times,
 	  $(PYTEST) tests/faults tests/integration/test_handover_random.py -q $(if $(CLASS),-k $(CLASS))
 
 test: lint ## all tests but the long ones
-	@$(PYTEST) tests/unit tests/integration tests/faults tests/system -q -m "not long"
+	@$(PYTEST) tests/unit tests/integration tests/system -q -m "not long"
+
+test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
+	@$(PYTEST) tests/integration/test_security.py -q
 
 test-mutants: setup ## each rule taken out once, to see that a test notices (MUTANT=word)
 	@$(BIN)/python -m tests.mutants

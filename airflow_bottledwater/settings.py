@@ -67,7 +67,7 @@ class Pipeline:
     range_bytes: int = 16 << 20
     batch_bytes: int = 8 << 20
     buffer_bytes: int = 64 << 20
-    max_transaction_bytes: int = 64 << 20
+    max_transaction_bytes: int = 16 << 20
     keepalive_interval: float = 5.0
     heartbeat_interval: float = 2.0
     transaction_timeout: float = 60.0

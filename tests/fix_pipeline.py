@@ -101,6 +101,12 @@ class Source:
             )
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """All log records of a test that is over, with their exceptions (``caplog.text`` is empty by then)."""
+    records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    return "\n".join(caplog.handler.format(record) for record in records)
+
+
 @contextmanager
 def refused(source: Source, *texts: str) -> Iterator[list[BottledWaterError]]:
     """The block must raise an error of ours with these texts, and leave source, Kafka and registry as they were.
@@ -142,7 +148,7 @@ def make_source(
     for source in made:
         source.clean()
     out, err = capfd.readouterr()
-    for seen in (out, err, caplog.text):
+    for seen in (out, err, logged(caplog)):
         assert PASSWORD not in seen
 
 

@@ -169,9 +169,12 @@ def begin_task(connection: Connection, table: Table, held: Held) -> None:
         connection.execute(f"SET TRANSACTION SNAPSHOT '{held.exported}'")
         connection.execute("SET LOCAL row_security = off")
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-    except psycopg.errors.InvalidParameterValue as error:
-        raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
-    except psycopg.errors.UndefinedObject as error:
+    except (
+        psycopg.errors.InvalidParameterValue,
+        psycopg.errors.UndefinedObject,
+        # the name is still there, the process that made it is not (ProcArrayInstallImportedXmin)
+        psycopg.errors.ObjectNotInPrerequisiteState,
+    ) as error:
         raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
     assert row is not None
     if row[0] != str(held.snapshot):

@@ -24,7 +24,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from fix_pipeline import PASSWORD, Source, refused, refuses
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_bottledwater.errors import Outage, PreflightError, Refused
+from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
 from airflow_bottledwater.flow import preflight, setup
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import PostgresServer, programs
@@ -123,7 +123,7 @@ def test_a_wrong_password_is_refused(source: Source) -> None:
     dsn = make_conninfo(source.role(), password=PASSWORD.lower())
     with refused(source, "password authentication failed", "Check user and password") as raised:
         setup.create(source.pipeline.with_(postgres=dsn))
-    assert type(raised[0]) is Refused  # waiting would not help
+    assert type(raised[0]) is CredentialsRefused  # waiting would not help
     assert PASSWORD.lower() not in str(raised[0])
 
 
@@ -131,7 +131,7 @@ def test_a_wrong_password_is_not_an_outage_where_a_name_has_several_addresses(so
     dsn = make_conninfo(source.role(), password=PASSWORD + "x", host="127.0.0.1,localhost,127.0.0.2")
     with refused(source, "password authentication failed") as raised:
         setup.create(source.pipeline.with_(postgres=dsn))
-    assert type(raised[0]) is Refused
+    assert type(raised[0]) is CredentialsRefused
 
 
 def test_a_database_that_does_not_exist_is_refused(source: Source) -> None:

@@ -416,6 +416,7 @@ def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, ka
 
 
 def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> None:
+    ended = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
     flow = make_flow(skip_snapshot=True)
     _fill(flow, "a", rows=1)
     flow.create()
@@ -423,7 +424,6 @@ def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> N
         for i in range(30):
             flow.execute(f"UPDATE a SET n = {i}")
             if i % 10 == 5:
-                ended = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
                 _until(lambda: flow.execute(ended) == [(True,)])
             time.sleep(0.02)
         _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 30, 60)

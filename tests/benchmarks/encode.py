@@ -1,0 +1,134 @@
+"""``encode``: rows/s from COPY's binary bytes, already in memory, to Avro key and value, in one process.
+
+References: draining the same COPY from PostgreSQL over one connection, and psycopg's rows encoded by fastavro (which reads
+from PostgreSQL, too; compare it with ``with_copy``, which is reading and encoding here).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+
+import fastavro
+import numpy as np
+import psycopg
+
+from airflow_bottledwater.encoding import avro, kernels, wire
+from airflow_bottledwater.encoding.program import Target, compile_programs
+from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import copy
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.receive import Block
+from tests.benchmarks.common import Source, copy_all, drain, emit, scaled
+
+_ROWS = 1_000_000
+_PEER_ROWS = 100_000
+_REPEAT = 3
+
+
+class Encoder:
+    """Blocks of COPY rows to records, as a lane does it."""
+
+    def __init__(self, table: Table, output_format: str) -> None:
+        self._programs = compile_programs([(table, Target(0, 1, 1, 2))], output_format, copied=True)
+        self._out = np.empty(4 << 20, dtype=np.uint8)
+        self._records = np.zeros((1 << 15, wire.RECORD_WIDTH), dtype=np.int64)
+        self._errors = np.zeros((256, 3), dtype=np.int64)
+
+    def encode(self, block: Block) -> int:
+        """:returns: records made."""
+        p, made = self._programs, 0
+        start, scratch = 0, p.scratch()
+        while start < block.count:
+            start, _, count, failed = kernels.encode_copy(
+                block.data, block.offsets, start, block.count, p.json, p.relations, 0, p.columns, p.keys, p.names, scratch,
+                self._records, self._errors, self._out, 0,
+            )  # fmt: skip
+            assert not failed
+            made += count
+        return made
+
+
+def read_blocks(dsn: str, query: str) -> list[Block]:
+    """A COPY's blocks, kept."""
+    with connect(dsn) as connection:
+        return [Block(b.data.copy(), b.offsets.copy()) for b in copy.rows(connection, query)]
+
+
+def best(rows: int, *seconds: float) -> float:
+    """Rows a second of the fastest repetition."""
+    return rows / min(seconds)
+
+
+def timed_encode(
+    table: Table, output_format: str, blocks: list[Block], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds for blocks in memory."""
+    encoder = Encoder(table, output_format)
+    encoder.encode(blocks[0])
+    started = clock()
+    for block in blocks:
+        encoder.encode(block)
+    return clock() - started
+
+
+def _timed_drain(source: Source, query: str) -> float:
+    started = time.perf_counter()
+    drain(source.dsn, query)
+    return time.perf_counter() - started
+
+
+def _timed_both(source: Source, table: Table, query: str) -> float:
+    encoder = Encoder(table, "avro")
+    started = time.perf_counter()
+    with connect(source.dsn) as connection:
+        for block in copy.rows(connection, query):
+            encoder.encode(block)
+    return time.perf_counter() - started
+
+
+def _timed_peer(source: Source, table: Table, rows: int) -> float:
+    """psycopg's binary rows, fastavro's writer, and the frame of the registry's protocol."""
+    key = fastavro.parse_schema(json.loads(avro.key_schema(table)))
+    value = fastavro.parse_schema(json.loads(avro.value_schema(table)))
+    names = [c.name for c in table.columns]
+    started = time.perf_counter()
+    with psycopg.connect(source.dsn) as connection, connection.cursor(binary=True) as cursor:
+        cursor.execute(f"SELECT * FROM bench WHERE id <= {rows}")
+        for row in cursor:
+            fields = dict(zip(names, row, strict=True))
+            for schema, frame in ((key, b"\0\0\0\0\1"), (value, b"\0\0\0\0\2")):
+                out = io.BytesIO()
+                out.write(frame)
+                fastavro.schemaless_writer(out, schema, fields)
+                out.getvalue()
+    return time.perf_counter() - started
+
+
+def run(stack: DataStack) -> None:
+    """See the module."""
+    source = Source(stack)
+    rows, peer_rows = scaled(_ROWS, 1000), scaled(_PEER_ROWS, 1000)
+    source.insert(rows)
+    source.execute("VACUUM ANALYZE bench")
+    table = source.table()
+    query = copy_all(table)
+    blocks = read_blocks(source.dsn, query)
+    assert sum(b.count for b in blocks) == rows
+    avro_rate = best(rows, *(timed_encode(table, "avro", blocks) for _ in range(_REPEAT)))
+    json_rate = best(rows, *(timed_encode(table, "json", blocks) for _ in range(_REPEAT)))
+    emit(
+        "encode",
+        avro_rate,
+        "rows/s",
+        {
+            "raw_copy": best(rows, *(_timed_drain(source, query) for _ in range(_REPEAT))),
+            "psycopg_fastavro": best(peer_rows, *(_timed_peer(source, table, peer_rows) for _ in range(2))),
+        },
+        json=json_rate,
+        with_copy=best(rows, *(_timed_both(source, table, query) for _ in range(_REPEAT))),
+        rows=rows,
+    )

@@ -1,0 +1,84 @@
+"""``snapshot``: a table into Kafka, end to end. The value is rows/s of the job's own time, from its claim of the slot to the
+record of completion; ``with_start`` also counts spark-submit's start and end.
+
+Reference: draining the same COPY raw over two connections, half of the table's blocks each.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from airflow_bottledwater.encoding.program import select_list
+from airflow_bottledwater.flow import snapshot
+from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, copy_query
+from tests.benchmarks.common import RUNNER, Cpu, Job, Source, consumer, drain, emit, empty_job, scaled
+
+_ROWS = 2_000_000
+
+
+def _raw(source: Source, rows: int) -> float:
+    table = source.table()
+    middle = table.pages // 2
+    halves = [copy_query(table, select_list(table), *ends) for ends in ((0, middle), (middle, LAST_BLOCK))]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(lambda query: drain(source.dsn, query), halves)) == rows
+    return rows / (time.perf_counter() - started)
+
+
+def _progress(source: Source) -> dict[str, float]:
+    """What the ranges' records say of the time: from the first to the last of them, and until completion was recorded."""
+    reader = consumer(source, source.state_topic, start=0)
+    at: dict[str, list[float]] = {}
+    while (message := reader.poll(2.0)) is not None:
+        assert message.error() is None, message.error()
+        key = (message.key() or b"").decode().partition("/")[0]
+        at.setdefault(key, []).append(message.timestamp()[1] / 1000)
+    reader.close()
+    plan, ranges, complete = at["plan"][-1], at["progress"], at["complete"][-1]
+    return {
+        "claim_to_plan": plan - at["claim"][-1],
+        "plan_to_first_range": min(ranges) - plan,
+        "first_to_last_range": max(ranges) - min(ranges),
+        "last_range_to_complete": complete - max(ranges),
+        "ranges": len(ranges),
+    }
+
+
+def run(stack: DataStack) -> None:
+    """See the module."""
+    empty_job()  # its files are in the page cache then
+    rows = scaled(_ROWS, 10_000)
+    for engine in ("spark", RUNNER):
+        source = Source(stack)
+        source.insert(rows)
+        source.execute("VACUUM ANALYZE bench")
+        reference = max(_raw(source, rows) for _ in range(2))
+        source.create()
+        started = time.monotonic()
+        if engine == RUNNER:
+            cpu = Cpu(stack)
+            result = snapshot.run(source.pipeline, snapshot.in_threads(source.pipeline))
+            done, seconds, total = result.rows, result.seconds, time.monotonic() - started
+        else:
+            with Job(source.pipeline, "snapshot") as job:
+                cpu = Cpu(stack)
+                outcome = job.wait()
+            done, seconds, total = outcome["rows"], outcome["seconds"], time.monotonic() - started
+        assert done == rows, done
+        emit(
+            "snapshot",
+            rows / seconds,
+            "rows/s",
+            {"raw_copy_2_connections": reference},
+            engine=engine,
+            with_start=rows / total,
+            seconds=seconds,
+            seconds_with_start=total,
+            parts=_progress(source),
+            broker_cpu_seconds=cpu.used()["broker"],
+            rows=rows,
+        )
+        source.drop()

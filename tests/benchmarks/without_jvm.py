@@ -1,0 +1,18 @@
+"""The stream as one plain process: ``flow.runner`` with the command line of a job."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from airflow_bottledwater.flow import runner
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import job
+
+
+def _work(pipeline: Pipeline, _path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    return dict(runner.run(pipeline, bounded=bounded, stopped=stopped))
+
+
+if __name__ == "__main__":
+    job.run("Publish every committed change, without Spark.", _work)

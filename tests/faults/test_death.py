@@ -1,0 +1,197 @@
+"""Jobs and servers die at named points and at random moments, under writers; in the end everything is there exactly once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from fix_checker import recovery_times
+from fix_faults import Job, Jobs, until
+from fix_topics import Flow
+from fix_writers import (
+    ASYNCHRONOUS,
+    PREPARING,
+    SHORT,
+    Habit,
+    LiveReader,
+    Writers,
+    audit,
+    large_transaction,
+    make_tables,
+)
+from worker import SNAPSHOT_POINTS, STREAM_POINTS
+
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+
+MakeFlow = Callable[..., Flow]
+
+TABLES = ("a", "b")
+ROWS = 8000
+#: transactions of writers have some twenty changes, a large one has thousands
+LARGE, CUT_FROM = 2000, 1000
+#: slow enough to leave the processor to those who are tested
+HABITS = (Habit(open_for=(0.1, 0.4)), Habit(open_for=(0.1, 0.4)), SHORT, ASYNCHRONOUS, PREPARING)
+PAUSE = (0.01, 0.1)
+
+
+def _writers(flow: Flow, seed: int) -> Writers:
+    return Writers(flow.dsn, TABLES, seed, ROWS, HABITS, PAUSE)
+
+
+def _start(jobs: Jobs, flow: Flow, kind: str, point: str, dice: random.Random) -> Job:
+    rare = point in ("in-claim", "before-init", "before-complete", "in-cut-transaction")
+    in_commit = {"act": "kill-soon", "delay": dice.uniform(0.0, 0.015)} if point == "in-commit" else {}
+    return jobs.start(flow, kind, point=point, nth=1 if rare else dice.randrange(1, 4), **in_commit)
+
+
+def test_a_snapshot_that_is_killed_at_every_named_point_and_resumed(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
+    dice = random.Random(seed)
+    flow = make_flow(tables=TABLES, lanes=2)
+    make_tables(flow, TABLES, ROWS)
+    *points, last = SNAPSHOT_POINTS
+    dice.shuffle(points)
+    with _writers(flow, seed):
+        flow.create()
+        for point in (*points, last):
+            _start(jobs, flow, "snapshot", point, dice).killed_at_its_point()
+        flow.snapshot()
+        flow.stream()
+    flow.stream()
+    audit(flow, TABLES, resumed=True).check()
+
+
+def test_a_stream_that_is_killed_at_every_named_point_and_restarted(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
+    dice = random.Random(seed)
+    flow = make_flow(tables=TABLES, transaction_timeout=90.0)
+    make_tables(flow, TABLES, 1000)
+    flow.create()
+    points = list(STREAM_POINTS)
+    dice.shuffle(points)
+    kills = []
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
+        flow.snapshot()
+        with LiveReader(flow, TABLES) as reader:
+            for number, point in enumerate(points):
+                if point == "in-cut-transaction":
+                    large_transaction(flow, "a", 1_000_000 * (number + 1), LARGE)
+                kills.append(_start(jobs, flow, "stream", point, dice).killed_at_its_point())
+            flow.stream()
+            recovery = recovery_times(kills, reader.arrivals)
+    flow.stream()
+    report = audit(flow, TABLES, cut_from=CUT_FROM).check()
+    assert report.ahead == []
+    # the last ones may have seen their first record after the reader left
+    measured = {point: seconds for point, seconds in zip(points, recovery, strict=True) if seconds is not None}
+    print("seconds to the next visible record:", ", ".join(f"{p} {s:.1f}" for p, s in measured.items()))
+    assert len(measured) >= len(kills) - 2
+    # nobody waits for the time-out of a dead producer's transaction
+    assert max(measured.values()) < 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["snapshot", "stream"])
+def test_a_job_that_is_killed_at_random_moments(make_flow: MakeFlow, jobs: Jobs, kind: str, seed: int) -> None:
+    dice = random.Random(seed)
+    flow = make_flow(tables=TABLES)
+    rows = ROWS if kind == "snapshot" else 1000
+    make_tables(flow, TABLES, rows)
+    flow.create()
+    with Writers(flow.dsn, TABLES, seed, rows, HABITS, PAUSE):
+        if kind == "stream":
+            flow.snapshot()
+        for _ in range(4):
+            job = jobs.start(flow, kind)
+            time.sleep(dice.uniform(0.0, 2.5))
+            job.signal(signal.SIGKILL)
+            assert job.wait() in (0, -signal.SIGKILL)
+        flow.snapshot()
+        flow.stream()
+    flow.stream()
+    audit(flow, TABLES, resumed=kind == "snapshot").check()
+
+
+def test_a_stream_survives_the_death_of_its_servers(
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, seed: int
+) -> None:
+    dice = random.Random(seed)
+    flow = make_flow(tables=TABLES)
+    make_tables(flow, TABLES, 1000)
+    flow.create()
+
+    def end_the_walsender() -> None:
+        flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+
+    def crash_postgres() -> None:
+        postgres.stop("immediate")
+        time.sleep(dice.uniform(0.0, 1.0))
+        postgres.start()
+
+    def kill_the_broker() -> None:
+        kafka.kill()
+        time.sleep(dice.uniform(0.0, 2.0))
+        kafka.start()
+
+    faults = [end_the_walsender, crash_postgres, kill_the_broker, end_the_walsender]
+    dice.shuffle(faults)
+    kills = []
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
+        flow.snapshot()
+        job = jobs.start(flow, "stream")
+        with LiveReader(flow, TABLES) as reader:
+            for fault in faults:
+                _more(reader)
+                kills.append(time.time())
+                fault()
+                _more(reader)
+            recovery = recovery_times(kills, reader.arrivals)
+        assert job.running, job.output
+        job.stop()
+    print("seconds to the next visible record:", recovery)
+    flow.stream()
+    report = audit(flow, TABLES).check()
+    assert report.ahead == []
+
+
+def _more(reader: LiveReader) -> None:
+    """Wait until the stream publishes."""
+    since = time.time()
+    until(lambda: any(t > since for t in reader.arrivals[-50:]), "a new record", 90)
+
+
+@pytest.mark.parametrize(
+    "fault", ["holder", *(pytest.param(f, marks=pytest.mark.long) for f in ("postgres", "broker"))]
+)
+def test_a_snapshot_that_lost_its_servers_is_resumed(
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, fault: str, seed: int
+) -> None:
+    flow = make_flow(tables=TABLES)
+    make_tables(flow, TABLES, ROWS)
+    flow.create()
+    with _writers(flow, seed):
+        job = jobs.start(flow, "snapshot", point="between-ranges", nth=3, act="stop")
+        job.stopped_at_its_point()
+        if fault == "holder":
+            ended = flow.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater snapshot holder'"
+            )
+            assert len(ended) == 1
+        elif fault == "postgres":
+            postgres.stop("immediate")
+            postgres.start()
+        else:
+            kafka.kill()
+            kafka.start()
+        job.resume()
+        code = job.wait(120)
+        if fault == "broker":
+            assert code == 0, job.output
+        else:
+            assert job.outcome.startswith("Outage"), job.output
+            assert flow.snapshot().skipped >= 3
+        flow.stream()
+    flow.stream()
+    audit(flow, TABLES, resumed=fault != "broker").check()

@@ -1,0 +1,268 @@
+"""Time-outs are not taken for take-overs, lost answers not for failures; a source is never harmed; a slot that was set back
+replays silently, one that was exchanged is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from fix_faults import Jobs, ProxiedBroker, until
+from fix_topics import Flow
+from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, positions, update
+
+from airflow_bottledwater.errors import SlotError
+from airflow_bottledwater.flow.source import ChangeSource
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.connect import connect
+
+MakeFlow = Callable[..., Flow]
+
+TABLES = ("a", "b")
+ROWS = 3000
+HABITS = (Habit(open_for=(0.0, 0.1)), SHORT, PREPARING)
+NEW_PRODUCER = "a new producer reads the state"
+
+
+def _writers(flow: Flow) -> Writers:
+    return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1))
+
+
+def _ready(flow: Flow) -> Flow:
+    make_tables(flow, TABLES, ROWS)
+    flow.create()
+    return flow
+
+
+def _more(reader: LiveReader, seconds: float = 90.0) -> None:
+    """Wait until the stream publishes."""
+    before = len(reader.arrivals)
+    until(lambda: len(reader.arrivals) > before + 5, "new records", seconds)
+
+
+# ---------------------------------------------------------------------- time-outs and lost answers
+@pytest.mark.parametrize("point", [pytest.param("mid-batch", marks=pytest.mark.long), "before-commit"])
+def test_a_stream_whose_transaction_timed_out_goes_on(
+    make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker, point: str
+) -> None:
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=2.0))
+    flow.snapshot()
+    with _writers(flow):
+        job = jobs.start(flow, "stream", point=point, nth=3, act="stop")
+        job.stopped_at_its_point()
+        with LiveReader(flow, TABLES) as reader:
+            time.sleep(5)
+            job.resume()
+            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS, "the snapshot was read")
+            _more(reader)
+        assert job.running, job.output
+        assert NEW_PRODUCER in job.output
+        job.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+@pytest.mark.long
+def test_a_snapshot_whose_transaction_timed_out_goes_on(
+    make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker
+) -> None:
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=2.0))
+    with _writers(flow):
+        job = jobs.start(flow, "snapshot", point="before-commit", nth=2, act="stop")
+        job.stopped_at_its_point()
+        time.sleep(5)
+        job.resume()
+        assert job.wait() == 0, job.output
+        assert NEW_PRODUCER in job.output
+        flow.stream()
+    flow.stream()
+    report = audit(flow, TABLES).check()
+    assert report.ahead == []
+
+
+@pytest.mark.long
+def test_a_broker_that_is_away_for_longer_than_the_time_out_is_no_takeover(
+    make_flow: MakeFlow, jobs: Jobs, proxied
+) -> None:
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=2.0))
+    flow.snapshot()
+    with _writers(flow):
+        job = jobs.start(flow, "stream", point="before-commit", nth=3, act="stop")
+        job.stopped_at_its_point()
+        proxied.kill()
+        job.resume()
+        time.sleep(6)
+        proxied.start()
+        with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS, "the snapshot was read", 60)
+            _more(reader)
+        assert job.running, job.output
+        job.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+def test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted(
+    make_flow: MakeFlow, jobs: Jobs, proxied
+) -> None:
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=60.0))
+    flow.snapshot()
+    direct = flow.pipeline.kafka
+    with _writers(flow):
+        flow.change(kafka=proxied.proxied)
+        job = jobs.start(flow, "stream", point="before-commit", nth=3, act="stop")
+        flow.change(kafka=direct)
+        job.stopped_at_its_point()
+        before = len(positions(flow))
+        proxied.proxy.mode = "deaf"
+        job.resume()
+        # the broker has committed, and the job does not know
+        until(lambda: len(positions(flow)) > before, "the commit")
+        proxied.proxy.cut()
+        proxied.proxy.mode = "pass"
+        with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS, "the snapshot was read")
+            _more(reader)
+        assert job.running, job.output
+        assert NEW_PRODUCER not in job.output
+        job.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+@pytest.mark.long
+def test_a_transaction_that_hangs_in_another_pipeline_delays_nobody(make_flow: MakeFlow, jobs: Jobs) -> None:
+    hanging = _ready(make_flow(tables=TABLES, transaction_timeout=300.0))
+    hanging.snapshot()
+    with _writers(hanging):
+        job = jobs.start(hanging, "stream", point="before-commit", nth=2, act="stop")
+        job.stopped_at_its_point()
+        started = time.monotonic()
+        other = make_flow(tables=TABLES, transaction_timeout=300.0)
+        other.create()
+        other.snapshot()
+        other.stream()
+        assert len(other.read("a")) >= ROWS / 2
+        assert time.monotonic() - started < 100
+        job.resume()
+        job.stop()
+    for flow in (hanging, other):
+        flow.stream()
+        audit(flow, TABLES).check()
+
+
+@pytest.mark.long
+def test_a_registry_that_is_away_while_the_columns_change_is_waited_out(
+    database: str, kafka: KafkaBroker, registry: SchemaRegistry
+) -> None:
+    flow = Flow(database, kafka, registry, skip_snapshot=True, outage_timeout=120.0)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+    flow.create()
+    with flow.streaming() as errors:
+        flow.execute("INSERT INTO a VALUES (1, 1)")
+        registry.kill()
+        kafka.kill()
+        flow.execute("ALTER TABLE a ADD COLUMN name text DEFAULT 'new'", "INSERT INTO a VALUES (2, 2, 'x')")
+        time.sleep(2)
+        kafka.start()
+        registry.start()
+        flow.execute("UPDATE a SET n = 3")
+        until(lambda: errors or not flow.compare("a").differences, "topic and table are equal", 60)
+    assert not errors
+    assert flow.compare("a").differences == []
+
+
+# ---------------------------------------------------------------------- the source
+def test_postgres_shuts_down_in_seconds_while_the_broker_is_away(
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker
+) -> None:
+    flow = _ready(make_flow(tables=TABLES, transaction_timeout=60.0))
+    flow.snapshot()
+    with _writers(flow):
+        job = jobs.start(flow, "stream")
+        with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS + 50, "the stream runs")
+        kafka.pause()
+        try:
+            time.sleep(2)
+            started = time.monotonic()
+            postgres.stop("fast")
+            took = time.monotonic() - started
+        finally:
+            kafka.resume()
+            postgres.start()
+        assert took < 10, f"a fast shutdown took {took:.1f} s"
+        with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS + 50, "what was there is read")
+            _more(reader)
+        assert job.running, job.output
+        job.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+def test_analyze_and_other_tables_inside_a_transaction_tear_nothing(make_flow: MakeFlow) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.execute("CREATE TABLE elsewhere (id int)")
+    flow.snapshot()
+    statements = [update("a", 0, 50), "ANALYZE a", "INSERT INTO elsewhere VALUES (1)", update("b", 0, 50)]
+    flow.transaction(*statements, "ANALYZE", update("a", 20, 70), "CREATE INDEX ON a (name)", update("b", 20, 70))
+    flow.transaction("ANALYZE")
+    flow.transaction(update("a", 5, 5))
+    counters = flow.stream()
+    assert counters["published"] == 4 * 51 + 1
+    audit(flow, TABLES).check()
+
+
+def test_every_published_table_can_still_be_updated_and_deleted_from(make_flow: MakeFlow) -> None:
+    flow = make_flow(allow_unkeyed=True, skip_snapshot=True)
+    flow.execute(
+        "CREATE TABLE keyed (id int PRIMARY KEY, n int)",
+        "CREATE TABLE unkeyed (id int, n int)",
+        "CREATE TABLE full_rows (id int, n int)",
+        "ALTER TABLE full_rows REPLICA IDENTITY FULL",
+        "CREATE TABLE by_index (id int PRIMARY KEY, n int NOT NULL UNIQUE)",
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_n_key",
+        "CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE, n int)",
+    )
+    tables = ("keyed", "unkeyed", "full_rows", "by_index", "deferred")
+    flow.create()
+    for table in tables:
+        flow.execute(f"INSERT INTO {table} VALUES (1, 1)", f"UPDATE {table} SET n = 2", f"DELETE FROM {table}")
+    flow.stream()
+    for table in tables:
+        assert flow.read(table)
+
+
+# ---------------------------------------------------------------------- the slot
+def test_a_slot_that_was_set_back_replays_silently(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.snapshot()
+    with _writers(flow), monkeypatch.context() as patched:
+        # as after a crash of PostgreSQL: what was confirmed is not on its disk
+        patched.setattr(ChangeSource, "acknowledge", lambda self, position: None)
+        time.sleep(0.5)
+        flow.stream()
+        time.sleep(0.5)
+        first = flow.stream()
+    with connect(flow.dsn) as connection:
+        found = slot.state(connection, flow.pipeline.slot)
+    assert found is not None
+    assert Position(found.confirmed) < max(positions(flow))
+    assert flow.stream()["published"] >= first["published"]
+    audit(flow, TABLES).check()
+
+
+def test_a_slot_that_was_dropped_and_made_again_is_refused(make_flow: MakeFlow) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.snapshot()
+    flow.execute(update("a", 0, 10))
+    flow.stream()
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')", update("a", 0, 10))
+    flow.execute(f"SELECT pg_create_logical_replication_slot('{flow.pipeline.slot}', 'pgoutput')")
+    with pytest.raises(SlotError, match=r"ahead of what was published.*drop-slot"):
+        flow.stream()

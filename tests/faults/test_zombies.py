@@ -1,0 +1,204 @@
+"""Jobs that were taken for dead and wake up: nothing of theirs becomes visible, and they end and say who took over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fix_faults import Job, Jobs, ProxiedBroker, until
+from fix_topics import Flow, read
+from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
+
+from airflow_bottledwater.errors import StaleBatch
+from airflow_bottledwater.flow import lane, runner, snapshot
+from airflow_bottledwater.flow.batch import Batch
+from airflow_bottledwater.flow.delivery import StreamPublisher
+from airflow_bottledwater.flow.lane import LaneTask
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.source import ChangeSource
+
+MakeFlow = Callable[..., Flow]
+
+TABLES = ("a", "b")
+ROWS = 5000
+HABITS = (Habit(open_for=(0.0, 0.1)), SHORT, PREPARING)
+
+
+def _in_full(*points: str) -> list[Any]:
+    """Points that are stopped at in the full run only."""
+    return [pytest.param(point, marks=pytest.mark.long) for point in points]
+
+
+def _writers(flow: Flow) -> Writers:
+    return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1))
+
+
+def _ready(flow: Flow) -> Flow:
+    make_tables(flow, TABLES, ROWS)
+    flow.create()
+    return flow
+
+
+def _end_walsender(flow: Flow) -> None:
+    """What wal_sender_timeout does to a client that is silent for long."""
+    flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+
+
+def _ended_as_a_zombie(job: Job) -> None:
+    assert job.wait() == 1, job.output
+    assert job.outcome.startswith("TakenOver: The slot was taken over by "), job.output
+    assert "epoch" in job.outcome
+
+
+def _epochs(flow: Flow) -> list[int]:
+    """Whose progress became visible, in order."""
+    return [m.value["epoch"] for m in read(flow.kafka, state_topic(flow)) if m.value and "epoch" in m.value]
+
+
+def _nobody_came_back(flow: Flow) -> None:
+    epochs = _epochs(flow)
+    assert epochs == sorted(epochs)
+
+
+@pytest.mark.parametrize(
+    "point", [*_in_full("received", "mid-batch", "before-position"), "before-commit", "before-acknowledge", "in-claim"]
+)
+def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.snapshot()
+    with _writers(flow):
+        zombie = jobs.start(flow, "stream", point=point, nth=1 if point == "in-claim" else 3, act="stop")
+        zombie.stopped_at_its_point()
+        _end_walsender(flow)
+        flow.stream()
+        successor = jobs.start(flow, "stream")
+        zombie.resume()
+        _ended_as_a_zombie(zombie)
+        with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > ROWS, "the successor goes on")
+            assert successor.running, successor.output
+        successor.stop()
+    flow.stream()
+    _nobody_came_back(flow)
+    audit(flow, TABLES).check()
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["in-range", *_in_full("before-progress", "before-commit", "between-ranges", "before-init"), "before-complete"],
+)
+def test_a_snapshot_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    with _writers(flow):
+        zombie = jobs.start(flow, "snapshot", point=point, act="stop")
+        zombie.stopped_at_its_point()
+        flow.snapshot()
+        flow.stream()
+        zombie.resume()
+        _ended_as_a_zombie(zombie)
+        flow.stream()
+    flow.stream()
+    _nobody_came_back(flow)
+    audit(flow, TABLES, resumed=True).check()
+
+
+def test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on(make_flow: MakeFlow, jobs: Jobs) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.snapshot()
+    with _writers(flow):
+        zombie = jobs.start(flow, "stream", point="before-init", act="stop")
+        zombie.stopped_at_its_point()
+        owner = jobs.start(flow, "stream")
+        with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > 2 * ROWS + 50, "the owner publishes")
+            zombie.resume()
+            _ended_as_a_zombie(zombie)
+            before = len(reader.arrivals)
+            until(lambda: len(reader.arrivals) > before + 50, "the owner goes on")
+        assert owner.running, owner.output
+        # it was fenced, looked, and found its claim standing
+        assert "a new producer reads the state" in owner.output
+        owner.stop()
+    flow.stream()
+    _nobody_came_back(flow)
+    audit(flow, TABLES).check()
+
+
+def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
+    make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker
+) -> None:
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=60.0))
+    flow.snapshot()
+    direct = flow.pipeline.kafka
+    with _writers(flow):
+        flow.change(kafka=proxied.proxied)
+        zombie = jobs.start(flow, "stream", point="mid-batch", nth=4, act="stop")
+        flow.change(kafka=direct)
+        zombie.stopped_at_its_point()
+        proxied.proxy.mode = "hang"
+        zombie.resume()
+        _end_walsender(flow)
+        flow.stream()
+        proxied.proxy.mode = "pass"
+        _ended_as_a_zombie(zombie)
+    flow.stream()
+    _nobody_came_back(flow)
+    audit(flow, TABLES).check()
+
+
+def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_flow: MakeFlow) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.snapshot()
+    start = runner.begin(flow.pipeline)
+
+    def publisher() -> StreamPublisher:
+        print_of = runner.fingerprint(start.state, start.cluster)
+        return StreamPublisher(
+            flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Patience(20.0), print_of
+        )
+
+    source = ChangeSource(flow.pipeline, start.state, start.position, Patience(20.0))
+    first, second = publisher(), publisher()
+    try:
+        with _writers(flow):
+            batches = [until(lambda: _with_changes(source, first), "a batch") for _ in range(2)]
+            ends = [first.publish(batch) for batch in batches]
+        # the same again, by the same and by another attempt: found to be done
+        assert [first.publish(batches[1]), second.publish(batches[1])] == [ends[1], ends[1]]
+        assert second.publish(batches[0]) == ends[1]
+        # a batch that P has not come to, and one that starts before P and ends behind it, are nobody's
+        torn = Batch(batches[0].start, batches[1].end._replace(lsn=batches[1].end.lsn + 1), batches[1].data, batches[1].changes, batches[1].versions)  # fmt: skip
+        with pytest.raises(StaleBatch):
+            second.publish(torn)
+    finally:
+        for each in (first, second):
+            each.close()
+        source.close()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+def _with_changes(source: ChangeSource, publisher: StreamPublisher) -> Batch | None:
+    batch = source.next(0.2)
+    if batch is not None and not len(batch):
+        publisher.publish(batch)
+        return None
+    return batch
+
+
+def test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again(make_flow: MakeFlow) -> None:
+    flow = _ready(make_flow(tables=TABLES, lanes=2))
+
+    def twice(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        first = [lane.run(flow.pipeline, task) for task in tasks]
+        again = [lane.run(flow.pipeline, task) for task in tasks]
+        assert sum(t["rows"] for t in first) > 1000
+        assert [t["rows"] for t in again] == [0] * len(tasks)
+        return first
+
+    with _writers(flow):
+        snapshot.run(flow.pipeline, twice)
+    flow.stream()
+    report = audit(flow, TABLES).check()
+    assert report.ahead == []

@@ -1,0 +1,384 @@
+"""Jobs in processes of their own that kill or stop themselves at named points; the product knows nothing of it.
+
+Run as a script it serves: jobs come as JSON lines on standard input, each is a fork (which saves the imports), and what
+becomes of it is told on standard output. In the fork the functions around one named point are replaced; at its nth hit a line
+is appended to a log, synced, and the process kills (or stops) itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow import runner, snapshot, warm
+from airflow_bottledwater.flow.claim import Claim
+from airflow_bottledwater.flow.delivery import Channel
+from airflow_bottledwater.flow.source import ChangeSource
+from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.publisher import Publisher, Records
+from airflow_bottledwater.settings import Pipeline
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class Trap:
+    """What happens where.
+
+    :param act: ``kill``, ``stop``, or ``kill-soon``: from a thread, ``delay`` seconds later.
+    """
+
+    point: str
+    nth: int
+    act: str
+    delay: float
+    log: str
+    hits: int = 0
+    sprung: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hit(self) -> None:
+        """The point is reached."""
+        with self.lock:
+            self.hits += 1
+            if self.hits != self.nth:
+                return
+            self.sprung = True
+            self.write("hit")
+            if self.act == "kill-soon":
+                threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                os.kill(os.getpid(), signal.SIGKILL if self.act == "kill" else signal.SIGSTOP)
+
+    def next_fires(self) -> bool:
+        """Whether the next hit is the one."""
+        return self.hits + 1 == self.nth
+
+    def write(self, what: str) -> None:
+        """A line that is on disk before anything else happens."""
+        line = {"point": self.point, "what": what, "hit": self.hits, "pid": os.getpid(), "at": time.time()}
+        with open(self.log, "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class _Here(threading.local):
+    """What this thread is doing."""
+
+    sending = False
+    claiming = False
+    opening = False
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def _doing(name: str) -> Iterator[None]:
+    setattr(_here, name, True)
+    try:
+        yield
+    finally:
+        setattr(_here, name, False)
+
+
+def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+# ------------------------------------------------------------------ the points
+
+
+def _after_receive(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(self: ChangeSource, *arguments: Any, **named: Any) -> Any:
+            batch = original(self, *arguments, **named)
+            if batch is not None and len(batch):
+                trap.hit()
+            return batch
+
+        return next_batch
+
+    _around(ChangeSource, "next", make)
+
+
+def _in_the_middle_of_records(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def produce(self: Publisher, records: Records) -> None:
+            if not (_here.sending and len(records) > 1):
+                original(self, records)
+            elif trap.next_fires():
+                half = len(records) // 2
+                original(self, Records(records.table[:half], records.data, records.headers))
+                self.drain()
+                trap.hit()
+                original(self, Records(records.table[half:], records.data, records.headers))
+            else:
+                trap.hit()
+                original(self, records)
+
+        return produce
+
+    _around(Publisher, "produce", make)
+
+
+def _before_the_progress_record(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def send(self: Channel, parts: Callable[[Publisher], None], progress: dict[str, Any]) -> None:
+            def parts_then_hit(publisher: Publisher) -> None:
+                parts(publisher)
+                publisher.drain()
+                trap.hit()
+
+            original(self, parts_then_hit, progress)
+
+        return send
+
+    _around(Channel, "send", make)
+
+
+def _before_commit(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def commit(self: Publisher) -> None:
+            if _here.sending:
+                self.drain()
+                trap.hit()
+            original(self)
+
+        return commit
+
+    _around(Publisher, "_commit", make)
+
+
+def _during_commit(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def commit(handle: int, milliseconds: int) -> Any:
+            if not _here.sending:
+                return original(handle, milliseconds)
+            trap.hit()
+            mine = trap.sprung
+            result = original(handle, milliseconds)
+            if mine:
+                trap.write("returned")  # the kill comes too late to be in the commit
+                time.sleep(60)
+            return result
+
+        return commit
+
+    _around(rd, "commit_transaction", make)
+
+
+def _before_acknowledge(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def acknowledge(self: ChangeSource, position: Any) -> None:
+            if position.ordinal == 0:
+                trap.hit()
+            original(self, position)
+
+        return acknowledge
+
+    _around(ChangeSource, "acknowledge", make)
+
+
+def _inside_a_cut_transaction(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def acknowledge(self: ChangeSource, position: Any) -> None:
+            original(self, position)
+            if position.ordinal != 0:
+                trap.hit()
+
+        return acknowledge
+
+    _around(ChangeSource, "acknowledge", make)
+
+
+def _in_the_claim(trap: Trap) -> None:
+    def claiming(original: Callable[..., Any]) -> Callable[..., Any]:
+        def send(self: Claim, values: dict[str, Any]) -> None:
+            with _doing("claiming"):
+                original(self, values)
+
+        return send
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def produce(self: Publisher, records: Records) -> None:
+            original(self, records)
+            if _here.claiming:
+                self.drain()
+                trap.hit()
+
+        return produce
+
+    _around(Claim, "_send", claiming)
+    _around(Publisher, "produce", make)
+
+
+def _before_the_first_initialisation(trap: Trap) -> None:
+    """The claim stands and was read; the job's own id was not initialised yet."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(handle: int, milliseconds: int) -> Any:
+            if _here.opening:
+                trap.hit()
+            return original(handle, milliseconds)
+
+        return init
+
+    _around(rd, "init_transactions", make)
+
+
+def _between_ranges(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def send(self: Channel, parts: Callable[[Publisher], None], progress: dict[str, Any]) -> None:
+            original(self, parts, progress)
+            if any(key.startswith("progress/") for key in progress):
+                trap.hit()
+
+        return send
+
+    _around(Channel, "send", make)
+
+
+def _before_complete(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Claim, values: dict[str, Any]) -> None:
+            if f.COMPLETE in values:
+                trap.hit()
+            original(self, values)
+
+        return write
+
+    _around(Claim, "write", make)
+
+
+STREAM_POINTS: dict[str, Callable[[Trap], None]] = {
+    "received": _after_receive,
+    "mid-batch": _in_the_middle_of_records,
+    "before-position": _before_the_progress_record,
+    "before-commit": _before_commit,
+    "in-commit": _during_commit,
+    "before-acknowledge": _before_acknowledge,
+    "in-cut-transaction": _inside_a_cut_transaction,
+    "in-claim": _in_the_claim,
+    "before-init": _before_the_first_initialisation,
+}
+SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
+    "in-range": _in_the_middle_of_records,
+    "before-progress": _before_the_progress_record,
+    "before-commit": _before_commit,
+    "in-commit": _during_commit,
+    "between-ranges": _between_ranges,
+    "in-claim": _in_the_claim,
+    "before-init": _before_the_first_initialisation,
+    # last: it is reached when all ranges are done
+    "before-complete": _before_complete,
+}
+
+
+def _note_what_is_done() -> None:
+    def sending(original: Callable[..., Any]) -> Callable[..., Any]:
+        def send(self: Channel, *arguments: Any) -> None:
+            with _doing("sending"):
+                original(self, *arguments)
+
+        return send
+
+    def opening(original: Callable[..., Any]) -> Callable[..., Any]:
+        def open_channel(self: Channel) -> Any:
+            with _doing("opening"):
+                return original(self)
+
+        return open_channel
+
+    _around(Channel, "send", sending)
+    _around(Channel, "open", opening)
+
+
+# ------------------------------------------------------------------ the processes
+
+
+def work(job: dict[str, Any]) -> int:
+    """Run a job, in the fork; 0, or 1 and the error in the output."""
+    pipeline = Pipeline.read(Path(job["pipeline"]))
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    if job["point"]:
+        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS
+        points[job["point"]](Trap(job["point"], job["nth"], job["act"], job["delay"], job["log"]))
+        _note_what_is_done()
+    try:
+        if job["kind"] == "snapshot":
+            snapshot.run(pipeline, snapshot.in_threads(pipeline), stopped=stopped)
+        else:
+            runner.run(pipeline, bounded=job["bounded"], stopped=stopped)
+    except BaseException as error:
+        traceback.print_exc()
+        print(f"ended: {type(error).__name__}: {error}")
+        return 1
+    print("ended: in order")
+    return 0
+
+
+def _fork(job: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        code = work(job)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _tell(**values: Any) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def serve() -> None:
+    """Fork jobs and report them until standard input ends."""
+    warm.warm_up()
+    running: dict[int, int] = {}
+    pending = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], 0.02)
+        if ready:
+            data = os.read(0, 1 << 16)
+            if not data:
+                return
+            pending += data
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                job = json.loads(line)
+                pid = _fork(job)
+                running[pid] = job["id"]
+                _tell(id=job["id"], pid=pid)
+        while running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            _tell(id=running.pop(pid), code=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    serve()

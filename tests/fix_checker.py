@@ -1,0 +1,401 @@
+"""Exactly once, in order, transactions whole: topics against a log that knows every committed version of every row.
+
+The log (``fix_writers``) is written inside the transactions that it tells of, so it is as durable as they are. This is the
+comparison only: plain values in, a report out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.lsn import Position
+
+INSERT, UPDATE, DELETE, MOVE = "c", "u", "d", "k"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A line of the log.
+
+    :param n: its place; taken while the row was locked, so for one key it is the order of the commits.
+    :param op: :data:`MOVE` is an update of the key.
+    :param version: identifies the row's new version, in any table; 0 for a delete.
+    """
+
+    n: int
+    xid: int
+    table: str
+    old: int | None
+    new: int | None
+    op: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of a topic, as a consumer has it; a snapshot's row has no position and op ``r``."""
+
+    table: str
+    partition: int
+    offset: int
+    key: int
+    version: int | None
+    op: str
+    pos: str = ""
+    xid: int = 0
+
+    def __str__(self) -> str:
+        at = f"{self.pos}, transaction {self.xid}" if self.pos else "a snapshot row"
+        return f"{self.op} of {self.table} key {self.key} version {self.version} ({at}) at offset {self.partition}/{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken promise.
+
+    :param kind: lost, duplicated, order, invented, stale or torn.
+    """
+
+    kind: str
+    table: str
+    key: int | None
+    version: int | None
+    xid: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text} (table {self.table}, key {self.key}, version {self.version}, transaction {self.xid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Whether the run proves anything.
+
+    :param in_progress: transactions of the log that ran at the boundary and committed later.
+    :param skipped: that committed after the slot was made and that the snapshot contains: the stream left them out.
+    :param after: that began after the boundary.
+    """
+
+    in_progress: int = 0
+    skipped: int = 0
+    after: int = 0
+    snapshot_rows: int = 0
+    stream_records: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What the checker found; ``ahead`` and ``superseded`` are the named exceptions, not errors."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ahead: list[Finding] = field(default_factory=list)
+    superseded: list[Finding] = field(default_factory=list)
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of what is wrong."""
+        return {f.kind for f in self.findings}
+
+    def __str__(self) -> str:
+        counts = Counter(f.kind for f in self.findings)
+        shown = [f for kind in counts for f in [f for f in self.findings if f.kind == kind][:5]]
+        summary = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nothing wrong"
+        exceptions = f"{len(self.ahead)} ahead, {len(self.superseded)} superseded"
+        return "\n".join([f"{summary}; {exceptions}; {self.statistics}", *(f"  {f}" for f in shown)])
+
+    def check(self) -> Report:
+        """Fail where a promise is broken."""
+        assert not self.findings, str(self)
+        return self
+
+
+def _sees(boundary: Snapshot, xid: int) -> bool:
+    """Whether a committed transaction is visible: not the product's own comparison, and the log's ids have 64 bits."""
+    return xid < boundary.xmax and xid not in boundary.running
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A record that a change must become; a change of the key becomes two under one position."""
+
+    change: Change
+    ordinal: int
+    op: str
+    key: int
+    version: int | None
+
+    def is_it(self, record: Record) -> bool:
+        return (self.change.table, self.op, self.key, self.version) == (
+            record.table, record.op, record.key, record.version,
+        )  # fmt: skip
+
+
+def _records_of(change: Change, ordinal: int) -> list[_Expected]:
+    if change.op == DELETE:
+        assert change.old is not None
+        return [_Expected(change, ordinal, "d", change.old, None)]
+    assert change.new is not None
+    row = _Expected(change, ordinal, "u" if change.op == MOVE else change.op, change.new, change.version)
+    if change.op == MOVE:
+        assert change.old is not None
+        return [_Expected(change, ordinal, "d", change.old, None), row]
+    return [row]
+
+
+class Checker:
+    """Compares the records of all topics of a pipeline with the log.
+
+    :param boundaries: per table B; the stream leaves out what B sees, the snapshot has it.
+    :param snapshot: whether there was one; if not, what B sees is simply not expected.
+    :param resumed: the snapshot was resumed: rows may be ahead, or only in the stream.
+    :param oldest_xid: X0, for the statistics.
+    :param complete: everything that was committed must be there; otherwise transactions may be missing, but not parts.
+    :param superseded: how many versions the stream says that it left out.
+    :param cut_from: transactions of so many changes may be cut (0: none).
+    :param positions: every P that was committed, where they are known.
+    """
+
+    def __init__(
+        self,
+        log: Iterable[Change],
+        boundaries: Mapping[str, Snapshot],
+        *,
+        snapshot: bool = True,
+        resumed: bool = False,
+        oldest_xid: int = 0,
+        complete: bool = True,
+        superseded: int = 0,
+        cut_from: int = 0,
+        positions: Sequence[Position] = (),
+    ) -> None:
+        self._log = sorted(log, key=lambda c: c.n)
+        self._boundaries = boundaries
+        self._snapshot, self._resumed, self._complete = snapshot, resumed, complete
+        self._oldest_xid, self._may_supersede = oldest_xid, superseded
+        self._cut_from, self._positions = cut_from, positions
+        self._transactions: dict[int, list[Change]] = defaultdict(list)
+        for change in self._log:
+            self._transactions[change.xid & 0xFFFFFFFF].append(change)
+        self._report = Report()
+
+    def check(self, records: Sequence[Record]) -> Report:
+        """:param records: of all tables; per partition in the order of their offsets."""
+        rows = [r for r in records if not r.pos]
+        stream = [r for r in records if r.pos]
+        if self._snapshot:
+            self._check_snapshot(rows)
+        else:
+            for row in rows:
+                self._wrong("invented", row, "a snapshot row, but no snapshot was taken")
+        found = self._identify(stream)
+        self._check_missing(found)
+        self._check_order(records, found)
+        self._check_whole(records, found)
+        self._report.statistics = self._count(len(rows), len(stream))
+        return self._report
+
+    # ------------------------------------------------------------------ the parts
+    def _sees(self, change: Change) -> bool:
+        return _sees(self._boundaries[change.table], change.xid)
+
+    def _check_snapshot(self, rows: Sequence[Record]) -> None:
+        """Each key once, in the version that B sees; where the snapshot was resumed, perhaps a newer one."""
+        by_version = {(c.table, c.version): c for c in self._log if c.version}
+        at_boundary: dict[tuple[str, int], Change] = {}
+        later: set[tuple[str, int]] = set()
+        for change in self._log:
+            for key in (change.old, change.new):
+                if key is not None and self._sees(change):
+                    at_boundary.pop((change.table, key), None)
+                elif key is not None:
+                    later.add((change.table, key))
+            if change.new is not None and self._sees(change):
+                at_boundary[change.table, change.new] = change
+        seen: set[tuple[str, int, int | None]] = set()
+        for row in rows:
+            identity = (row.table, row.key, row.version)
+            if identity in seen:
+                self._wrong("duplicated", row, f"{row} comes twice")
+                continue
+            seen.add(identity)
+            change = by_version.get((row.table, row.version or 0))
+            if change is None or change.new != row.key:
+                self._wrong("invented", row, f"{row} was never committed")
+            elif not self._sees(change):
+                self._report.ahead.append(_finding("ahead", row, f"{row} is newer than the boundary"))
+            elif at_boundary.get((row.table, row.key)) is not change:
+                self._wrong("stale", row, f"{row} was changed or deleted before the boundary")
+        for (table, key), change in at_boundary.items():
+            if (table, key, change.version) not in seen and not (self._resumed and (table, key) in later):
+                self._miss(change, "the snapshot does not have what its boundary sees")
+
+    def _identify(self, stream: Sequence[Record]) -> dict[tuple[int, int, str], tuple[Record, _Expected]]:
+        """Each stream record's place in the log: its transaction and the number of its change."""
+        found: dict[tuple[int, int, str], tuple[Record, _Expected]] = {}
+        lsns: dict[int, int] = {}
+        for record in stream:
+            position = Position.parse(record.pos)
+            changes = self._transactions.get(record.xid)
+            if changes is None:
+                self._wrong("invented", record, f"{record} is of a transaction that did not commit")
+                continue
+            if lsns.setdefault(record.xid, position.lsn) != position.lsn:
+                self._wrong("invented", record, f"{record} is at another position than the rest of its transaction")
+                continue
+            number = position.ordinal
+            change = changes[number - 1] if 0 < number <= len(changes) else None
+            expected = [e for e in _records_of(change, number) if e.is_it(record)] if change else []
+            if change is None or not expected:
+                self._wrong("invented", record, f"{record} is not what was committed there: {change}")
+                continue
+            identity = (record.xid, number, record.op)
+            if identity in found:
+                before = found[identity][0]
+                self._wrong("duplicated", record, f"{record} was at offset {before.partition}/{before.offset} already")
+            elif self._sees(change):
+                self._wrong("duplicated", record, f"{record} is in the snapshot already")
+            else:
+                found[identity] = (record, expected[0])
+        return found
+
+    def _check_missing(self, found: Mapping[tuple[int, int, str], object]) -> None:
+        """Every record of every transaction that the boundary does not see."""
+        candidates: list[Change] = []
+        published: dict[tuple[str, int], int] = {}
+        for xid, changes in self._transactions.items():
+            expected = [
+                e
+                for i, c in enumerate(changes)
+                if not self._sees(c)
+                for e in _records_of(c, i + 1)
+            ]  # fmt: skip
+            missing = [e for e in expected if (xid, e.ordinal, e.op) not in found]
+            lost = {e.change.n for e in missing}
+            for e in expected:
+                if e not in missing:
+                    key = (e.change.table, e.key)
+                    published[key] = max(published.get(key, 0), e.change.n)
+            if missing and (self._complete or len(missing) < len(expected)):
+                candidates += [c for c in changes if c.n in lost]
+        for change in candidates:
+            # a value that had to be read again when the row was gone: a later change of the key has come instead
+            key = (change.table, change.new if change.new is not None else -1)
+            if (
+                change.op == UPDATE
+                and len(self._report.superseded) < self._may_supersede
+                and published.get(key, 0) > change.n
+            ):
+                self._report.superseded.append(
+                    Finding("superseded", change.table, change.new, change.version, change.xid, f"{change}")
+                )
+                continue
+            self._miss(change, f"change {change.n} ({change.op}) was committed")
+        self._check_torn(candidates, found)
+
+    def _check_torn(self, missing: Sequence[Change], found: Mapping[tuple[int, int, str], object]) -> None:
+        excused = {f.version for f in self._report.superseded}
+        partly = {c.xid & 0xFFFFFFFF for c in missing if c.version not in excused}
+        for xid in sorted(partly & {xid for xid, _, _ in found}):
+            there = sum(1 for other, _, _ in found if other == xid)
+            self._report.findings.append(
+                Finding("torn", "", None, None, xid, f"only {there} records of it are there, others are missing")
+            )
+
+    def _check_order(
+        self, records: Sequence[Record], found: Mapping[tuple[int, int, str], tuple[Record, _Expected]]
+    ) -> None:
+        """Per key one partition, and the order of the log."""
+        numbers = {id(record): expected.change.n for record, expected in found.values()}
+        last: dict[tuple[str, int], tuple[Record, int]] = {}
+        homes: dict[tuple[str, int], int] = {}
+        for record in sorted(records, key=lambda r: (r.table, r.partition, r.offset)):
+            key = (record.table, record.key)
+            if homes.setdefault(key, record.partition) != record.partition:
+                self._wrong("order", record, f"{record}, but the key was in partition {homes[key]} before")
+            if not record.pos:
+                if key in last:
+                    self._wrong("order", record, f"{record} follows {last[key][0]}")
+                continue
+            n = numbers.get(id(record))
+            if n is None:
+                continue  # it is a finding already
+            if key in last and (last[key][1] >= n or last[key][0].pos >= record.pos):
+                self._wrong("order", record, f"{record} follows {last[key][0]}")
+            last[key] = (record, n)
+
+    def _check_whole(
+        self, records: Sequence[Record], found: Mapping[tuple[int, int, str], tuple[Record, _Expected]]
+    ) -> None:
+        """A transaction's records are in one Kafka transaction: nothing (no marker, no aborted record) lies between them in a
+        partition, and no P lies inside it."""
+        offsets: dict[tuple[str, int], set[int]] = defaultdict(set)
+        for record in records:
+            offsets[record.table, record.partition].add(record.offset)
+        spans: dict[tuple[int, str, int], list[int]] = defaultdict(list)
+        lsns: dict[int, tuple[int, int]] = {}
+        for (xid, ordinal, _), (record, _) in found.items():
+            spans[xid, record.table, record.partition].append(record.offset)
+            lsn = Position.parse(record.pos).lsn
+            lsns[lsn] = (xid, max(ordinal, lsns.get(lsn, (xid, 0))[1]))
+        for (xid, table, partition), held in spans.items():
+            first, last = min(held), max(held)
+            gaps = [o for o in range(first, last) if o not in offsets[table, partition]]
+            if gaps and not self._may_be_cut(xid):
+                text = f"its records at offsets {partition}/{first} to {last} are of several Kafka transactions ({gaps[0]} is between)"
+                self._report.findings.append(Finding("torn", table, None, None, xid, text))
+        for position in self._positions:
+            xid, ordinal = lsns.get(position.lsn, (0, 0))
+            if 0 < position.ordinal < ordinal and not self._may_be_cut(xid):
+                self._report.findings.append(Finding("torn", "", None, None, xid, f"P was {position}, inside it"))
+
+    def _may_be_cut(self, xid: int) -> bool:
+        return 0 < self._cut_from <= len(self._transactions[xid])
+
+    # ------------------------------------------------------------------ words
+    def _wrong(self, kind: str, record: Record, text: str) -> None:
+        self._report.findings.append(_finding(kind, record, text))
+
+    def _miss(self, change: Change, text: str) -> None:
+        key = change.new if change.new is not None else change.old
+        self._report.findings.append(Finding("lost", change.table, key, change.version or None, change.xid, text))
+
+    def _count(self, rows: int, stream: int) -> Statistics:
+        in_progress, skipped, after = set(), set(), set()
+        for change in self._log:
+            boundary = self._boundaries[change.table]
+            if change.xid in boundary.running:
+                in_progress.add(change.xid)
+            elif _sees(boundary, change.xid):
+                # an id from X0 on was given after the slot's start, so it committed after it
+                if change.xid >= self._oldest_xid > 0:
+                    skipped.add(change.xid)
+            else:
+                after.add(change.xid)
+        return Statistics(len(in_progress), len(skipped), len(after), rows, stream)
+
+
+def _finding(kind: str, record: Record, text: str) -> Finding:
+    return Finding(kind, record.table, record.key, record.version, record.xid, text)
+
+
+def uncommitted_rule(records: Iterable[Record]) -> list[Record]:
+    """What a consumer keeps that reads uncommitted and drops, per key, whatever has no higher position."""
+    highest: dict[tuple[str, int], str] = {}
+    kept = []
+    for record in records:
+        key = (record.table, record.key)
+        if record.pos and record.pos <= highest.get(key, ""):
+            continue
+        highest[key] = max(record.pos, highest.get(key, ""))
+        kept.append(record)
+    return kept
+
+
+def recovery_times(kills: Iterable[float], arrivals: Iterable[float]) -> list[float | None]:
+    """Per kill the seconds to the first record that became visible after it; None if none did."""
+    times = sorted(arrivals)
+    return [next((t - kill for t in times if t > kill), None) for kill in kills]

@@ -1,0 +1,283 @@
+"""The whole path with TLS, passwords and the least rights: nothing more is needed, what is missing is named, nothing leaks.
+
+Every test also searches the log, the output, all errors and all topics for the passwords.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from fix_pipeline import logged
+from fix_security import (
+    POSTGRES_PASSWORD,
+    REGISTRY_PASSWORD,
+    REGISTRY_USER,
+    Right,
+    Secured,
+    Servers,
+    documented_rights,
+    secrets_in,
+)
+from psycopg.conninfo import make_conninfo
+
+from airflow_bottledwater import processes
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, PreflightError, Refused
+from airflow_bottledwater.flow import preflight, setup, status
+from airflow_bottledwater.flow.policy import transient
+
+RIGHTS = documented_rights()
+NEEDED = [right for right in RIGHTS if right.only_for in ("", "create_topics")]
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The three servers."""
+    made = Servers(tmp_path_factory.mktemp("secured"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def silent(servers: Servers, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Nobody logs, prints or publishes a password."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    out, err = capfd.readouterr()
+    for seen in (logged(caplog), out, err, *everything(servers)):
+        assert not secrets_in(seen)
+
+
+def everything(servers: Servers) -> list[bytes]:
+    """Keys, values and headers of all records of all topics, committed or not."""
+    topics = {n: t for n, t in servers.admin.list_topics(timeout=10).topics.items() if not n.startswith("__")}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers.kafka.bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "enable.partition.eof": True,
+            "isolation.level": "read_uncommitted",
+        }
+    )
+    left = {(n, p) for n, t in topics.items() for p in t.partitions}
+    consumer.assign([TopicPartition(n, p, 0) for n, p in left])
+    found = []
+    while left:
+        for message in consumer.consume(5000, 0.1):
+            if message.error() is None:
+                found.append(repr((message.key(), message.value(), message.headers())).encode())
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                left.discard((message.topic(), message.partition()))
+    consumer.close()
+    return found
+
+
+def until(condition: Callable[[], Any], errors: list[BaseException] | None = None) -> None:
+    """Wait for it, while nothing fails."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert not errors, errors
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def refused(pipeline: Any) -> BottledWaterError:
+    """Why preflight does not let it begin; the error with all its causes is without a password."""
+    with pytest.raises(BottledWaterError) as raised:
+        preflight.run(pipeline)
+    assert not secrets_in("".join(traceback.format_exception(raised.value)))
+    return raised.value
+
+
+@pytest.mark.parametrize("made_by", ["the pipeline", "administrators"])
+def test_the_documented_rights_are_enough(servers: Servers, made_by: str) -> None:
+    own = made_by == "the pipeline"
+    flow = Secured(servers, NEEDED if own else [], tables="sales.a", create_topics=own, create_publication=own)
+    if own:
+        flow.let_publish()
+    else:
+        flow.publish()
+        flow.make_topics()
+        flow.grant(*flow.narrow_rights())
+    flow.create()
+    assert flow.snapshot().rows == 100
+    flow.execute("UPDATE sales.a SET t = 'y' WHERE id < 10", "DELETE FROM sales.a WHERE id = 10")
+    assert flow.stream()["published"] == 10
+    assert status.report(flow.pipeline)["complete"]
+    assert flow.differences() == []
+    assert "Dropped slot" in setup.drop(flow.pipeline, when="always")
+    # over TLS, with a password: not as the superuser of the test
+    if servers.tls:
+        with pytest.raises(Refused, match="no encryption"):
+            preflight.run(flow.pipeline.with_(postgres=make_conninfo(flow.pipeline.postgres, sslmode="disable")))
+
+
+@pytest.fixture(scope="module")
+def incomplete(servers: Servers) -> Secured:
+    """A pipeline that is never begun, since always one of its rights is missing."""
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False)
+    flow.publish()
+    return flow
+
+
+@pytest.mark.parametrize("right", NEEDED, ids=str)
+def test_each_right_is_needed_and_preflight_says_that_it_is_missing(incomplete: Secured, right: Right) -> None:
+    before = set(incomplete.servers.admin.list_topics(timeout=10).topics)
+    incomplete.revoke(right)
+    error = refused(incomplete.pipeline)
+    incomplete.grant(right)
+    assert isinstance(error, PreflightError)
+    named = {"Topic": "topic", "Transactional id": "transactional id"}[right.resource]
+    assert f"{named} '{right.prefix.replace('shop', incomplete.pipeline.topic_prefix)}" in str(error)
+    # with Write goes the right to see a topic
+    assert f"Kafka denies {right.operation}" in str(error) or right.operation == "Write"
+    assert "docs/operations.md" in str(error) or named != "topic"
+    assert set(incomplete.servers.admin.list_topics(timeout=10).topics) == before
+
+
+def test_a_right_that_is_taken_away_ends_the_stream_for_good_and_is_named(servers: Servers) -> None:
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False, skip_snapshot=True)
+    flow.publish()
+    flow.create()
+    write = next(right for right in NEEDED if right.prefix == "shop." and right.operation == "Write")
+    with flow.streaming() as errors:
+        flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
+        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, errors)
+        # only Write: the topic can still be seen
+        flow.grant(Right("Topic", "shop.", "Describe"))
+        flow.revoke(write)
+        begun = time.monotonic()
+        flow.execute("UPDATE sales.a SET t = 'z' WHERE id = 1")
+        until(lambda: errors)
+    # it is no outage that would be waited out
+    assert time.monotonic() - begun < flow.pipeline.outage_timeout / 2
+    assert isinstance(errors[0], Refused)
+    assert not transient(errors[0])
+    assert "Kafka denies Write" in str(errors[0])
+    assert f"{flow.pipeline.topic_prefix}.sales.a" in str(errors[0])
+    job = status.report(flow.pipeline)["job"]
+    assert (job["state"], job["error"], job["permanent"]) == ("failed", str(errors[0]), True)
+
+
+def test_who_is_not_trusted_or_does_not_trust_is_told_why_before_anything_is_changed(servers: Servers) -> None:
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False)
+    flow.publish()
+    good, stranger = flow.pipeline, str(servers.stranger.certificate)
+    kafka = [
+        ({"sasl.password": "other"}, "invalid credentials"),
+        ({"ssl.ca.location": stranger}, "certificate verify failed"),
+        ({"bootstrap.servers": servers.bootstrap.replace("127.0.0.1", "localhost")}, "certificate verify failed"),
+    ]
+    for change, why in kafka:
+        assert why in str(refused(good.with_(kafka={**good.kafka, **change})))
+    registry = {**good.registry, "basic.auth.user.info": f"{REGISTRY_USER}:other"}
+    error = refused(good.with_(registry=registry))
+    assert isinstance(error, CredentialsRefused)
+    assert "denies access" in str(error)
+    postgres = [({"password": "other"}, "password authentication failed")]
+    if servers.tls:
+        postgres += [
+            ({"sslrootcert": stranger}, "certificate verify failed"),
+            ({"host": "localhost"}, "does not match host name"),
+        ]
+    for parts, why in postgres:
+        error = refused(good.with_(postgres=make_conninfo(good.postgres, **parts)))
+        assert isinstance(error, CredentialsRefused)
+        assert why in str(error)
+    assert preflight.run(good).tables
+
+
+def test_a_stream_goes_on_when_the_password_in_its_file_was_rotated(servers: Servers, tmp_path: Path) -> None:
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False, skip_snapshot=True)
+    flow.publish()
+    passwords = tmp_path / "passwords"
+    passwords.touch(mode=0o600)
+    passwords.write_text(f"*:*:*:{flow.user}:{POSTGRES_PASSWORD}\n")
+    flow.change(postgres=flow.role(passfile=str(passwords)))
+    flow.create()
+    with flow.streaming() as errors:
+        flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
+        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, errors)
+        flow.execute(
+            f"ALTER ROLE {flow.user} PASSWORD '{POSTGRES_PASSWORD}2'",
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active",
+            "UPDATE sales.a SET t = 'z' WHERE id = 1",
+        )
+        time.sleep(1.0)
+        passwords.write_text(f"*:*:*:{flow.user}:{POSTGRES_PASSWORD}2\n")
+        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2, errors)
+    assert not errors
+
+
+def test_the_command_and_its_jobs_show_no_secret(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # topics with a limit of their own
+    flow = Secured(servers, [*NEEDED, *(r for r in RIGHTS if r.operation == "DescribeConfigs")], tables="sales.a")
+    flow.publish()
+    own, scratch = tmp_path / "own", tmp_path / "scratch"
+    for folder in (own, scratch):
+        folder.mkdir()
+    (own / "passwords").touch(mode=0o600)
+    (own / "passwords").write_text(f"*:*:*:{flow.user}:{POSTGRES_PASSWORD}\n")
+    kafka = "\n".join(f"{name} = {value}" for name, value in flow.pipeline.kafka.items())
+    (own / "shop.ini").write_text(
+        f"[bottledwater]\npostgres = {flow.role(passfile=str(own / 'passwords'))}\nslot = {flow.pipeline.slot}\n"
+        f"topic_prefix = {flow.pipeline.topic_prefix}\ntables = sales.a\ncreate_publication = false\n"
+        f"on_error = log\nreplication_factor = 1\n[kafka]\n{kafka}\n"
+        f"[schema-registry]\nurl = {servers.registry.url}\n"
+        f"basic.auth.user.info = {REGISTRY_USER}:{REGISTRY_PASSWORD}\n[topic]\nmax.message.bytes = 2000\n"
+    )
+    # a record that becomes a dead letter
+    flow.execute("INSERT INTO sales.a SELECT 1000, string_agg(md5(g::text), '') FROM generate_series(1, 200) g")
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    command = [str(Path(sys.executable).parent / "bottledwater"), "--config-file", str(own / "shop.ini")]
+    command += ["--master", "local[2]", "--bounded"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    start = processes.started(process.pid)
+    shown: set[bytes] = set()
+    modes: set[int] = set()
+    try:
+        while process.poll() is None:
+            for pid in processes.family(process.pid):
+                with contextlib.suppress(OSError):
+                    shown.add(Path(f"/proc/{pid}/cmdline").read_bytes())
+            with contextlib.suppress(OSError):
+                modes |= {
+                    p.stat().st_mode & 0o777 for file in scratch.glob("*/pipeline-*") for p in (file, file.parent)
+                }
+            time.sleep(0.2)
+        output = process.communicate(timeout=30)[0]
+    finally:
+        if start is not None:
+            processes.kill_family(process.pid, start)
+    assert process.returncode == 0, output.decode()
+    # the look was at the right things
+    assert any(b"spark-submit" in each or b"SparkSubmit" in each for each in shown)
+    assert any(b"pyspark" in each for each in shown)
+    # folder and file are this user's only
+    assert modes == {0o700, 0o600}
+    for seen in (*shown, output):
+        assert not secrets_in(seen)
+    left = [file for file in scratch.rglob("*") if file.is_file()]
+    assert [file for file in left if file.name.startswith("pipeline-") or secrets_in(file.read_bytes())] == []
+    report = status.report(flow.pipeline)
+    assert report["complete"]
+    assert not secrets_in(str(report))
+    letters = [record for record in everything(servers) if b"sales.a" in record and b'"truncated"' in record]
+    assert len(letters) == 1

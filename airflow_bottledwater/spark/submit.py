@@ -16,6 +16,9 @@ LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
+    # out of memory the JVM would wait for ever with a position that stands still: it ends, and the job is started again; and
+    # a JVM that no data passes through starts sooner without its best compiler
+    "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.log.level": "ERROR",
 }
 

@@ -122,6 +122,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted(
         job.resume()
         # the broker has committed, and the job does not know
         until(lambda: len(positions(flow)) > before, "the commit")
+        time.sleep(3)  # longer than one call waits for it
         proxied.proxy.cut()
         proxied.proxy.mode = "pass"
         with LiveReader(flow, TABLES) as reader:

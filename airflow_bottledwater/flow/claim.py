@@ -45,6 +45,11 @@ def read_state(pipeline: Pipeline, topic: str, *, timeout: float | None = None) 
     return f.State(state.read_facts(pipeline.kafka, topic, timeout=timeout or pipeline.transaction_timeout + 30))
 
 
+def still_ours(pipeline: Pipeline, topic: str, job: f.Job) -> None:
+    """Read the state and :func:`check` it."""
+    check(read_state(pipeline, topic), job)
+
+
 def check(found: f.State, job: f.Job) -> None:
     """Whether the job's claim still stands.
 
@@ -73,15 +78,32 @@ class Claim:
         ensure_state_topics(pipeline, self.topic)
         self._publisher = self._make(f.facts_id(self.prefix))
         self._publisher.open()
-        # uncommitted: who died with its position written but not committed would hide the ids until its time-out; they only
-        # ever become more, and only what is read behind the initialisations decides
-        before = f.State(state.read_facts(pipeline.kafka, self.topic, committed=False))
-        self.job = f.Job.next(before.claim, kind)
-        ids = sorted({*before.ids, f.facts_id(self.prefix)})
-        self._send({f.CLAIM: self.job.to_json(), f.IDS: {"ids": ids}})
+        before = self._claim(kind)
         self._initialise([i for i in before.ids if i != f.facts_id(self.prefix)])
         self.state = read_state(pipeline, self.topic)
         check(self.state, self.job)
+
+    def _claim(self, kind: str) -> f.State:
+        """Write the claim; returns the state before it."""
+        while True:
+            # uncommitted: who died with its position written but not committed would hide the ids until its time-out; they
+            # only ever become more, and only what is read behind the initialisations decides
+            before = f.State(state.read_facts(self.pipeline.kafka, self.topic, committed=False))
+            self.job = f.Job.next(before.claim, kind)
+            try:
+                self._send(
+                    {f.CLAIM: self.job.to_json(), f.IDS: {"ids": sorted({*before.ids, f.facts_id(self.prefix)})}}
+                )
+                return before
+            except NewProducerNeeded as error:
+                # fenced by another claim, or an outcome that only the state can tell
+                log.warning("Writing the claim: %s", error)
+                self._publisher.open()
+                found = read_state(self.pipeline, self.topic)
+                if found.claim is not None and found.claim["epoch"] >= self.job.epoch:
+                    check(found, self.job)
+                    return before
+                self._patience.wait(str(error))
 
     def _make(self, transactional_id: str) -> Publisher:
         return Publisher(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from airflow_bottledwater.errors import BottledWaterError, Refused, StateError, StopRequested
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow import setup
-from airflow_bottledwater.flow.claim import Claim
+from airflow_bottledwater.flow.claim import Claim, still_ours
 from airflow_bottledwater.flow.control import Controller
 from airflow_bottledwater.flow.delivery import StreamPublisher
 from airflow_bottledwater.flow.policy import Patience, transient
@@ -145,7 +146,13 @@ def follow(
         source: ChangeSource | None = None
         try:
             position = publisher.reached() or start.position
-            source = ChangeSource(pipeline, start.state, position, patience)
+            source = ChangeSource(
+                pipeline,
+                start.state,
+                position,
+                patience,
+                functools.partial(still_ours, pipeline, start.state_topic, start.job),
+            )
             target = source.flush_target() if bounded else None
             while not stopped.is_set() and (target is None or position.lsn < target):
                 batch = source.next(0.2, hurry=bounded)

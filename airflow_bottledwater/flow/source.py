@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError, SlotInUse
@@ -129,12 +130,21 @@ class ChangeSource:
     """Batches from the slot, from P on, across reconnections.
 
     :param position: P; A where nothing was streamed yet.
+    :param still_ours: raises TakenOver where another job has claimed the slot; asked before a slot is found unfit.
     """
 
-    def __init__(self, pipeline: Pipeline, state: f.State, position: Position, patience: Patience) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: f.State,
+        position: Position,
+        patience: Patience,
+        still_ours: Callable[[], None] = lambda: None,
+    ) -> None:
         record = state.slot
         assert record is not None
         self._pipeline, self._record, self._patience = pipeline, record, patience
+        self._still_ours = still_ours
         self._tables = state.tables
         self._cutter = Cutter(
             position,
@@ -224,7 +234,12 @@ class ChangeSource:
         with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:
             cluster = identify(connection)
             found = slot.state(connection, self._record.name)
-            check_slot(found, self._record, cluster, self._cutter.position)
+            try:
+                check_slot(found, self._record, cluster, self._cutter.position)
+            except SlotError:
+                # a successor may have moved or dropped it; that is no damage, and nothing to advise against
+                self._still_ours()
+                raise
             if found is not None and found.active_pid is not None:
                 raise SlotInUse(f"Slot {found.name!r} is in use by process {found.active_pid}.", "Stop the other job.")
         self._cutter.restart()

@@ -63,11 +63,49 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
     return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {"log_level": "2"}
 
 
+#: the client's own and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: "retriable" in
+#: https://kafka.apache.org/protocol#protocol_error_codes, but for a topic that is missing, which is ours to say.
+#: ``KafkaError.retriable()`` is false for nearly all of them: librdkafka sets it in the transactional API only.
+_AWAY = {
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LISTENER_NOT_FOUND,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.STALE_BROKER_EPOCH,
+    KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+    KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+
+
+def away(error: KafkaError) -> bool:
+    """Whether an error is an outage: it passes by waiting."""
+    return error.retriable() or error.code() in _AWAY
+
+
 def passes(error: KafkaError) -> bool:
     """Whether a consumer's error leaves the consumer at work."""
-    return error.retriable() or error.code() in (
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
+    return away(error) or error.code() in (
         # it had worked, and librdkafka tries again
         KafkaError._AUTHENTICATION,
         KafkaError._SSL,
@@ -91,19 +129,7 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     servers = config.get("bootstrap.servers", "?")
     name = detail.name() if hasattr(detail, "name") else ""
     text = detail.str() if hasattr(detail, "str") else str(error)
-    retriable = hasattr(detail, "retriable") and detail.retriable()
-    if retriable or name in (
-        "_TRANSPORT",
-        "_TIMED_OUT",
-        "_ALL_BROKERS_DOWN",
-        "_RESOLVE",
-        "REQUEST_TIMED_OUT",
-        "_TIMED_OUT_QUEUE",
-        "LEADER_NOT_AVAILABLE",
-        "NOT_CONTROLLER",
-        "COORDINATOR_NOT_AVAILABLE",
-        "BROKER_NOT_AVAILABLE",
-    ):
+    if isinstance(detail, KafkaError) and away(detail):
         return Outage(
             f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker."
         )

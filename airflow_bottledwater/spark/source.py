@@ -9,6 +9,7 @@ Spark's checkpoint is thrown away: the truth is the state topic.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch
-from airflow_bottledwater.flow.claim import check, read_state
+from airflow_bottledwater.flow.claim import check, read_state, still_ours
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.runner import Start
 from airflow_bottledwater.model.lsn import Position
@@ -164,10 +165,13 @@ class Reader(DataSourceStreamReader):
             from airflow_bottledwater.flow.source import ChangeSource
 
             pipeline, patience = _settings(self._assignment)
-            state = read_state(pipeline, self._assignment.state_topic)
-            check(state, f.Job(**self._assignment.job))
+            topic, job = self._assignment.state_topic, f.Job(**self._assignment.job)
+            state = read_state(pipeline, topic)
+            check(state, job)
             position = Position(self._assignment.lsn, self._assignment.ordinal)
-            self._source = ChangeSource(pipeline, state, position, patience)
+            self._source = ChangeSource(
+                pipeline, state, position, patience, functools.partial(still_ours, pipeline, topic, job)
+            )
         return self._source
 
 

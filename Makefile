@@ -59,7 +59,7 @@ test-faults: setup ## death, zombies and outages at every point FAULTS=10 times,
 	  $(PYTEST) tests/faults tests/integration/test_handover_random.py -q $(if $(CLASS),-k $(CLASS))
 
 test: lint ## all tests but the long ones
-	@$(PYTEST) tests/unit tests/integration tests/system -q -m "not long"
+	@$(PYTEST) tests -q -m "not long" -n 2 --dist loadfile --durations 15
 
 test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
 	@$(PYTEST) tests/integration/test_security.py -q

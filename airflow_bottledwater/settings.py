@@ -62,7 +62,7 @@ class Pipeline:
     snapshot_headers: bool = False
 
     # pace
-    engine: str = "micro-batch"
+    engine: str = "continuous"
     lanes: int = 2
     range_bytes: int = 16 << 20
     batch_bytes: int = 8 << 20
@@ -165,7 +165,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_format": _one_of("avro", "json"),
     "on_error": _one_of("exit", "log"),
     "on_truncate": _one_of("event", "stop"),
-    "engine": _one_of("micro-batch", "continuous"),
+    "engine": _one_of("continuous", "micro-batch"),
     "skip_position": (
         _text(lambda v: not v or bool(POSITION.fullmatch(v))),
         "a position as a record error names it, such as 00000000016B3748/0000000C",

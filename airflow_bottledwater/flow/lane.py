@@ -6,7 +6,6 @@ import logging
 import struct
 import time
 import uuid
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +33,7 @@ from airflow_bottledwater.settings import Pipeline
 log = logging.getLogger(__name__)
 
 _OUT_BYTES = 4 << 20
+_FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _ROWS = 1 << 15
 
 
@@ -171,7 +171,7 @@ class _Lane:
         snapshot.begin_task(self._connection, table, self._task.held)
 
         def parts(publisher: Publisher) -> None:
-            checksum = 0
+            checksum = _FNV_OFFSET
             query = snapshot.copy_query(table, select_list(table), first, last)
             for block in copy.rows(self._connection, query):
                 if time.monotonic() > deadline:
@@ -179,7 +179,7 @@ class _Lane:
                 checksum = self._encode(publisher, programs, pinned, block, counts, checksum)
             progress.update(
                 rows=counts["rows"] + int((before or {}).get("rows", 0)),  # type: ignore[call-overload]
-                checksum=checksum,
+                checksum=f"{int(checksum):016x}",
                 upto=last,
                 done=last == part.last,
                 lane=self._task.lane,
@@ -209,8 +209,8 @@ class _Lane:
         pinned: f.PinnedTable,
         block: Block,
         counts: dict[str, int],
-        checksum: int,
-    ) -> int:
+        checksum: np.uint64,
+    ) -> np.uint64:
         start, scratch, now = 0, programs.scratch(), int(time.time() * 1000)
         while start < block.count:
             before = start
@@ -230,7 +230,8 @@ class _Lane:
             if verdicts:
                 records = self._set_aside(publisher, pinned, block, records, verdicts, counts)
             publisher.produce(records)
-            checksum = zlib.crc32(self._out.data[:used], checksum)
+            self._out[used : used + 8] = 0
+            checksum = np.uint64(kernels.checksum(self._out[: (used + 7) & ~7].view(np.uint64), checksum))
             counts["rows"] += len(records)
             counts["bytes"] += used
             if start == before and not failed:

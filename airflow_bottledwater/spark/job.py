@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
-from airflow_bottledwater.flow.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark.carry import unpack
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED, EXIT_TRANSIENT = 0, 1, 75  # 75: EX_TEMPFAIL of sysexits.h
+
+
+#: how the JVM tells that a Python process of a job (worker, executor, a micro-batch's source) is gone
+_DEATHS = (
+    "Python worker exited unexpectedly",
+    "ExecutorLostFailure",
+    "Broken pipe",
+    "Connection reset",
+    "EOFException",
+    "java.net.SocketException",
+    "(no cause message)",  # of a query: an error of Python has one
+)
 
 
 def load(name: str) -> Pipeline:
@@ -43,8 +55,9 @@ def load(name: str) -> Pipeline:
     return Pipeline.read(path)
 
 
-def session(name: str, extra: dict[str, str] | None = None) -> SparkSession:
-    """The Spark session of a job.
+@contextlib.contextmanager
+def session(name: str, extra: dict[str, str] | None = None) -> Iterator[SparkSession]:
+    """The Spark session of a job, stopped behind it.
 
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first for ever.
     """
@@ -54,11 +67,13 @@ def session(name: str, extra: dict[str, str] | None = None) -> SparkSession:
     for key, value in (extra or {}).items():
         builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    if spark.conf.get("spark.speculation", "false") == "true":
+    try:
+        spark.sparkContext.setLogLevel("ERROR")
+        if spark.conf.get("spark.speculation", "false") == "true":
+            raise Refused("spark.speculation is on.", "Turn it off: two attempts of one task would fence each other.")
+        yield spark
+    finally:
         spark.stop()
-        raise Refused("spark.speculation is on.", "Turn it off: two attempts of one task would fence each other.")
-    return spark
 
 
 def translate(error: BaseException) -> BaseException:
@@ -68,9 +83,12 @@ def translate(error: BaseException) -> BaseException:
     # py4j's name: this module does without Spark
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return Outage(f"Spark's driver does not answer: {type(error).__name__}.", "See the job's log.")
-    if "Python worker exited unexpectedly" in str(error) or "ExecutorLostFailure" in str(error):
-        return Outage("A Python worker of the job died (killed, or out of memory).", "See the job's log.")
-    return unpack(str(error)) or error
+    text = str(error)
+    if (found := unpack(text)) is not None:
+        return found
+    if any(sign in text for sign in _DEATHS):
+        return Outage("A Python process of the job died (killed, or out of memory).", "See the job's log.")
+    return error
 
 
 def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
@@ -105,6 +123,8 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
         _leave("outcome.json", {"ok": True, "stopped": True})
         return EXIT_OK
     except BaseException as raised:
+        from airflow_bottledwater.flow.policy import transient
+
         failure = translate(raised)
         if isinstance(failure, BottledWaterError):
             log.error("%s: %s", type(failure).__name__, failure)

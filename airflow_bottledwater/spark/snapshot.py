@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,8 @@ from airflow_bottledwater.flow.lane import LaneTask
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.carry import pack
+
+log = logging.getLogger(__name__)
 
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int]:
@@ -25,21 +28,37 @@ def _run_lane(path: str, task: LaneTask) -> dict[str, int]:
         raise pack(error) from error
 
 
+def _warm(_: Iterable[int]) -> None:
+    """In an executor's worker, before there is work: imports and compiled code take it a second or two."""
+    from airflow_bottledwater.flow import lane  # noqa: F401
+    from airflow_bottledwater.flow.warm import warm_up
+
+    warm_up()
+
+
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
-    spark = job.session(f"bottledwater snapshot {pipeline.slot}")
-    context = spark.sparkContext
+    with job.session(f"bottledwater snapshot {pipeline.slot}") as spark:
+        context = spark.sparkContext
 
-    def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        try:
-            rdd = context.parallelize(list(tasks), len(tasks))
-            return list(rdd.map(lambda task: _run_lane(path, task)).collect())
-        except Exception as error:
-            raise job.translate(error) from error
+        def warm() -> None:
+            try:
+                context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
+            except Exception as error:
+                log.warning("Warming the workers: %s", error)
 
-    try:
+        # while the driver claims the slot, opens the snapshot and plans
+        warming = threading.Thread(target=warm, name="warm", daemon=True)
+        warming.start()
+
+        def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+            warming.join()
+            try:
+                rdd = context.parallelize(list(tasks), len(tasks))
+                return list(rdd.map(lambda task: _run_lane(path, task)).collect())
+            except Exception as error:
+                raise job.translate(error) from error
+
         return asdict(snapshot.run(pipeline, run_lanes, stopped=stopped))
-    finally:
-        spark.stop()
 
 
 def main() -> None:

@@ -20,19 +20,17 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow.batch import Batch
-from airflow_bottledwater.flow.claim import check, read_state, still_ours
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.runner import Start
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark.carry import pack
-from airflow_bottledwater.spark.job import load
 
+# Spark imports this module in five processes, two of which work: these import the rest when they begin
 if TYPE_CHECKING:
+    from airflow_bottledwater.flow.batch import Batch
     from airflow_bottledwater.flow.delivery import StreamPublisher
+    from airflow_bottledwater.flow.policy import Patience
+    from airflow_bottledwater.flow.runner import Start
     from airflow_bottledwater.flow.source import ChangeSource
+    from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +160,8 @@ class Reader(DataSourceStreamReader):
 
     def _open(self) -> ChangeSource:
         if self._source is None:
+            from airflow_bottledwater.flow import facts as f
+            from airflow_bottledwater.flow.claim import check, read_state, still_ours
             from airflow_bottledwater.flow.source import ChangeSource
 
             pipeline, patience = _settings(self._assignment)
@@ -176,6 +176,9 @@ class Reader(DataSourceStreamReader):
 
 
 def _settings(assignment: Assignment) -> tuple[Pipeline, Patience]:
+    from airflow_bottledwater.flow.policy import Patience
+    from airflow_bottledwater.spark.job import load
+
     pipeline = load(assignment.pipeline)
     return pipeline, Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None)
 
@@ -186,6 +189,7 @@ _publisher: tuple[str, StreamPublisher] | None = None
 
 def _publish(assignment: Assignment, batch: Batch) -> Position:
     global _publisher
+    from airflow_bottledwater.flow import facts as f
     from airflow_bottledwater.flow.delivery import StreamPublisher
 
     job = f.Job(**assignment.job)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,25 +48,24 @@ _TUNING = {
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
-    if pipeline.engine == "continuous":
-        spark = job.session(f"bottledwater stream {pipeline.slot}")
-        try:
-            start = runner.begin(pipeline)
-            return continuous.stream(spark, pipeline, path, start, bounded, stopped)
-        finally:
-            spark.stop()
-    # a fresh checkpoint at every start: the truth is the slot and the state topic
-    memory = Path("/dev/shm")
-    checkpoint = tempfile.mkdtemp(prefix="bottledwater-", dir=memory if memory.is_dir() else None)
-    spark = job.session(f"bottledwater stream {pipeline.slot}", _TUNING)
-    try:
-        start = runner.begin(pipeline)
-        with runner.reported(pipeline, start, stopped) as controller:
-            return _stream(spark, pipeline, path, start, bounded, controller, checkpoint)
-        return {}
-    finally:
-        spark.stop()
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    name = f"bottledwater stream {pipeline.slot}"
+    # while Spark starts, which takes longer
+    with ThreadPoolExecutor(1, "claim") as pool:
+        claimed = pool.submit(runner.begin, pipeline)
+        if pipeline.engine == "continuous":
+            with job.session(name) as spark:
+                return continuous.stream(spark, pipeline, path, claimed.result(), bounded, stopped)
+        # a fresh checkpoint at every start: the truth is the slot and the state topic
+        memory = Path("/dev/shm")
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="bottledwater-", dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True
+            ) as checkpoint,
+            job.session(name, _TUNING) as spark,
+            runner.reported(pipeline, claimed.result(), stopped) as controller,
+        ):
+            return _stream(spark, pipeline, path, claimed.result(), bounded, controller, checkpoint)
+    return {}
 
 
 def _stream(

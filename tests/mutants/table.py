@@ -7,6 +7,7 @@ from dataclasses import dataclass
 _PIPELINE, _RECOVERY, _HANDOVER, _RANDOM = (
     f"tests/integration/test_{name}.py" for name in ("pipeline", "recovery", "handover", "handover_random")
 )
+_DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +172,138 @@ MUTANTS = (
         "not (self._worked and isinstance(error, CredentialsRefused))",
         "True",
         f"{_RECOVERY}::test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_next_reconnect",
+    ),
+    Mutant(
+        "the holder locks before it takes the snapshot",
+        "postgres/snapshot.py",
+        '        _lock(self._connection, tables)\n        row = execute("SELECT pg_current_snapshot()::text").fetchone()\n        assert row is not None\n        snapshot = Snapshot.parse(row[0])\n',
+        '        row = execute("SELECT pg_current_snapshot()::text").fetchone()\n        assert row is not None\n        snapshot = Snapshot.parse(row[0])\n        _lock(self._connection, tables)\n',
+        f"{_HANDOVER}::test_a_rewrite_that_commits_while_the_holder_opens_does_not_empty_the_snapshot",
+    ),
+    Mutant(
+        "L is read, and behind what B sees",
+        "postgres/snapshot.py",
+        'pg_current_wal_insert_lsn()::text").fetchone()',
+        'pg_current_wal_flush_lsn()::text").fetchone()',
+        f"{_HANDOVER}::test_an_asynchronous_commit_that_the_snapshot_sees_is_before_the_boundary",
+    ),
+    Mutant(
+        "what B sees is on disk before it is published",
+        "flow/snapshot.py",
+        "holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)",
+        "pass",
+        f"{_HANDOVER}::test_nothing_is_published_that_a_crash_of_the_server_can_undo",
+    ),
+    Mutant(
+        "a commit whose record precedes the slot is visible in B",
+        "postgres/snapshot.py",
+        "slot.wait_visible(self._connection, oldest_xid, timeout=timeout)\n        deadline = time.monotonic() + timeout\n",
+        "oldest_xid = 0\n        deadline = time.monotonic() + timeout\n",
+        f"{_HANDOVER}::test_a_commit_before_the_slot_that_nobody_sees_yet_is_waited_for",
+    ),
+    Mutant(
+        "a lane locks before it imports the snapshot",
+        "postgres/snapshot.py",
+        '        _lock(connection, [table])\n        connection.execute(f"SET TRANSACTION',
+        '        connection.execute(f"SET TRANSACTION',
+        f"{_HANDOVER}::test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_table",
+    ),
+    Mutant(
+        "the last range is open-ended",
+        "postgres/snapshot.py",
+        "LAST_BLOCK if i == len(starts) - 1 else",
+        "max(1, table.pages) if i == len(starts) - 1 else",
+        f"{_HANDOVER}::test_rows_that_move_behind_the_planned_end_are_in_the_last_range",
+    ),
+    Mutant(
+        "a slot during whose creation a table was truncated is made again",
+        "flow/setup.py",
+        "        if catalog.fingerprint(connection, oids) == before:\n            return point",
+        "        if True:\n            return point",
+        f"{_HANDOVER}::test_a_table_that_is_truncated_while_the_slot_is_built_is_streamed",
+    ),
+    Mutant(
+        "transaction ids are compared across the 32-bit wrap",
+        "flow/transactions.py",
+        "wide = xmax + difference - 0x100000000 if difference >= 0x80000000 else xmax + difference",
+        "wide = (xmax & ~0xFFFFFFFF) | xid",
+        f"{_HANDOVER}::test_transactions_on_both_sides_of_the_wrap_are_told_apart",
+    ),
+    Mutant(
+        "a topic that held rows is not filtered",
+        "flow/snapshot.py",
+        "Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))",
+        "Boundary(held.snapshot, held.insert_lsn, oldest, True)",
+        f"{_HANDOVER}::test_a_topic_that_held_rows_before_gets_every_change_since_the_slot",
+    ),
+    Mutant(
+        "a new producer looks whose the slot is",
+        "flow/delivery.py",
+        "        check(found, self.job)\n        self._open = True",
+        "        self._open = True",
+        f"{_ZOMBIES}::test_a_stream_that_was_replaced_wakes_and_ends[before-acknowledge]",
+    ),
+    Mutant(
+        "a slot that a successor moved is no damage",
+        "flow/source.py",
+        "                self._still_ours()\n",
+        "",
+        f"{_ZOMBIES}::test_a_stream_that_was_replaced_wakes_and_ends[before-acknowledge]",
+    ),
+    Mutant(
+        "a claim that was fenced looks by whom",
+        "flow/claim.py",
+        "                    check(found, self.job)\n                    return before",
+        "                    raise NewProducerNeeded(str(error)) from error",
+        f"{_ZOMBIES}::test_a_stream_that_was_replaced_wakes_and_ends[in-claim]",
+    ),
+    Mutant(
+        "a batch that is published is not published again",
+        "flow/delivery.py",
+        "if self._position is not None and self._position >= batch.end and batch.end > batch.start:",
+        "if False:",
+        f"{_ZOMBIES}::test_a_batch_whose_first_attempt_was_committed_is_not_published_again",
+    ),
+    Mutant(
+        "a range that is done is not published again",
+        "flow/lane.py",
+        "done = self._state.done(part.oid, part.number)",
+        "done = None",
+        f"{_ZOMBIES}::test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again",
+    ),
+    Mutant(
+        "to be fenced is not to be taken over",
+        "flow/delivery.py",
+        'log.warning("%s: a new producer reads the state and goes on.", error)\n                self._channel.close()',
+        "raise StaleBatch(str(error)) from error\n                self._channel.close()",
+        f"{_ZOMBIES}::test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on",
+    ),
+    Mutant(
+        "a commit whose answer is lost is asked for again",
+        "kafka/publisher.py",
+        "            if retriable and not fatal:",
+        "            if False:",
+        f"{_OUTAGES}::test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted",
+    ),
+    Mutant(
+        "PostgreSQL is told after Kafka",
+        "flow/runner.py",
+        "                position = publisher.publish(batch)\n                source.acknowledge(position)",
+        "                source.acknowledge(batch.end)\n                position = publisher.publish(batch)",
+        f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
+    ),
+    Mutant(
+        "records and position are one transaction",
+        "flow/delivery.py",
+        "                parts(self._publisher)\n                for key, value in progress.items():",
+        "                parts(self._publisher)\n            with self._publisher.transaction():\n                for key, value in progress.items():",
+        f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
+    ),
+    Mutant(
+        "a cut transaction goes on where it was cut",
+        "flow/delivery.py",
+        '            "ordinal": batch.end.ordinal,',
+        '            "ordinal": 0,',
+        f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
     ),
 )

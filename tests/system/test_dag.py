@@ -321,10 +321,9 @@ class Writers(threading.Thread):
 class Stream:
     """One continuous run, and what is known of it."""
 
-    slot = "life"
-
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, system: System, engine: str) -> None:
+        self.system, self.engine = system, engine
+        self.slot = self._prefix = f"life_{engine.replace('-', '_')}"
         system.execute(
             "CREATE TABLE public.orders (id bigint PRIMARY KEY, name text)",
             "CREATE TABLE public.ticks (id int PRIMARY KEY, n int)",
@@ -335,11 +334,17 @@ class Stream:
         self.writers = Writers(system)
         self.writers.start()
         self.begin("retired")
-        self.topics = Topics(system.data, "orders", "ticks")
+        self.topics = Topics(system.data, *(f"{self._prefix}.{name}" for name in ("orders", "ticks")))
 
     def begin(self, drop_slot: str) -> None:
         """Start a run and wait until it streams."""
-        conf = {"tables": ["orders", "ticks"], "slot": self.slot, "drop_slot": drop_slot}
+        conf = {
+            "tables": ["orders", "ticks"],
+            "slot": self.slot,
+            "topic_prefix": self._prefix,
+            "drop_slot": drop_slot,
+            "settings": {"engine": self.engine},
+        }
         self.run_id = self.system.client.trigger(DAG, conf)
         self.deferred()
 
@@ -390,15 +395,15 @@ class Stream:
         written = self.writers.written
 
         def arrived() -> bool:
-            ids = {key["id"] for key, _ in self.topics.read()["orders"]}
+            ids = {key["id"] for key, _ in self.topics.read()[f"{self._prefix}.orders"]}
             return len(ids) >= written and ids >= set(range(1, written + 1))
 
         until(f"all of {written} ids", arrived, 90)
-        counts = Counter(key["id"] for key, _ in self.topics.records["orders"])
+        counts = Counter(key["id"] for key, _ in self.topics.records[f"{self._prefix}.orders"])
         assert [i for i, n in counts.items() if n > 1] == []
         assert sorted(counts) == list(range(1, max(counts) + 1))
         versions: dict[int, list[int]] = {}
-        for key, value in self.topics.records["ticks"]:
+        for key, value in self.topics.records[f"{self._prefix}.ticks"]:
             versions.setdefault(key["id"], []).append(value["n"])
         for seen in versions.values():
             assert seen == list(range(seen[0], seen[-1] + 1))
@@ -413,13 +418,14 @@ class Stream:
         return rows[0] if rows else (0, 0)
 
 
-@pytest.fixture(scope="module")
-def stream(system: System) -> Iterator[Stream]:
-    """A stream that runs while its tables are written to."""
-    started = Stream(system)
+@pytest.fixture(scope="module", params=["continuous", "micro-batch"])
+def stream(system: System, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    """A stream that runs while its tables are written to; one after the other with each engine."""
+    started = Stream(system, request.param)
     yield started
     started.writers.end()
     started.topics.close()
+    system.execute("DROP TABLE public.orders, public.ticks")
 
 
 @pytest.mark.long
@@ -542,7 +548,7 @@ def test_a_run_marked_failed_keeps_the_slot_and_says_what_it_costs(system: Syste
     assert task["state"] == "success"
     assert system.slot(stream.slot) == (True, False)
     log = system.client.task_log(DAG, stream.run_id, "drop_slot", task["try_number"])
-    assert "Kept: slot 'life' at " in log and "MiB of WAL" in log
+    assert f"Kept: slot '{stream.slot}' at " in log and "MiB of WAL" in log
 
 
 @pytest.mark.long

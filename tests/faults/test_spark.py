@@ -1,0 +1,240 @@
+"""What Spark itself could spoil: each kind of process of a real job dies, or stands still while another takes over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fix_faults import until
+from fix_topics import Flow, read
+from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
+
+from airflow_bottledwater.flow import status
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
+
+pytestmark = pytest.mark.long
+
+MakeFlow = Callable[..., Flow]
+
+TABLES = ("a", "b")
+ROWS = 3000
+HABITS = (Habit(open_for=(0.05, 0.3)), SHORT, PREPARING)
+ENGINES = ["continuous", "micro-batch"]
+#: who of a job; the source process exists for micro-batches only
+STREAM = [(engine, victim) for engine in ENGINES for victim in ("driver", "jvm", "worker")] + [
+    ("micro-batch", "source")
+]
+
+
+class SparkJob:
+    """A job as the command and Airflow submit it.
+
+    :param kind: stream or snapshot.
+    """
+
+    def __init__(self, folder: Path, flow: Flow, kind: str) -> None:
+        self.run = folder
+        folder.mkdir()
+        settings = flow.pipeline.write(folder)
+        supervise.start(folder, submit.command(kind, settings, master="local[2]"), submit.environment())
+
+    def __enter__(self) -> SparkJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        supervise.stop(self.run, timeout=5)
+
+    def _processes(self) -> list[psutil.Process]:
+        supervisor = int(json.loads((self.run / "supervisor.json").read_text())["pid"])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(supervisor).children(recursive=True)
+        return []
+
+    def processes(self, victim: str) -> list[psutil.Process]:
+        """Those of one kind: driver (Python), jvm, worker (forked from Spark's daemon), source (of micro-batches)."""
+        driver = json.loads((self.run / "driver.json").read_text())["pid"]
+        found: dict[str, list[psutil.Process]] = {"driver": [], "jvm": [], "worker": [], "source": []}
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                arguments = " ".join(process.cmdline())
+                parent = process.parent()
+                if process.pid == driver:
+                    found["driver"].append(process)
+                elif process.name() == "java":
+                    found["jvm"].append(process)
+                elif "pyspark.daemon" in arguments and parent is not None and parent.name() != "java":
+                    found["worker"].append(process)
+                elif "streaming_source_runner" in arguments:
+                    found["source"].append(process)
+        return found[victim]
+
+    @property
+    def log(self) -> str:
+        """Its output."""
+        return (self.run / supervise.LOG).read_text()
+
+    def ended(self, seconds: float = 90.0) -> int:
+        """Wait until nothing of it lives; its exit code."""
+        until(lambda: not supervise.running(self.run), "the job's end", seconds)
+        code = supervise.exit_code(self.run)
+        assert code is not None, self.log
+        return code
+
+    def stop(self) -> None:
+        """As the command does."""
+        assert supervise.stop(self.run)
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> Iterator[Callable[[Flow, str], SparkJob]]:
+    """Submits jobs; all of them end with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda flow, kind: stack.enter_context(SparkJob(tmp_path / f"{kind}-{time.time_ns()}", flow, kind))
+
+
+Submitted = Callable[[Flow, str], SparkJob]
+
+
+def _writers(flow: Flow) -> Writers:
+    return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1))
+
+
+def _more(reader: LiveReader, job: SparkJob, count: int = 50, seconds: float = 120.0) -> None:
+    before = len(reader.arrivals)
+    until(lambda: len(reader.arrivals) > before + count or not supervise.running(job.run), "records", seconds)
+    assert supervise.running(job.run), job.log
+
+
+@pytest.mark.parametrize(("engine", "victim"), STREAM)
+def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str) -> None:
+    flow = make_flow(tables=TABLES, engine=engine)
+    make_tables(flow, TABLES, ROWS)
+    flow.create()
+    with _writers(flow):
+        flow.snapshot()
+        with LiveReader(flow, TABLES) as reader:
+            job = submitted(flow, "stream")
+            until((job.run / "driver.json").exists, "the driver")
+            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+            _more(reader, job)
+            time.sleep(random.uniform(0.0, 0.5))
+            killed = job.processes(victim)
+            assert killed, [p.cmdline() for p in job._processes()]
+            for process in killed:
+                process.kill()
+            # Spark may start the task again by itself; if the job ends, it says that submitting it again helps
+            if until(lambda: not supervise.running(job.run) or _grown(reader), "an end, or more records", 120):
+                code = supervise.exit_code(job.run)
+                assert code is None or code not in (0, EXIT_FAILED), job.log
+            if not supervise.running(job.run):
+                job = submitted(flow, "stream")
+            _more(reader, job)
+            job.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+def _grown(reader: LiveReader) -> bool:
+    before = len(reader.arrivals)
+    time.sleep(3.0)  # what was committed before the kill has arrived
+    return len(reader.arrivals) > before
+
+
+@pytest.mark.parametrize(("engine", "victim"), [pair for pair in STREAM if pair[1] != "jvm"])
+def test_a_stream_that_stood_still_and_was_replaced_ends(
+    make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str
+) -> None:
+    flow = make_flow(tables=TABLES, engine=engine)
+    make_tables(flow, TABLES, ROWS)
+    flow.create()
+    with _writers(flow):
+        flow.snapshot()
+        with LiveReader(flow, TABLES) as reader:
+            zombie = submitted(flow, "stream")
+            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+            _more(reader, zombie)
+            stopped = zombie.processes(victim)
+            assert stopped, [p.cmdline() for p in zombie._processes()]
+            for process in stopped:
+                process.suspend()
+            flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+            time.sleep(1.0)
+            successor = submitted(flow, "stream")
+            until(lambda: len(_epochs(flow)) > 1, "the successor publishes", 120)
+            for process in stopped:
+                process.resume()
+            assert zombie.ended() in (EXIT_FAILED, EXIT_TRANSIENT), zombie.log
+            outcome = supervise.outcome(zombie.run)
+            assert outcome is not None and outcome["kind"] == "TakenOver", zombie.log
+            assert "was taken over by" in outcome["error"]
+            _more(reader, successor)
+            successor.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+def _epochs(flow: Flow) -> set[int]:
+    streamed = [m.value for m in read(flow.kafka, state_topic(flow)) if m.value and "ordinal" in m.value]
+    return {value["epoch"] for value in streamed}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_whose_broker_dies_goes_on(
+    make_flow: MakeFlow, submitted: Submitted, kafka: KafkaBroker, engine: str
+) -> None:
+    flow = make_flow(tables=TABLES, engine=engine)
+    make_tables(flow, TABLES, ROWS)
+    flow.create()
+    with _writers(flow):
+        flow.snapshot()
+        with LiveReader(flow, TABLES) as reader:
+            job = submitted(flow, "stream")
+            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+            _more(reader, job)
+            kafka.kill()
+            time.sleep(5.0)
+            kafka.start()
+            _more(reader, job)
+            job.stop()
+    flow.stream()
+    audit(flow, TABLES).check()
+
+
+@pytest.mark.parametrize("victim", ["driver", "jvm", "worker", "holder"])
+def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, submitted: Submitted, victim: str) -> None:
+    flow = make_flow(tables=TABLES, lanes=2)
+    make_tables(flow, TABLES, 20 * ROWS)
+    flow.create()
+    with _writers(flow):
+        job = submitted(flow, "snapshot")
+        until(lambda: _ranges(flow) > 2 or not supervise.running(job.run), "the first ranges", 120)
+        if victim == "holder":
+            flow.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater snapshot holder'"
+            )
+        else:
+            for process in job.processes(victim):
+                process.kill()
+        code = job.ended()
+        assert code not in (0, EXIT_FAILED), job.log
+        assert not status.report(flow.pipeline)["complete"]
+        again = submitted(flow, "snapshot")
+        assert again.ended(180) == 0, again.log
+        flow.stream()
+    flow.stream()
+    audit(flow, TABLES, resumed=True).check()
+
+
+def _ranges(flow: Flow) -> int:
+    return sum(int(table["ranges"].partition("/")[0]) for table in status.report(flow.pipeline)["tables"])

@@ -56,10 +56,10 @@ test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, r
 
 test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies
 	@BOTTLEDWATER_FAULTS=$(or $(FAULTS),10) BOTTLEDWATER_SEEDS=$(or $(SEEDS),300) BOTTLEDWATER_SEED=$(or $(SEED),1) \
-	  $(PYTEST) tests/faults tests/integration/test_handover_random.py -q $(if $(CLASS),-k $(CLASS))
+	  $(PYTEST) tests/faults tests/integration/test_handover_random.py -q -n 2 $(if $(CLASS),-k $(CLASS))
 
-test: lint ## all tests but the long ones
-	@$(PYTEST) tests -q -m "not long" -n 2 --dist loadfile --durations 15
+test: lint ## all tests but the long ones, in two processes, the slowest files first
+	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
 	@$(PYTEST) tests/integration/test_security.py -q

@@ -57,7 +57,7 @@ class Refused(BottledWaterError):
 
 class CredentialsRefused(Refused):
     """A server does not accept the password, or one side not the other's certificate. On a stream that had worked it is waited
-    out: a rotated password reaches its file a moment later."""
+    out for a moment (a rotated password reaches its file), then the job ends as after an outage."""
 
 
 class SlotError(Refused):

@@ -13,6 +13,9 @@ from airflow_bottledwater.kafka.publisher import NewProducerNeeded, RecordRefuse
 
 log = logging.getLogger(__name__)
 
+#: seconds for new credentials to arrive where the old ones are read
+_ROTATION = 20.0
+
 
 class Act(enum.Enum):
     """What the runners do."""
@@ -72,18 +75,26 @@ class Patience:
         self._last = 0.0
         self._told = 0.0
         self._pause = 0.1
+        self._refused = 0.0
 
-    def wait(self, what: str) -> None:
+    def wait(self, what: str | BaseException) -> None:
         """One pause of an outage.
 
+        :param what: waited for; or the error, of which credentials that are refused have a limit of their own: new ones may be
+            in libpq's password file in a moment, else whoever starts the job again has them.
         :raises StopRequested: the job is to end.
         :raises Outage: the limit is reached.
+        :raises CredentialsRefused: they still are.
         """
         now = time.monotonic()
+        if isinstance(what, errors.CredentialsRefused):
+            self._refused = self._refused or now
+            if now - self._refused > _ROTATION:
+                raise what
         if now - self._last > 30.0:  # a new outage, not a longer one
             self._since, self._pause, self._told = now, 0.1, 0.0
         if now - self._told >= 10.0:
-            self._report(what)
+            self._report(str(what))
             self._told = now
         if self._limit is not None and now - self._since > self._limit:
             raise errors.Outage(
@@ -97,4 +108,4 @@ class Patience:
 
     def over(self) -> None:
         """The server answers again."""
-        self._last = 0.0
+        self._last = self._refused = 0.0

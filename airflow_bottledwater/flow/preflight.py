@@ -392,7 +392,7 @@ def _transactions(pipeline: Pipeline) -> list[str]:
     """Whether this principal may use transactions: tried with an id of its own, never one that is at work."""
     attempts = 0
 
-    def waiting(what: str) -> None:
+    def waiting(what: str | BaseException) -> None:
         nonlocal attempts
         attempts += 1
         if attempts > 30:

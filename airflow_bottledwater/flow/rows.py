@@ -6,7 +6,6 @@ Both are rare or batched, so this is Python; both go over one connection of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import CredentialsRefused, Outage, ProtocolError
 from airflow_bottledwater.flow.batch import Batch
+from airflow_bottledwater.kafka.publisher import Waiting
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.postgres import pgoutput
@@ -60,7 +60,7 @@ class Completer:
     :param waiting: called while a re-read has to wait; may raise.
     """
 
-    def __init__(self, dsn: str, waiting: Callable[[str], None]) -> None:
+    def __init__(self, dsn: str, waiting: Waiting) -> None:
         self._dsn = dsn
         self._waiting = waiting
         self._connection: Connection | None = None
@@ -77,7 +77,7 @@ class Completer:
                 self._connection = connect(self._dsn, application="bottledwater values")
             except (Outage, CredentialsRefused) as error:
                 # the stream's own connection has proven the credentials; they may have been rotated since
-                self._waiting(str(error))
+                self._waiting(error)
         return self._connection
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from airflow_bottledwater.errors import BottledWaterError, Refused, StateError, StopRequested
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    CredentialsRefused,
+    Outage,
+    Refused,
+    StateError,
+    StopRequested,
+)
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow import setup
 from airflow_bottledwater.flow.claim import Claim, still_ours
@@ -100,6 +107,8 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
     """A controller around a stream's work: heartbeats while it runs, its end as the last status.
 
     :param stopped: also set when the controller is asked to stop.
+    :raises Outage: instead of refused credentials: the claim was made with the same, so they were changed since; submitted
+        again, the job has those of today.
     """
     controller = Controller(pipeline, start.cluster, start.job)
     if stopped is not None:
@@ -111,6 +120,13 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         yield controller
     except StopRequested:
         controller.finish("stopped")
+    except CredentialsRefused as error:
+        changed = Outage(
+            f"{error.what} The job had worked with these credentials: they were changed since.",
+            "Start it again with the new ones (Airflow submits it again with those of its connections).",
+        )
+        controller.finish("failed", changed, permanent=False)
+        raise changed from error
     except BaseException as error:
         controller.finish("failed", error, permanent=not transient(error))
         raise

@@ -205,7 +205,7 @@ class ChangeSource:
                 if act(error) is not Act.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
                     raise
                 self._disconnect()
-                self._patience.wait(str(error))
+                self._patience.wait(error)
 
     def _next(self, deadline: float, hurry: bool) -> Batch | None:
         stream = self._stream or self._connect()

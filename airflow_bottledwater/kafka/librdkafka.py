@@ -47,6 +47,7 @@ conf_new = _function("rd_kafka_conf_new", _pointer)
 conf_set = _function("rd_kafka_conf_set", _int, _pointer, _text, _text, _text, ctypes.c_size_t)
 conf_destroy = _function("rd_kafka_conf_destroy", None, _pointer)
 conf_set_opaque = _function("rd_kafka_conf_set_opaque", None, _pointer, _pointer)
+conf_set_error_cb = _function("rd_kafka_conf_set_error_cb", None, _pointer, _pointer)
 conf_set_dr_msg_cb = _function("rd_kafka_conf_set_dr_msg_cb", None, _pointer, _pointer)
 new = _function("rd_kafka_new", _pointer, _int, _pointer, _text, ctypes.c_size_t)
 destroy = _function("rd_kafka_destroy", None, _pointer)
@@ -90,9 +91,10 @@ _STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0", dtype=np.uint8)
 _AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID = 0, 3, 7, 13, 20
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
-#: what the delivery callback keeps: confirmed, failed, first error, its record, its topic's records
-COUNT_OK, COUNT_FAILED, FIRST_ERROR, FIRST_FAILED = range(4)
-COUNTERS = 4
+#: what the callbacks keep: confirmed, failed, first error, its record; refused logins
+COUNT_OK, COUNT_FAILED, FIRST_ERROR, FIRST_FAILED, COUNT_REFUSED = range(5)
+COUNTERS = 5
+_AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 
 
 @numba.cfunc(
@@ -109,6 +111,13 @@ def _delivered(producer, message, counters):
     if counters[2] == 0 or number < counters[3]:
         counters[2] = np.int64(error)
         counters[3] = number
+
+
+@numba.cfunc(types.void(types.intp, types.int32, types.intp, types.CPointer(types.int64)), nopython=True, cache=True)
+def _failed(producer, error, reason, counters):
+    """Called from rd_kafka_poll: what the calls themselves only tell as a time-out."""
+    if error == _AUTHENTICATION:
+        counters[4] += 1
 
 
 @compiled
@@ -205,6 +214,7 @@ def make_producer(config: Mapping[str, str], counters: npt.NDArray[np.int64]) ->
             raise ConfigRefused(message.value.decode(errors="replace"))
     conf_set_opaque(conf, counters.ctypes.data)
     conf_set_dr_msg_cb(conf, _delivered.address)
+    conf_set_error_cb(conf, _failed.address)
     handle = new(PRODUCER, conf, message, len(message))
     if not handle:
         conf_destroy(conf)

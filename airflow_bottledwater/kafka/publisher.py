@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.errors import BottledWaterError, Refused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topics import GRANT
 
 #: what waits out an outage: told what is waited for, it sleeps or raises
-Waiting = Callable[[str], None]
+Waiting = Callable[[str | BaseException], None]
 
 #: a call's slice: between two slices a stop is noticed
 _SLICE_MS = 1000
@@ -185,7 +185,7 @@ class Publisher:
                     )
                 time.sleep(0.1)
             else:
-                self._waiting(f"Kafka does not answer: {rd.name(code)}")
+                self._wait(f"Kafka does not answer: {rd.name(code)}")
 
     def close(self) -> None:
         """Drop the producer; an open transaction is left to the next owner of the id (or to the time-out)."""
@@ -272,6 +272,18 @@ class Publisher:
         if error:
             rd.error_destroy(error)
 
+    def _wait(self, what: str) -> None:
+        """Tell whether the broker is away, or there and does not let us in."""
+        rd.poll(self._handle, 0)
+        if not self._counters[rd.COUNT_REFUSED]:
+            return self._waiting(what)
+        self._waiting(
+            CredentialsRefused(
+                f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses our user and password.",
+                "Check user, password and sasl.mechanism.",
+            )
+        )
+
     def _call(self, what: str, call: Callable[[], int | None]) -> None:
         """A transactional call: retriable errors (and an unknown outcome) are the same call again."""
         while error := call():
@@ -294,7 +306,7 @@ class Publisher:
                     self._abort()
                 raise Refused(f"Kafka denies Write on one of the topics {', '.join(self._topics)}: {text}.", GRANT)
             if retriable and not fatal:
-                self._waiting(f"{what}: {text}")
+                self._wait(f"{what}: {text}")
                 continue
             if abort:
                 self._abort()

@@ -236,5 +236,30 @@ def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, subm
     audit(flow, TABLES, resumed=True).check()
 
 
+@pytest.mark.parametrize("victim", ["driver", "worker"])
+def test_a_snapshot_that_stood_still_and_was_replaced_ends(
+    make_flow: MakeFlow, submitted: Submitted, victim: str
+) -> None:
+    flow = make_flow(tables=TABLES, lanes=2)
+    make_tables(flow, TABLES, 20 * ROWS)
+    flow.create()
+    with _writers(flow):
+        zombie = submitted(flow, "snapshot")
+        until(lambda: _ranges(flow) > 2 or not supervise.running(zombie.run), "the first ranges", 120)
+        stopped = zombie.processes(victim)
+        assert stopped, zombie.log
+        for process in stopped:
+            process.suspend()
+        flow.snapshot()
+        for process in stopped:
+            process.resume()
+        assert zombie.ended() == EXIT_FAILED, zombie.log
+        outcome = supervise.outcome(zombie.run)
+        assert outcome is not None and outcome["kind"] == "TakenOver", zombie.log
+        flow.stream()
+    flow.stream()
+    audit(flow, TABLES, resumed=True).check()
+
+
 def _ranges(flow: Flow) -> int:
     return sum(int(table["ranges"].partition("/")[0]) for table in status.report(flow.pipeline)["tables"])

@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from fix_pipeline import logged
 from fix_security import (
+    KAFKA_PASSWORD,
     POSTGRES_PASSWORD,
     REGISTRY_PASSWORD,
     REGISTRY_USER,
@@ -32,7 +33,7 @@ from fix_security import (
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater import processes
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, PreflightError, Refused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
 from airflow_bottledwater.flow import preflight, setup, status
 from airflow_bottledwater.flow.policy import transient
 
@@ -222,6 +223,26 @@ def test_a_stream_goes_on_when_the_password_in_its_file_was_rotated(servers: Ser
         passwords.write_text(f"*:*:*:{flow.user}:{POSTGRES_PASSWORD}2\n")
         until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2, errors)
     assert not errors
+
+
+def test_a_stream_whose_password_in_kafka_was_rotated_says_so_and_goes_on_with_the_new_one(servers: Servers) -> None:
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False, skip_snapshot=True, on_error="log")
+    flow.publish()
+    flow.create()
+    with flow.streaming() as errors:
+        flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
+        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, errors)
+        flow.kafka_password(f"{KAFKA_PASSWORD}2")
+        # connections that are open live on
+        servers.kafka.kill()
+        servers.kafka.start()
+        flow.execute("UPDATE sales.a SET t = 'z' WHERE id = 1")
+        until(lambda: errors)
+    (error,) = errors
+    assert isinstance(error, Outage) and "credentials" in str(error), error
+    flow.change(kafka={**flow.pipeline.kafka, "sasl.password": f"{KAFKA_PASSWORD}2"})
+    flow.stream()
+    assert flow.differences() == []
 
 
 def test_the_command_and_its_jobs_show_no_secret(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,8 +13,6 @@ from airflow_bottledwater.flow.lane import LaneTask
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.carry import pack
-
-log = logging.getLogger(__name__)
 
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int]:
@@ -40,18 +37,13 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
     with job.session(f"bottledwater snapshot {pipeline.slot}") as spark:
         context = spark.sparkContext
 
-        def warm() -> None:
-            try:
-                context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
-            except Exception as error:
-                log.warning("Warming the workers: %s", error)
-
-        # while the driver claims the slot, opens the snapshot and plans
-        warming = threading.Thread(target=warm, name="warm", daemon=True)
-        warming.start()
+        # before the snapshot is taken: its locks and its horizon are not held while workers start
+        try:
+            context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
+        except Exception as error:
+            raise job.translate(error) from error
 
         def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-            warming.join()
             try:
                 rdd = context.parallelize(list(tasks), len(tasks))
                 return list(rdd.map(lambda task: _run_lane(path, task)).collect())

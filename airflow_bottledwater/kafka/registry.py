@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
-from typing import Any
-
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from confluent_kafka.schema_registry.error import SchemaRegistryError
+from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused
+
+# the client takes a fifth of a second to import, and few jobs have a schema to register
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
 
 
 class Registry:
@@ -22,8 +24,15 @@ class Registry:
         options: dict[str, Any] = {"max.retries": 1, "timeout": 10.0, **config, "url": config["url"].rstrip("/")}
         # for people: a URL may have user and password
         self.url = re.sub("//[^/]*@", "//", config["url"])
+        self._options = options
+
+    @functools.cached_property
+    def _client(self) -> SchemaRegistryClient:
+        """:raises Refused: a setting that it does not take."""
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
         try:
-            self._client = SchemaRegistryClient(options)
+            return SchemaRegistryClient(self._options)
         except (ValueError, KeyError) as error:
             raise Refused(f"Schema registry setting: {error}") from None
 
@@ -33,8 +42,11 @@ class Registry:
         :raises Outage: the registry is away.
         :raises Refused: it refuses the schema (409: not compatible with the subject's versions).
         """
+        from confluent_kafka.schema_registry import Schema
+
+        client = self._client
         try:
-            return int(self._client.register_schema(subject, Schema(schema, "AVRO")))
+            return int(client.register_schema(subject, Schema(schema, "AVRO")))
         except Exception as error:
             raise self._translate(error, subject) from error
 
@@ -44,8 +56,12 @@ class Registry:
         :raises Outage: the registry is away.
         :raises Refused: it would be refused.
         """
+        from confluent_kafka.schema_registry import Schema
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        client = self._client
         try:
-            compatible = self._client.test_compatibility(subject, Schema(schema, "AVRO"))
+            compatible = client.test_compatibility(subject, Schema(schema, "AVRO"))
         except SchemaRegistryError as error:
             if error.http_status_code == 404:  # no such subject yet
                 return
@@ -60,8 +76,9 @@ class Registry:
 
         :raises Outage: the registry is away.
         """
+        client = self._client
         try:
-            self._client.get_subjects()
+            client.get_subjects()
         except Exception as error:
             raise self._translate(error, "") from error
 
@@ -72,6 +89,8 @@ class Registry:
         )
 
     def _translate(self, error: Exception, subject: str) -> BottledWaterError:
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
         if isinstance(error, SchemaRegistryError):
             if error.http_status_code == 409 or error.http_status_code == 422:
                 return self._incompatible(subject, str(error.error_message)[:300])

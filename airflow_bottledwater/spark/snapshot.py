@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.flow import snapshot
-from airflow_bottledwater.flow.lane import LaneTask
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.carry import pack
 
+if TYPE_CHECKING:
+    from airflow_bottledwater.flow.lane import LaneTask
+
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int]:
-    """In an executor: compiled code and clients are loaded here, not on the driver."""
+    """In an executor."""
     from airflow_bottledwater.flow import lane
 
     try:
@@ -34,6 +36,8 @@ def _warm(_: Iterable[int]) -> None:
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    # Spark and its workers start while the rest is imported here, which takes a second
+    threading.Thread(target=importlib.import_module, args=("airflow_bottledwater.flow.snapshot",), daemon=True).start()
     with job.session(f"bottledwater snapshot {pipeline.slot}") as spark:
         context = spark.sparkContext
 
@@ -49,6 +53,8 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
                 return list(rdd.map(lambda task: _run_lane(path, task)).collect())
             except Exception as error:
                 raise job.translate(error) from error
+
+        from airflow_bottledwater.flow import snapshot
 
         return asdict(snapshot.run(pipeline, run_lanes, stopped=stopped))
 

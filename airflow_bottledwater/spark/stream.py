@@ -11,20 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow import runner
-from airflow_bottledwater.flow.control import Controller
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.runner import Start
-from airflow_bottledwater.flow.source import ChangeSource
-from airflow_bottledwater.kafka.state import Reader
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import continuous, job
-from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
+from airflow_bottledwater.spark import job
 
+# Spark starts while the rest is imported, which takes a second
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from airflow_bottledwater.flow.control import Controller
+    from airflow_bottledwater.flow.runner import Start
+    from airflow_bottledwater.kafka.state import Reader
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +44,22 @@ _TUNING = {
 }
 
 
+def _begin(pipeline: Pipeline) -> Start:
+    from airflow_bottledwater.flow import runner
+
+    return runner.begin(pipeline)
+
+
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     name = f"bottledwater stream {pipeline.slot}"
-    # while Spark starts, which takes longer
     with ThreadPoolExecutor(1, "claim") as pool:
-        claimed = pool.submit(runner.begin, pipeline)
+        claimed = pool.submit(_begin, pipeline)
         if pipeline.engine == "continuous":
             with job.session(name) as spark:
-                return continuous.stream(spark, pipeline, path, claimed.result(), bounded, stopped)
+                start = claimed.result()
+                from airflow_bottledwater.spark import continuous
+
+                return continuous.stream(spark, pipeline, path, start, bounded, stopped)
         # a fresh checkpoint at every start: the truth is the slot and the state topic
         memory = Path("/dev/shm")
         with (
@@ -62,10 +67,8 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
                 prefix="bottledwater-", dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True
             ) as checkpoint,
             job.session(name, _TUNING) as spark,
-            runner.reported(pipeline, claimed.result(), stopped) as controller,
         ):
-            return _stream(spark, pipeline, path, claimed.result(), bounded, controller, checkpoint)
-    return {}
+            return _stream(spark, pipeline, path, claimed.result(), bounded, stopped, checkpoint)
 
 
 def _stream(
@@ -74,31 +77,43 @@ def _stream(
     path: str,
     start: Start,
     bounded: bool,
-    controller: Controller,
+    stopped: threading.Event,
     checkpoint: str,
 ) -> dict[str, Any]:
-    patience = Patience(pipeline.outage_timeout)
-    target = ChangeSource(pipeline, start.state, start.position, patience).flush_target() if bounded else None
-    assignment = Assignment.of(path, start, bounded=bounded, fingerprint=runner.fingerprint(start.state, start.cluster))
-    spark.dataSource.register(BottledWaterSource)
-    frame = spark.readStream.format(FORMAT).option("assignment", assignment.to_option()).load()
-    query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
-    log.info("Streaming from %s.", start.position)
-    facts = Reader(pipeline.kafka, start.state_topic)
-    try:
-        _follow(query, facts, start, target, controller)
-    except Exception as error:
-        raise job.translate(error) from error
-    finally:
-        _stop(query)
-        facts.close()
-    found = f.State(facts.values)
-    runner.acknowledge(pipeline, found)
-    return {"position": str(found.position or start.position), **controller.status.counters}
+    from airflow_bottledwater.flow import facts as f
+    from airflow_bottledwater.flow import runner
+    from airflow_bottledwater.flow.policy import Patience
+    from airflow_bottledwater.flow.source import ChangeSource
+    from airflow_bottledwater.kafka.state import Reader
+    from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
+
+    with runner.reported(pipeline, start, stopped) as controller:
+        patience = Patience(pipeline.outage_timeout)
+        target = ChangeSource(pipeline, start.state, start.position, patience).flush_target() if bounded else None
+        fingerprint = runner.fingerprint(start.state, start.cluster)
+        assignment = Assignment.of(path, start, bounded=bounded, fingerprint=fingerprint)
+        spark.dataSource.register(BottledWaterSource)
+        frame = spark.readStream.format(FORMAT).option("assignment", assignment.to_option()).load()
+        query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
+        log.info("Streaming from %s.", start.position)
+        facts = Reader(pipeline.kafka, start.state_topic)
+        try:
+            _follow(query, facts, start, target, controller)
+        except Exception as error:
+            raise job.translate(error) from error
+        finally:
+            _stop(query)
+            facts.close()
+        found = f.State(facts.values)
+        runner.acknowledge(pipeline, found)
+        return {"position": str(found.position or start.position), **controller.status.counters}
+    return {}
 
 
 def _follow(query: StreamingQuery, facts: Reader, start: Start, target: int | None, controller: Controller) -> None:
     """Wait for the end (a stop, an error, or the target of a bounded run), and keep the status true meanwhile."""
+    from airflow_bottledwater.flow import facts as f
+
     position = start.position
     told = 0.0
     while query.isActive and not controller.stopped.is_set() and (target is None or position.lsn < target):

@@ -18,7 +18,7 @@ from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.carry import pack, unpack
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int]:
 
 
 def stream(
-    spark: SparkSession, pipeline: Pipeline, path: str, start: Start, bounded: bool, stopped: threading.Event
+    context: SparkContext, pipeline: Pipeline, path: str, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
     """Run the task, pass a stop on to it (through the state topic: it may be on another host), tell of its progress.
 
@@ -45,7 +45,7 @@ def stream(
 
     def work() -> None:
         try:
-            task = spark.sparkContext.parallelize([start], 1).map(lambda claimed: _follow(path, claimed, bounded))
+            task = context.parallelize([start], 1).map(lambda claimed: _follow(path, claimed, bounded))
             outcome.append(task.collect()[0])
         except BaseException as error:
             outcome.append(error)
@@ -55,7 +55,7 @@ def stream(
     log.info("Streaming from %s.", start.position)
     facts = Reader(pipeline.kafka, start.state_topic)
     try:
-        _watch(spark, pipeline, start, stopped, thread, facts)
+        _watch(context, pipeline, start, stopped, thread, facts)
     finally:
         facts.close()
     result = outcome[0] if outcome else None
@@ -69,7 +69,7 @@ def stream(
 
 
 def _watch(
-    spark: SparkSession,
+    context: SparkContext,
     pipeline: Pipeline,
     start: Start,
     stopped: threading.Event,
@@ -90,9 +90,9 @@ def _watch(
                 control.request_stop_of(pipeline, start.cluster, start.job)
             except BottledWaterError as error:
                 log.warning("The task could not be asked to stop: %s", error)
-                spark.sparkContext.cancelAllJobs()
+                context.cancelAllJobs()
         elif asked and now - asked > _GRACE:
-            spark.sparkContext.cancelAllJobs()
+            context.cancelAllJobs()
             thread.join(5)
             return
         if now - told > 10:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from airflow_bottledwater.spark.carry import unpack
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -56,24 +57,30 @@ def load(name: str) -> Pipeline:
 
 
 @contextlib.contextmanager
-def session(name: str, extra: dict[str, str] | None = None) -> Iterator[SparkSession]:
-    """The Spark session of a job, stopped behind it.
+def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[SparkContext]:
+    """The Spark context of a job, stopped behind it. A job without SQL needs no session, which takes a second more.
 
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first for ever.
     """
+    from pyspark import SparkConf, SparkContext
+
+    made = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list((properties or {}).items())))
+    try:
+        made.setLogLevel("ERROR")
+        if made.getConf().get("spark.speculation", "false") == "true":
+            raise Refused("spark.speculation is on.", "Turn it off: two attempts of one task would fence each other.")
+        yield made
+    finally:
+        made.stop()
+
+
+@contextlib.contextmanager
+def session(name: str, properties: Mapping[str, str]) -> Iterator[SparkSession]:
+    """The same with SQL, for a streaming query."""
     from pyspark.sql import SparkSession
 
-    builder: Any = SparkSession.builder.appName(name)
-    for key, value in (extra or {}).items():
-        builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
-    try:
-        spark.sparkContext.setLogLevel("ERROR")
-        if spark.conf.get("spark.speculation", "false") == "true":
-            raise Refused("spark.speculation is on.", "Turn it off: two attempts of one task would fence each other.")
-        yield spark
-    finally:
-        spark.stop()
+    with context(name, properties) as made:
+        yield SparkSession(made)
 
 
 def translate(error: BaseException) -> BaseException:

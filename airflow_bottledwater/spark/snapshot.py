@@ -38,9 +38,7 @@ def _warm(_: Iterable[int]) -> None:
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     # Spark and its workers start while the rest is imported here, which takes a second
     threading.Thread(target=importlib.import_module, args=("airflow_bottledwater.flow.snapshot",), daemon=True).start()
-    with job.session(f"bottledwater snapshot {pipeline.slot}") as spark:
-        context = spark.sparkContext
-
+    with job.context(f"bottledwater snapshot {pipeline.slot}") as context:
         # before the snapshot is taken: its locks and its horizon are not held while workers start
         try:
             context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)

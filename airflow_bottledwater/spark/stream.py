@@ -55,11 +55,11 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
     with ThreadPoolExecutor(1, "claim") as pool:
         claimed = pool.submit(_begin, pipeline)
         if pipeline.engine == "continuous":
-            with job.session(name) as spark:
+            with job.context(name) as context:
                 start = claimed.result()
                 from airflow_bottledwater.spark import continuous
 
-                return continuous.stream(spark, pipeline, path, start, bounded, stopped)
+                return continuous.stream(context, pipeline, path, start, bounded, stopped)
         # a fresh checkpoint at every start: the truth is the slot and the state topic
         memory = Path("/dev/shm")
         with (

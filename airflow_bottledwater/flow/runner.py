@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
+
+#: seconds between two lines of the log that say where the stream is
+_TELL = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,7 @@ def follow(
             fingerprint(start.state, start.cluster),
         )
         source: ChangeSource | None = None
+        told = 0.0
         try:
             position = publisher.reached() or start.position
             source = ChangeSource(
@@ -179,6 +184,9 @@ def follow(
                 controller.status.position = str(position)
                 controller.status.counters = {**publisher.counters, **source.statistics}
                 controller.status.progress = {"skipped_by_table": source.skipped_by_table}
+                if time.monotonic() - told > _TELL:
+                    told = time.monotonic()
+                    log.info("At %s: %s", position, controller.status.counters)
         finally:
             publisher.close()
             if source is not None:

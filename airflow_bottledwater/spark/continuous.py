@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.flow import control, runner
-from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.claim import read_state
 from airflow_bottledwater.flow.policy import transient
 from airflow_bottledwater.flow.runner import Start
-from airflow_bottledwater.kafka.state import Reader
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.carry import pack, unpack
@@ -27,7 +26,8 @@ _GRACE = 30.0
 
 
 def _follow(path: str, start: Start, bounded: bool) -> dict[str, int]:
-    """In the executor: everything, the job's status too."""
+    """In the executor: everything, the job's status and log too."""
+    job.log_to_stderr()
     try:
         return runner.follow(job.load(path), start, bounded=bounded)
     except BottledWaterError as error:
@@ -37,7 +37,7 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int]:
 def stream(
     context: SparkContext, pipeline: Pipeline, path: str, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Run the task, pass a stop on to it (through the state topic: it may be on another host), tell of its progress.
+    """Run the task, and pass a stop on to it (through the state topic: it may be on another host).
 
     :raises BottledWaterError: the task's own error; or that its worker died.
     """
@@ -53,36 +53,24 @@ def stream(
     thread = threading.Thread(target=work, name="stream task", daemon=True)
     thread.start()
     log.info("Streaming from %s.", start.position)
-    facts = Reader(pipeline.kafka, start.state_topic)
-    try:
-        _watch(context, pipeline, start, stopped, thread, facts)
-    finally:
-        facts.close()
+    _watch(context, pipeline, start, stopped, thread)
     result = outcome[0] if outcome else None
-    found = f.State(facts.values)
     if isinstance(result, BaseException):
         if unpack(str(result)) is None:
             _report_death(pipeline, start, result, stopped.is_set())
         if not stopped.is_set():
             raise job.translate(result) from result
-    return {"position": str(found.position or start.position), **(found.counters or {})}
+    found = read_state(pipeline, start.state_topic)
+    return {"position": str(found.position or start.position), **found.counters}
 
 
 def _watch(
-    context: SparkContext,
-    pipeline: Pipeline,
-    start: Start,
-    stopped: threading.Event,
-    thread: threading.Thread,
-    facts: Reader,
+    context: SparkContext, pipeline: Pipeline, start: Start, stopped: threading.Event, thread: threading.Thread
 ) -> None:
-    asked = told = 0.0
+    """Wait for the task's end. Its progress is its own to tell: a reader here would cost every commit its share."""
+    asked = 0.0
     while thread.is_alive():
-        try:
-            facts.poll(0.2)
-        except BottledWaterError as error:
-            log.debug("Following the state: %s", error)
-            thread.join(1.0)
+        thread.join(0.2)
         now = time.monotonic()
         if stopped.is_set() and not asked:
             asked = now
@@ -95,10 +83,6 @@ def _watch(
             context.cancelAllJobs()
             thread.join(5)
             return
-        if now - told > 10:
-            told = now
-            known = f.State(facts.values)
-            log.info("At %s: %s", known.position or start.position, known.counters)
 
 
 def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopping: bool) -> None:

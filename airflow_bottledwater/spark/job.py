@@ -98,6 +98,13 @@ def translate(error: BaseException) -> BaseException:
     return error
 
 
+def log_to_stderr() -> None:
+    """A job's log, in the driver and in a worker that tells of itself."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for noisy in ("py4j", "httpx2", "httpx", "numba"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
 def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
     """The command line of a job: ``--pipeline FILE [--bounded]``.
 
@@ -110,9 +117,7 @@ def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[
     def command(path: str, bounded: bool) -> None:
         sys.exit(_run(work, path, bounded))
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for noisy in ("py4j", "httpx2", "httpx", "numba"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_stderr()
     command()
 
 

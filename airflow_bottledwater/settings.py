@@ -58,6 +58,7 @@ class Pipeline:
     replication_factor: int = 3
     unkeyed_retention_ms: int = -1
     topic_config: dict[str, str] = field(default_factory=dict)
+    arrays: str = "array"
     xid_header: bool = False
     snapshot_headers: bool = False
 
@@ -164,6 +165,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "output_format": _one_of("avro", "json"),
     "on_error": _one_of("exit", "log"),
+    "arrays": _one_of("array", "text"),
     "on_truncate": _one_of("event", "stop"),
     "engine": _one_of("continuous", "micro-batch"),
     "skip_position": (

@@ -19,6 +19,11 @@ def plain(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:
     return ColumnType(oid, typmod, oid, typmod, kind, f"type {oid}")
 
 
+def array(element: ColumnType, dimensions: int = 1) -> ColumnType:
+    """An array of it; the oid does not matter."""
+    return ColumnType(1007, -1, 1007, -1, "b", f"{element.name}[]", element, dimensions)
+
+
 def table(
     *columns: tuple[str, ColumnType],
     key: Sequence[str] = (),

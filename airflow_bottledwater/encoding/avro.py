@@ -23,6 +23,23 @@ def _distinct(table: Table, fields: list[dict[str, Any]]) -> None:
             )
 
 
+def _named_once(schema: Any, seen: set[str]) -> Any:
+    """A schema that defines each of its records where it first appears (https://avro.apache.org/docs/1.12.0/specification/#names)."""
+    if isinstance(schema, list):
+        return [_named_once(each, seen) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "record":
+        name = f"{schema['namespace']}.{schema['name']}"
+        if name in seen:
+            return name
+        seen.add(name)
+        return {**schema, "fields": [{**f, "type": _named_once(f["type"], seen)} for f in schema["fields"]]}
+    if schema.get("type") == "array":
+        return {**schema, "items": _named_once(schema["items"], seen)}
+    return schema
+
+
 def value_schema(table: Table) -> str:
     """The row's record: every field nullable with default null, so that a registry accepts added and dropped columns.
 
@@ -32,7 +49,7 @@ def value_schema(table: Table) -> str:
     for column in table.columns:
         field = {
             "name": names.mangle(column.name),
-            "type": ["null", types.mapping(column.type).avro(column.type.base_typmod)],
+            "type": ["null", types.mapping(column.type).avro(column.type)],
             "default": None,
         }
         if column.comment:
@@ -47,7 +64,7 @@ def value_schema(table: Table) -> str:
     }
     if table.comment:
         schema["doc"] = table.comment
-    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_named_once(schema, set()), separators=(",", ":"), ensure_ascii=False)
 
 
 def key_schema(table: Table) -> str:
@@ -57,7 +74,7 @@ def key_schema(table: Table) -> str:
     fields = [
         {
             "name": names.mangle(name),
-            "type": types.mapping(columns[name].type).avro(columns[name].type.base_typmod),
+            "type": types.mapping(columns[name].type).avro(columns[name].type),
         }
         for name in table.key
     ]
@@ -67,4 +84,4 @@ def key_schema(table: Table) -> str:
         "namespace": names.namespace(table.schema),
         "fields": fields,
     }
-    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_named_once(schema, set()), separators=(",", ":"), ensure_ascii=False)

@@ -30,6 +30,8 @@ from airflow_bottledwater.encoding.wire import (
     FIELD_SIDE,
     FIELD_TEXT,
     FIELD_UNCHANGED,
+    INTERVAL_INFINITY,
+    INTERVAL_MINUS_INFINITY,
     L_COLUMN_COUNT,
     L_COLUMNS,
     L_KEY,
@@ -46,24 +48,32 @@ from airflow_bottledwater.encoding.wire import (
     NUMERIC_NEGATIVE,
     NUMERIC_NINF,
     NUMERIC_PINF,
+    OP_ARRAY,
     OP_BOOL,
     OP_BYTEA,
-    OP_CONVERT,
     OP_DATE,
     OP_DECIMAL,
     OP_FLOAT4,
     OP_FLOAT8,
+    OP_INET,
     OP_INT2,
     OP_INT4,
     OP_INT8,
+    OP_INTERVAL,
     OP_JSONB,
+    OP_MONEY,
     OP_NUMERIC_TEXT,
     OP_TEXT,
     OP_TIME,
     OP_TIMESTAMP,
     OP_TIMESTAMPTZ,
+    OP_TIMETZ,
+    OP_UINT32,
+    OP_UINT64,
     OP_UUID,
     P_ARG,
+    P_CHILD,
+    P_CONVERT,
     P_NAME,
     P_NAME_LEN,
     P_OP,
@@ -106,6 +116,7 @@ _FALSE = np.frombuffer(b"false", dtype=np.uint8)
 #: scales from -1000 to 1000)
 _MAX_DECIMAL_DIGITS = 2100
 _QUOTE, _COMMA, _COLON, _OPEN, _CLOSE, _BACKSLASH, _MINUS, _ZERO, _DOT = 34, 44, 58, 123, 125, 92, 45, 48, 46
+_OPEN_ARRAY, _CLOSE_ARRAY = 91, 93
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -124,6 +135,11 @@ def _i16(b, p):
 def _i32(b, p):
     v = (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
     return v - 4294967296 if v >= 2147483648 else v
+
+
+@compiled
+def _u32(b, p):
+    return (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
 
 
 @compiled
@@ -226,10 +242,12 @@ def _decimal(v, out, o):
     """An integer in decimal digits."""
     if v < 0:
         out[o] = _MINUS
-        o += 1
-        magnitude = np.uint64(0) - np.uint64(v)
-    else:
-        magnitude = np.uint64(v)
+        return _unsigned(np.uint64(0) - np.uint64(v), out, o + 1)
+    return _unsigned(np.uint64(v), out, o)
+
+
+@compiled
+def _unsigned(magnitude, out, o):
     n = 1
     rest = magnitude // np.uint64(10)
     while rest > np.uint64(0):
@@ -258,6 +276,82 @@ def _uuid(b, p, out, o):
         out[o] = _HEX[b[p + i] >> 4]
         out[o + 1] = _HEX[b[p + i] & 15]
         o += 2
+    return o
+
+
+# ------------------------------------------------------------------------------------------------ network addresses
+@compiled
+def _inet_is_malformed(b, p, n):
+    """network_send, src/backend/utils/adt/network.c: family, bits, whether it is a cidr, number of address bytes, address."""
+    if n < 4 or (b[p] != 2 and b[p] != 3):
+        return True
+    size = 4 if b[p] == 2 else 16
+    return b[p + 3] != size or n != 4 + size or b[p + 1] > 8 * size or b[p + 2] > 1
+
+
+@compiled
+def _ipv4(b, p, out, o):
+    for i in range(4):
+        if i > 0:
+            out[o] = _DOT
+            o += 1
+        o = _decimal(np.int64(b[p + i]), out, o)
+    return o
+
+
+@compiled
+def _ipv6(b, p, out, o):
+    """As inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros as ``::``."""
+    best, best_size = -1, 1
+    i = 0
+    while i < 8:
+        run = i
+        while run < 8 and _u16(b, p + 2 * run) == 0:
+            run += 1
+        if run - i > best_size:
+            best, best_size = i, run - i
+        i = run + 1
+    for i in range(8):
+        if best <= i < best + best_size and best >= 0:
+            if i == best:
+                out[o] = _COLON
+                o += 1
+            continue
+        if i > 0:
+            out[o] = _COLON
+            o += 1
+        if (
+            i == 6
+            and best == 0
+            and (
+                best_size == 6
+                or (best_size == 7 and _u16(b, p + 14) != 1)
+                or (best_size == 5 and _u16(b, p + 10) == 0xFFFF)
+            )
+        ):
+            return _ipv4(b, p + 12, out, o)
+        v = _u16(b, p + 2 * i)
+        shift = 12
+        while shift > 0 and (v >> shift) == 0:
+            shift -= 4
+        while shift >= 0:
+            out[o] = _HEX[(v >> shift) & 15]
+            o += 1
+            shift -= 4
+    if best >= 0 and best + best_size == 8:
+        out[o] = _COLON
+        o += 1
+    return o
+
+
+@compiled
+def _inet(b, p, out, o):
+    """An address, and its bits where they are not all, or of a network."""
+    wide = b[p] == 3
+    o = _ipv6(b, p + 4, out, o) if wide else _ipv4(b, p + 4, out, o)
+    if b[p + 2] == 1 or b[p + 1] != (128 if wide else 32):
+        out[o] = 47
+        o = _decimal(np.int64(b[p + 1]), out, o + 1)
     return o
 
 
@@ -444,7 +538,7 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         if cap - o < n + 10:
             return np.int64(SPACE)
         return np.int64(_copy(b, p + 1, n - 1, out, _varint(np.int64(n - 1), out, o)))
-    if cap - o < 48:
+    if cap - o < 64:
         return np.int64(SPACE)
     if op == OP_INT4:
         return np.int64(_varint(_i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
@@ -485,6 +579,39 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         if n != 16:
             return np.int64(MALFORMED)
         return np.int64(_uuid(b, p, out, _varint(np.int64(36), out, o)))
+    if op == OP_INET:
+        if _inet_is_malformed(b, p, n):
+            return np.int64(MALFORMED)
+        end = _inet(b, p, out, o + 1)
+        out[o] = np.uint8(2 * (end - o - 1))  # shorter than 64: one byte
+        return np.int64(end)
+    if op == OP_UINT32:
+        return np.int64(_varint(_u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+    if op == OP_UINT64:
+        if n != 8:
+            return np.int64(MALFORMED)
+        v = _i64(b, p)
+        return np.int64(_varint(v, out, o)) if v >= 0 else np.int64(NO_REPRESENTATION)
+    if op == OP_MONEY:
+        if n != 8:
+            return np.int64(MALFORMED)
+        v = _i64(b, p)
+        width = (_bit_length(np.uint64(0) - np.uint64(v) if v < 0 else np.uint64(v)) + 8) // 8
+        o = _varint(np.int64(width), out, o)
+        for i in range(width - 1, -1, -1):
+            out[o + i] = np.uint8(v & 255)
+            v >>= 8
+        return np.int64(o + width)
+    if op == OP_TIMETZ:
+        if n != 12:
+            return np.int64(MALFORMED)
+        # PostgreSQL counts the zone westwards (timetz_out, src/backend/utils/adt/date.c)
+        return np.int64(_varint(-_i32(b, p + 8), out, _varint(_i64(b, p), out, o)))
+    if op == OP_INTERVAL:
+        if n != 16:
+            return np.int64(MALFORMED)
+        o = _varint(_i32(b, p + 12), out, o)
+        return np.int64(_varint(_i64(b, p), out, _varint(_i32(b, p + 8), out, o)))
     return np.int64(MALFORMED)
 
 
@@ -633,6 +760,92 @@ def _clock(micros, out, o):
 
 
 @compiled
+def _scaled(v, scale, out, o):
+    """A number of hundredths, for a scale of two, as a decimal."""
+    if v < 0:
+        out[o] = _MINUS
+        o += 1
+    magnitude = np.uint64(0) - np.uint64(v) if v < 0 else np.uint64(v)
+    unit = np.uint64(1)
+    for _ in range(scale):
+        unit *= np.uint64(10)
+    o = _unsigned(magnitude // unit, out, o)
+    if scale > 0:
+        out[o] = _DOT
+        o = _padded(np.int64(magnitude % unit), scale, out, o + 1)
+    return o
+
+
+@compiled
+def _zone(offset, out, o):
+    """Seconds east of Greenwich, as ISO 8601 has them; PostgreSQL may add seconds."""
+    out[o] = _MINUS if offset < 0 else 43
+    if offset < 0:
+        offset = -offset
+    o = _padded(offset // 3600, 2, out, o + 1)
+    out[o] = _COLON
+    o = _padded(offset // 60 % 60, 2, out, o + 1)
+    if offset % 60 != 0:
+        out[o] = _COLON
+        o = _padded(offset % 60, 2, out, o + 1)
+    return o
+
+
+@compiled
+def _part(v, unit, out, o):
+    if v == 0:
+        return o
+    o = _decimal(v, out, o)
+    out[o] = unit
+    return o + 1
+
+
+@compiled
+def _truncated(v, unit):
+    """C's division."""
+    return -(-v // unit) if v < 0 else v // unit
+
+
+@compiled
+def _duration(months, days, micros, out, o):
+    """ISO 8601 with designators, each with its own sign (INTSTYLE_ISO_8601 in EncodeInterval, src/backend/utils/adt/datetime.c)."""
+    out[o] = 80
+    if months == 0 and days == 0 and micros == 0:
+        out[o + 1] = 84
+        out[o + 2] = _ZERO
+        out[o + 3] = 83
+        return o + 4
+    years = _truncated(months, 12)
+    o = _part(years, 89, out, o + 1)
+    o = _part(months - 12 * years, 77, out, o)
+    o = _part(days, 68, out, o)
+    if micros == 0:
+        return o
+    out[o] = 84
+    hours = _truncated(micros, 3600000000)
+    rest = micros - 3600000000 * hours
+    o = _part(hours, 72, out, o + 1)
+    minutes = _truncated(rest, 60000000)
+    rest -= 60000000 * minutes
+    o = _part(minutes, 77, out, o)
+    if rest == 0:
+        return o
+    if rest < 0:
+        out[o] = _MINUS
+        o += 1
+        rest = -rest
+    o = _decimal(rest // 1000000, out, o)
+    fraction = rest % 1000000
+    if fraction != 0:
+        out[o] = _DOT
+        o = _padded(fraction, 6, out, o + 1)
+        while out[o - 1] == _ZERO:
+            o -= 1
+    out[o] = 83
+    return o + 1
+
+
+@compiled
 def json_value(op, arg, b, p, n, out, o, cap):
     """One non-null value as JSON."""
     if op == OP_TEXT:
@@ -664,7 +877,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
         o = _numeric_text(b, p, out, o + 1)
         out[o] = _QUOTE
         return np.int64(o + 1)
-    if cap - o < 64:
+    if cap - o < 96:
         return np.int64(SPACE)
     if op == OP_INT4:
         return np.int64(_decimal(_i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
@@ -718,7 +931,144 @@ def json_value(op, arg, b, p, n, out, o, cap):
         o = _uuid(b, p, out, o + 1)
         out[o] = _QUOTE
         return np.int64(o + 1)
+    if op == OP_INET:
+        if _inet_is_malformed(b, p, n):
+            return np.int64(MALFORMED)
+        out[o] = _QUOTE
+        o = _inet(b, p, out, o + 1)
+        out[o] = _QUOTE
+        return np.int64(o + 1)
+    if op == OP_UINT32:
+        return np.int64(_decimal(_u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+    if op == OP_UINT64:
+        return np.int64(_unsigned(np.uint64(_i64(b, p)), out, o)) if n == 8 else np.int64(MALFORMED)
+    if op == OP_MONEY:
+        if n != 8:
+            return np.int64(MALFORMED)
+        out[o] = _QUOTE
+        o = _scaled(_i64(b, p), arg, out, o + 1)
+        out[o] = _QUOTE
+        return np.int64(o + 1)
+    if op == OP_TIMETZ:
+        v = _i64(b, p) if n == 12 else np.int64(-1)
+        if v < 0 or v > 86400000000:
+            return np.int64(MALFORMED)
+        out[o] = _QUOTE
+        o = _zone(-_i32(b, p + 8), out, _clock(v, out, o + 1))
+        out[o] = _QUOTE
+        return np.int64(o + 1)
+    if op == OP_INTERVAL:
+        if n != 16:
+            return np.int64(MALFORMED)
+        micros, days, months = _i64(b, p), _i32(b, p + 8), _i32(b, p + 12)
+        if months == INTERVAL_INFINITY and days == INTERVAL_INFINITY and micros == TIMESTAMP_INFINITY:
+            return _quoted(_LOWER_INFINITY, out, o, cap)
+        if months == INTERVAL_MINUS_INFINITY and days == INTERVAL_MINUS_INFINITY and micros == TIMESTAMP_MINUS_INFINITY:
+            return _quoted(_LOWER_MINUS_INFINITY, out, o, cap)
+        out[o] = _QUOTE
+        o = _duration(months, days, micros, out, o + 1)
+        out[o] = _QUOTE
+        return np.int64(o + 1)
     return np.int64(MALFORMED)
+
+
+# ------------------------------------------------------------------------------------------------ made of others
+@compiled
+def _array(json, programs, node, b, p, n, out, o, cap):
+    """An array, nested as deep as it is declared (array_send, src/backend/utils/adt/arrayfuncs.c).
+
+    int32 dimensions, flags and element type; of each dimension int32 size and lower bound; the elements, row by row, each an
+    int32 length (-1: NULL) and its value. Avro: one block of items and its end (https://avro.apache.org/docs/1.12.0/specification/#arrays-1).
+    """
+    end = p + n
+    dimensions = _i32(b, p) if n >= 12 else np.int64(-1)
+    if dimensions < 0 or dimensions > 6 or n < 12 + 8 * dimensions:
+        return np.int64(MALFORMED)
+    if cap - o < 256:
+        return np.int64(SPACE)
+    sizes = p + 12
+    p = sizes + 8 * dimensions
+    if dimensions == 0:
+        if p != end:
+            return np.int64(MALFORMED)
+        out[o] = _OPEN_ARRAY if json else 0
+        if json:
+            out[o + 1] = _CLOSE_ARRAY
+        return np.int64(o + 2 if json else o + 1)
+    if dimensions != programs[node, P_ARG]:
+        return np.int64(NO_REPRESENTATION)
+    count = np.int64(1)
+    for d in range(dimensions):
+        size = _i32(b, sizes + 8 * d)
+        if _i32(b, sizes + 8 * d + 4) != 1:
+            return np.int64(NO_REPRESENTATION)
+        # an element has four bytes at least
+        if size < 1 or size > n:
+            return np.int64(MALFORMED)
+        count *= size
+        if count > n:
+            return np.int64(MALFORMED)
+    child = programs[node, P_CHILD]
+    op = programs[child, P_OP]
+    for i in range(count):
+        if cap - o < 256:
+            return np.int64(SPACE)
+        if json and i > 0:
+            out[o] = _COMMA
+            o += 1
+        period = count
+        for d in range(dimensions):
+            if i % period == 0:
+                if json:
+                    out[o] = _OPEN_ARRAY
+                    o += 1
+                else:
+                    o = _varint(_i32(b, sizes + 8 * d), out, o)
+            period //= _i32(b, sizes + 8 * d)
+        if end - p < 4:
+            return np.int64(MALFORMED)
+        length = _i32(b, p)
+        p += 4
+        if length == -1:
+            if json:
+                o = _literal(_NULL, out, o, cap)
+            else:
+                out[o] = 0
+                o += 1
+        else:
+            if length < 0 or length > end - p:
+                return np.int64(MALFORMED)
+            if not json:
+                out[o] = 2
+                o += 1
+            if op == OP_ARRAY:
+                o = _array(json, programs, child, b, p, length, out, o, cap)
+            elif json:
+                o = json_value(op, programs[child, P_ARG], b, p, length, out, o, cap)
+            else:
+                o = avro_value(op, programs[child, P_ARG], b, p, length, out, o, cap)
+            if o < 0:
+                return np.int64(o)
+            p += length
+        if cap - o < 16:
+            return np.int64(SPACE)
+        period = np.int64(1)
+        for d in range(dimensions - 1, -1, -1):
+            period *= _i32(b, sizes + 8 * d)
+            if (i + 1) % period == 0:
+                out[o] = _CLOSE_ARRAY if json else 0
+                o += 1
+    return np.int64(o) if p == end else np.int64(MALFORMED)
+
+
+@compiled
+def _value(json, programs, node, b, p, n, out, o, cap):
+    op = programs[node, P_OP]
+    if op == OP_ARRAY:
+        return _array(json, programs, node, b, p, n, out, o, cap)
+    if json:
+        return json_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+    return avro_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
 
 
 # ------------------------------------------------------------------------------------------------ rows
@@ -733,20 +1083,12 @@ def _frame(schema_id, out, o):
 
 
 @compiled
-def _field(json, op, arg, k, b, side, p, n, out, o, cap):
+def _field(json, programs, column, k, b, side, p, n, out, o, cap):
     if k == FIELD_UNCHANGED:
         return np.int64(UNCHANGED)
-    if k != FIELD_BINARY:
-        # text: converted by the server, or of a type without a send function
-        if op != OP_CONVERT and op != OP_TEXT:
-            return np.int64(MALFORMED)
-        source = side if k == FIELD_SIDE else b
-        if json:
-            return json_value(OP_TEXT, arg, source, p, n, out, o, cap)
-        return avro_value(OP_TEXT, arg, source, p, n, out, o, cap)
-    if json:
-        return json_value(op, arg, b, p, n, out, o, cap)
-    return avro_value(op, arg, b, p, n, out, o, cap)
+    if k == FIELD_TEXT and programs[column, P_OP] != OP_TEXT:
+        return np.int64(MALFORMED)  # text comes of types without a send function only
+    return _value(json, programs, column, side if k == FIELD_SIDE else b, p, n, out, o, cap)
 
 
 @compiled
@@ -790,8 +1132,8 @@ def _encode_columns(
             o += 1
         o = _field(
             json,
-            programs[first + c, P_OP],
-            programs[first + c, P_ARG],
+            programs,
+            first + c,
             kind[c],
             b,
             side,
@@ -923,14 +1265,14 @@ def _convert_fields(relations, rel, programs, keys, only_key, kind, position, le
     if only_key:
         for i in range(relations[rel, L_KEY_COUNT]):
             c = keys[relations[rel, L_KEY] + i]
-            if programs[first + c, P_OP] == OP_CONVERT and kind[c] == FIELD_BINARY:
+            if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
                 kind[c] = FIELD_SIDE
                 position[c] = side_offsets[cursor]
                 length[c] = side_offsets[cursor + 1] - side_offsets[cursor]
                 cursor += 1
     else:
         for c in range(relations[rel, L_COLUMN_COUNT]):
-            if programs[first + c, P_OP] == OP_CONVERT and kind[c] == FIELD_BINARY:
+            if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
                 kind[c] = FIELD_SIDE
                 position[c] = side_offsets[cursor]
                 length[c] = side_offsets[cursor + 1] - side_offsets[cursor]
@@ -961,7 +1303,7 @@ def find_conversions(b, changes, count, relations, programs, keys, fields, found
                 break
             if tag == 78:
                 for c in range(relations[rel, L_COLUMN_COUNT]):
-                    if programs[first + c, P_OP] == OP_CONVERT and kind[c] == FIELD_BINARY:
+                    if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
                         if n < found.shape[0]:
                             found[n, 0] = position[c]
                             found[n, 1] = length[c]
@@ -971,7 +1313,7 @@ def find_conversions(b, changes, count, relations, programs, keys, fields, found
             else:
                 for k in range(relations[rel, L_KEY_COUNT]):
                     c = keys[relations[rel, L_KEY] + k]
-                    if programs[first + c, P_OP] == OP_CONVERT and kind[c] == FIELD_BINARY:
+                    if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
                         if n < found.shape[0]:
                             found[n, 0] = position[c]
                             found[n, 1] = length[c]
@@ -1160,11 +1502,11 @@ def _count_conversions(b, changes, i, relations, programs, keys, position, lengt
             break
         if tag == 78:
             for c in range(relations[rel, L_COLUMN_COUNT]):
-                if programs[first + c, P_OP] == OP_CONVERT and kind[c] == FIELD_BINARY:
+                if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
                     n += 1
         else:
             for k in range(relations[rel, L_KEY_COUNT]):
                 c = keys[relations[rel, L_KEY] + k]
-                if programs[first + c, P_OP] == OP_CONVERT and kind[c] == FIELD_BINARY:
+                if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
                     n += 1
     return n

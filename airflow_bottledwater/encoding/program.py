@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.encoding import types, wire
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import ColumnType, Table, quote
 
 Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -31,7 +31,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs of several relations, in the order in which changes refer to them."""
+    """The programs of several relations, in the order in which changes refer to them.
+
+    :ivar columns: a row for each column, and behind them those of what columns are made of.
+    :ivar conversions: per column its type, without domains, and the SQL by which the server converts a value.
+    """
 
     json: bool
     relations: Int64
@@ -39,7 +43,7 @@ class Programs:
     keys: Int64
     names: Bytes
     tables: tuple[Table, ...]
-    column_oids: tuple[int, ...]
+    conversions: tuple[tuple[int, str], ...]
 
     @property
     def width(self) -> int:
@@ -60,11 +64,12 @@ class Programs:
 def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, copied: bool) -> Programs:
     """Compile tables to programs.
 
-    :param copied: for COPY, where the query itself converts what has no kernel (:func:`select_list`).
+    :param copied: for COPY, where the query itself converts (:func:`select_list`).
     """
     relations = np.zeros((max(1, len(tables)), wire.RELATION_WIDTH), dtype=np.int64)
-    columns: list[tuple[int, int, int, int]] = []
-    oids: list[int] = []
+    columns: list[list[int]] = []
+    conversions: list[tuple[int, str]] = []
+    elements: list[tuple[int, types.TypeMapping, ColumnType]] = []
     keys: list[int] = []
     labels = bytearray()
     for i, (table, target) in enumerate(tables):
@@ -84,34 +89,41 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
         for column in table.columns:
             mapping = types.mapping(column.type)
             label = (json.dumps(column.name, ensure_ascii=False) + ":").encode()
-            opcode = wire.OP_TEXT if copied and mapping.opcode == wire.OP_CONVERT else mapping.opcode
-            columns.append((opcode, mapping.argument(column.type.base_typmod), len(labels), len(label)))
-            # not a domain: its constraints may have changed since, and the text is that of the base type
-            oids.append(column.type.base_oid)
+            if mapping.element is not None and column.type.element is not None:
+                elements.append((len(columns), mapping.element, column.type.element))
+            converted = int(mapping.convert != "" and not copied)
+            columns.append([mapping.opcode, mapping.argument(column.type), len(labels), len(label), converted, 0])
+            # not a domain: its constraints may have changed since, and the value is that of the base type
+            conversions.append((column.type.base_oid, mapping.convert))
             labels += label
+    while elements:
+        of, mapping, kind = elements.pop()
+        columns[of][wire.P_CHILD] = len(columns)
+        if mapping.element is not None and kind.element is not None:
+            elements.append((len(columns), mapping.element, kind.element))
+        columns.append([mapping.opcode, mapping.argument(kind), 0, 0, 0, 0])
     return Programs(
         json=output_format == "json",
         relations=relations,
-        columns=np.array(columns or [(0, 0, 0, 0)], dtype=np.int64),
+        columns=np.array(columns or [[0] * wire.COLUMN_WIDTH], dtype=np.int64),
         keys=np.array(keys or [0], dtype=np.int64),
         names=np.frombuffer(bytes(labels) or b"\0", dtype=np.uint8),
         tables=tuple(table for table, _ in tables),
-        column_oids=tuple(oids),
+        conversions=tuple(conversions),
     )
 
 
 def select_list(table: Table) -> str:
-    """The columns of a COPY query; what has no kernel is converted by the server's output function.
+    """The columns of a COPY query; what has no kernel is converted by the server.
 
-    ``format('%s', v)`` calls it (``v::text`` differs for inet, char(n) and bool), but turns NULL into an empty string;
-    ``IS DISTINCT FROM NULL`` tests the value itself, also for a composite whose fields are all NULL
-    (make_nulltest_from_distinct, src/backend/parser/parse_expr.c).
+    ``format('%s', v)`` turns NULL into an empty string; ``IS DISTINCT FROM NULL`` tests the value itself, also for a composite
+    whose fields are all NULL (make_nulltest_from_distinct, src/backend/parser/parse_expr.c).
     """
     parts = []
     for column in table.columns:
         name = quote(column.name)
-        if types.mapping(column.type).opcode == wire.OP_CONVERT:
-            parts.append(f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END")
+        if convert := types.mapping(column.type).convert:
+            parts.append(f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {convert.replace('{}', name)} END")
         else:
             parts.append(name)
     return ", ".join(parts)

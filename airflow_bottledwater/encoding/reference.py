@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import struct
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal, localcontext
 from typing import Any
@@ -17,7 +19,7 @@ import fastavro
 
 from airflow_bottledwater.encoding import avro, wire
 from airflow_bottledwater.encoding.types import mapping, numeric_precision
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import ColumnType, Table
 
 _EPOCH = date(1970, 1, 1).toordinal()
 #: days of one cycle of the Gregorian calendar, 400 years
@@ -39,12 +41,140 @@ def _micros(clock: str) -> int:
     return (int(hours) * 3600 + int(minutes) * 60) * 1_000_000 + int(Decimal(seconds) * 1_000_000)
 
 
-def native(column: Column, text: str) -> Any:
+def _zoned(text: str) -> tuple[str, int]:
+    """The clock of a timetz, and its offset in seconds east of Greenwich."""
+    match = re.fullmatch(r"([\d:.]+)([+-])(\d+)(?::(\d+))?(?::(\d+))?", text)
+    assert match is not None
+    clock, sign, hours, minutes, seconds = match.groups()
+    offset = int(hours) * 3600 + int(minutes or 0) * 60 + int(seconds or 0)
+    return clock, -offset if sign == "-" else offset
+
+
+_UNITS = {"year": 12, "mon": 1}
+
+
+def _interval(text: str) -> dict[str, int]:
+    """Months, days and microseconds of PostgreSQL's own style."""
+    if text.endswith("infinity"):
+        less = text.startswith("-")
+        edge = wire.INTERVAL_MINUS_INFINITY if less else wire.INTERVAL_INFINITY
+        return {
+            "months": edge,
+            "days": edge,
+            "micros": wire.TIMESTAMP_MINUS_INFINITY if less else wire.TIMESTAMP_INFINITY,
+        }
+    found = {"months": 0, "days": 0, "micros": 0}
+    for number, unit in re.findall(r"([+-]?\d+) (year|mon|day)s?", text):
+        if unit == "day":
+            found["days"] = int(number)
+        else:
+            found["months"] += int(number) * _UNITS[unit]
+    if clock := re.search(r"([+-]?)(\d+:\d+:[\d.]+)$", text):
+        found["micros"] = _micros(clock[2]) * (-1 if clock[1] == "-" else 1)
+    return found
+
+
+def _iso_interval(text: str) -> str:
+    if text.endswith("infinity"):
+        return text
+    found = _interval(text)
+
+    def parts(number: int, units: list[tuple[int, str]]) -> str:
+        sign, rest, made = "-" if number < 0 else "", abs(number), ""
+        for size, unit in units:
+            if rest // size:
+                made += f"{sign}{rest // size}{unit}"
+            rest %= size
+        return made
+
+    date_part = parts(found["months"], [(12, "Y"), (1, "M")]) + parts(found["days"], [(1, "D")])
+    micros = abs(found["micros"])
+    sign = "-" if found["micros"] < 0 else ""
+    clock = parts(found["micros"], [(3_600_000_000, "H"), (60_000_000, "M")])
+    if seconds := micros % 60_000_000:
+        clock += f"{sign}{Decimal(seconds).scaleb(-6).normalize():f}S"
+    return f"P{date_part}{'T' + clock if clock else ''}" if date_part or clock else "PT0S"
+
+
+def _money(column: ColumnType, text: str) -> Decimal:
+    """Of lc_monetary C: ``-$1,234.56``."""
+    digits = re.sub(r"[^\d]", "", text)
+    return Decimal(("-" if "-" in text else "") + digits).scaleb(-column.base_typmod)
+
+
+def _bytes(unscaled: int) -> bytes:
+    return unscaled.to_bytes((abs(unscaled).bit_length() + 8) // 8, "big", signed=True)
+
+
+class Unrepresentable(ValueError):
+    """A value that the column's output type cannot hold."""
+
+
+def _elements(column: ColumnType, text: str) -> Any:
+    """The texts of an array's elements (None: NULL), nested as it is (array_out, src/backend/utils/adt/arrayfuncs.c).
+
+    :raises Unrepresentable: its dimensions are not those that the column declares.
+    """
+    if text.startswith("["):
+        raise Unrepresentable("lower bounds")
+    stack: list[list[Any]] = []
+    depth = at = 0
+    while at < len(text):
+        c = text[at]
+        if c == "{":
+            stack.append([])
+            depth = max(depth, len(stack))
+            at += 1
+        elif c == "}":
+            closed = stack.pop()
+            if not stack:
+                if closed and depth != column.dimensions:
+                    raise Unrepresentable("dimensions")
+                return closed
+            stack[-1].append(closed)
+            at += 1
+        elif c in ",;":
+            at += 1
+        elif c == '"':
+            match = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL).match(text, at)
+            assert match is not None
+            stack[-1].append(re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL))
+            at = match.end()
+        else:
+            match = re.compile(r"[^,;{}]+").match(text, at)
+            assert match is not None
+            stack[-1].append(None if match[0] == "NULL" else match[0])
+            at = match.end()
+    raise AssertionError(text)
+
+
+def _each(column: ColumnType, elements: Any, make: Callable[[ColumnType, str], Any]) -> Any:
+    if isinstance(elements, list):
+        return [_each(column, each, make) for each in elements]
+    assert column.element is not None
+    return None if elements is None else make(column.element, elements)
+
+
+def native(column: ColumnType, text: str) -> Any:
     """What fastavro has to be given for a value, without its logical types (they cannot hold every value).
 
     :param text: PostgreSQL's text under DateStyle ISO, TimeZone UTC, extra_float_digits 1, bytea_output hex.
+    :raises Unrepresentable: Avro cannot hold it.
     """
-    opcode = mapping(column.type).opcode
+    opcode = mapping(column).opcode
+    if opcode == wire.OP_ARRAY:
+        return _each(column, _elements(column, text), native)
+    if opcode == wire.OP_MONEY:
+        return _bytes(int(_money(column, text).scaleb(column.base_typmod)))
+    if opcode == wire.OP_TIMETZ:
+        clock, offset = _zoned(text)
+        return {"micros": _micros(clock), "offset_seconds": offset}
+    if opcode == wire.OP_INTERVAL:
+        return _interval(text)
+    if opcode in (wire.OP_UINT32, wire.OP_UINT64):
+        if int(text) >= 2**63:
+            raise Unrepresentable(text)
+        return int(text)
     if opcode == wire.OP_BOOL:
         return text == "t"
     if opcode in (wire.OP_INT2, wire.OP_INT4, wire.OP_INT8):
@@ -66,11 +196,11 @@ def native(column: Column, text: str) -> Any:
         era = " BC" if text.endswith(" BC") else ""
         return _days(day + era) * 86_400_000_000 + _micros(clock.removesuffix("+00"))
     if opcode == wire.OP_DECIMAL:
-        scale = numeric_precision(column.type.base_typmod)[1]
+        scale = numeric_precision(column.base_typmod)[1]
         with localcontext() as context:
             context.prec = 4000
             unscaled = int(Decimal(text).scaleb(scale))
-        return unscaled.to_bytes((abs(unscaled).bit_length() + 8) // 8, "big", signed=True)
+        return _bytes(unscaled)
     return text
 
 
@@ -94,7 +224,7 @@ def avro_row(table: Table, texts: list[str | None], key_id: int, value_id: int) 
     """Key and value of a row as fastavro writes them."""
     fields = json.loads(avro.value_schema(table))["fields"]
     values = {
-        field["name"]: None if text is None else native(column, text)
+        field["name"]: None if text is None else native(column.type, text)
         for field, column, text in zip(fields, table.columns, texts, strict=True)
     }
     key = None
@@ -126,9 +256,22 @@ def _iso(opcode: int, text: str) -> str:
     return head + ("Z" if opcode == wire.OP_TIMESTAMPTZ else "")
 
 
-def json_native(column: Column, text: str) -> Any:
+def json_native(column: ColumnType, text: str) -> Any:
     """What the JSON value of a column is, parsed."""
-    opcode = mapping(column.type).opcode
+    opcode = mapping(column).opcode
+    if opcode == wire.OP_ARRAY:
+        return _each(column, _elements(column, text), json_native)
+    if opcode == wire.OP_MONEY:
+        return f"{_money(column, text):f}"
+    if opcode == wire.OP_TIMETZ:
+        clock, offset = _zoned(text)
+        sign, size = "-" if offset < 0 else "+", abs(offset)
+        seconds = f":{size % 60:02d}" if size % 60 else ""
+        return f"{_iso(wire.OP_TIME, clock)}{sign}{size // 3600:02d}:{size // 60 % 60:02d}{seconds}"
+    if opcode == wire.OP_INTERVAL:
+        return _iso_interval(text)
+    if opcode in (wire.OP_UINT32, wire.OP_UINT64):
+        return int(text)
     if opcode == wire.OP_BOOL:
         return text == "t"
     if opcode in (wire.OP_INT2, wire.OP_INT4, wire.OP_INT8):
@@ -145,7 +288,7 @@ def json_native(column: Column, text: str) -> Any:
 def json_row(table: Table, texts: list[str | None]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Key and value of a row in the JSON format, parsed."""
     values = {
-        column.name: None if text is None else json_native(column, text)
+        column.name: None if text is None else json_native(column.type, text)
         for column, text in zip(table.columns, texts, strict=True)
     }
     return ({name: values[name] for name in table.key} if table.keyed else None), values

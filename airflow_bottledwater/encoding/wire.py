@@ -19,7 +19,13 @@ OP_TIMESTAMP = 13
 OP_TIMESTAMPTZ = 14
 OP_DECIMAL = 15  # numeric with a precision; argument 0: the Avro scale
 OP_NUMERIC_TEXT = 16  # numeric without
-OP_CONVERT = 17  # no kernel: PostgreSQL's own text, asked for beside the stream
+OP_UINT32 = 17  # oid, xid, cid
+OP_UINT64 = 18  # xid8
+OP_MONEY = 19  # argument: the scale of the server's currency
+OP_TIMETZ = 20
+OP_INTERVAL = 21
+OP_INET = 22  # inet and cidr
+OP_ARRAY = 23  # argument: how deep; one child, the elements
 
 # ---------------------------------------------------------------- formats of a field, as pgoutput names them
 #: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
@@ -27,7 +33,7 @@ FIELD_NULL = ord("n")
 FIELD_UNCHANGED = ord("u")
 FIELD_TEXT = ord("t")
 FIELD_BINARY = ord("b")
-FIELD_SIDE = ord("s")  # ours: a converted text, in the side buffer
+FIELD_SIDE = ord("s")  # ours: a converted value, in the side buffer
 
 # ---------------------------------------------------------------- what a kernel says of a row it could not encode
 SPACE = -1  # the output buffer is full; not an error
@@ -49,6 +55,9 @@ DATE_INFINITY = 2**31 - 1
 DATE_MINUS_INFINITY = -(2**31)
 TIMESTAMP_INFINITY = 2**63 - 1
 TIMESTAMP_MINUS_INFINITY = -(2**63)
+#: an infinite interval (INTERVAL_NOEND, src/include/datatype/timestamp.h; since PostgreSQL 17): days and months at their ends
+INTERVAL_INFINITY = 2**31 - 1
+INTERVAL_MINUS_INFINITY = -(2**31)
 #: numeric's sign words (NUMERIC_NEG, _NAN, _PINF, _NINF in src/backend/utils/adt/numeric.c)
 NUMERIC_NEGATIVE = 0x4000
 NUMERIC_NAN = 0xC000
@@ -72,8 +81,15 @@ C_KIND, C_OFFSET, C_LENGTH, C_RELATION, C_LSN, C_ORDINAL, C_XID, C_TIME, C_FLAGS
 CHANGE_WIDTH = 9
 
 # ---------------------------------------------------------------- columns of a program's tables
-P_OP, P_ARG, P_NAME, P_NAME_LEN = range(4)
-COLUMN_WIDTH = 4
+(
+    P_OP,
+    P_ARG,
+    P_NAME,
+    P_NAME_LEN,
+    P_CONVERT,  # the server makes of the value what the opcode takes
+    P_CHILD,  # the row of what it is made of
+) = range(6)
+COLUMN_WIDTH = 6
 (
     L_COLUMNS,  # first row of the column table
     L_COLUMN_COUNT,

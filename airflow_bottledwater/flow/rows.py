@@ -88,9 +88,9 @@ class Completer:
             self._convert(done, programs)
         return done
 
-    # ------------------------------------------------------------------ text of values without a kernel
+    # ------------------------------------------------------------------ values without a kernel
     def _convert(self, done: Completed, programs: Programs) -> None:
-        if not (programs.columns[:, wire.P_OP] == wire.OP_CONVERT).any():
+        if not programs.columns[:, wire.P_CONVERT].any():
             return
         batch = done.batch
         found: npt.NDArray[np.int64] = np.zeros((max(1024, len(batch)), 4), dtype=np.int64)
@@ -112,7 +112,7 @@ class Completer:
         for column in np.unique(found[:count, 2]):
             places = np.flatnonzero(found[:count, 2] == column)
             values = [bytes(batch.data[p : p + n]) for p, n in found[places, :2]]
-            for place, text in zip(places, self._texts(programs.column_oids[int(column)], values), strict=True):
+            for place, text in zip(places, self._converted(*programs.conversions[int(column)], values), strict=True):
                 if isinstance(text, str):
                     done.failed[int(found[place, 3])] = f"PostgreSQL cannot turn a value into text: {text}"
                 else:
@@ -121,29 +121,29 @@ class Completer:
         done.side = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
         done.side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
 
-    def _texts(self, oid: int, values: list[bytes]) -> list[bytes | str]:
-        """PostgreSQL's own text of binary values of one type; a str is an error message."""
+    def _converted(self, oid: int, convert: str, values: list[bytes]) -> list[bytes | str]:
+        """What the server makes of binary values of one type; a str is an error message."""
         texts: list[bytes | str] = []
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
             try:
-                texts += self._query(oid, chunk)
+                texts += self._query(oid, convert, chunk)
             except psycopg.Error as error:
                 translated = outage(error, "Converting values to text")
                 if isinstance(translated, Outage):
                     self._waiting(str(translated))
-                    return texts + self._texts(oid, values[start:])
+                    return texts + self._converted(oid, convert, values[start:])
                 if len(chunk) == 1:
                     texts.append(str(error).splitlines()[0])
                 else:  # one of them is to blame: each for itself
                     for value in chunk:
-                        texts += self._texts(oid, [value])
+                        texts += self._converted(oid, convert, [value])
         return texts
 
-    def _query(self, oid: int, values: list[bytes]) -> list[bytes | str]:
+    def _query(self, oid: int, convert: str, values: list[bytes]) -> list[bytes | str]:
         rows = ",".join(f"({i},${i + 1})" for i in range(len(values)))
-        # format('%s') calls the output function; a value list keeps arrays whole, where unnest would flatten them
-        query = f"SELECT pg_catalog.format('%s', v) FROM (VALUES {rows}) t(n, v) ORDER BY n"
+        # a value list keeps arrays whole, where unnest would flatten them
+        query = f"SELECT {convert.replace('{}', 'v')} FROM (VALUES {rows}) t(n, v) ORDER BY n"
         result = self._session().pgconn.exec_params(
             query.encode(), values, param_types=[oid] * len(values), param_formats=[1] * len(values), result_format=1
         )

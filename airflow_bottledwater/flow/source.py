@@ -14,24 +14,15 @@ from airflow_bottledwater.flow.policy import Act, Patience, act
 from airflow_bottledwater.flow.transactions import Cutter
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.lsn import Position, format_lsn, parse_lsn
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres import catalog, pgoutput, publication, slot
+from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
-
-_TYPES = """
-WITH RECURSIVE base AS (
-    SELECT t.oid AS declared, t.oid, %s::int AS typmod, t.typtype, t.typbasetype, t.typtypmod FROM pg_type t WHERE t.oid = %s
-  UNION ALL
-    SELECT b.declared, t.oid, CASE WHEN b.typmod >= 0 THEN b.typmod ELSE b.typtypmod END, t.typtype, t.typbasetype, t.typtypmod
-    FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
-)
-SELECT oid, typmod, typtype, format_type(declared, %s) FROM base WHERE typtype <> 'd'
-"""
 
 
 def check_slot(found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position) -> None:
@@ -80,8 +71,8 @@ class Resolver:
                 f"Table {message.schema}.{message.name} was added to the publication behind our back.",
                 "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
             )
-        table = self._table(message, pinned)
         known = current.table if current else pinned.table
+        table = self._table(message, pinned, {c.name: c for c in known.columns})
         if table.key != pinned.table.key or _key_types(table) != _key_types(pinned.table):
             raise Refused(
                 f"The key of {table.qualified} changed from ({', '.join(pinned.table.key)}) to ({', '.join(table.key)}): "
@@ -97,20 +88,31 @@ class Resolver:
         # a renamed table stays in its topic: consumers and keys are there
         return Version(table, pinned.topic, pinned.key_schema, value_schema)
 
-    def _table(self, message: pgoutput.RelationMessage, pinned: f.PinnedTable) -> Table:
+    def _table(self, message: pgoutput.RelationMessage, pinned: f.PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            columns = []
             today = {c.name: c for t in catalog.load(connection, [message.oid]) for c in t.columns}
+            declared = []
             for column in message.columns:
-                row = connection.execute(_TYPES, (column.typmod, column.type_oid, column.typmod)).fetchone()
-                if row is None:
-                    raise Refused(
-                        f"The type of {message.schema}.{message.name}, column {column.name!r}, does not exist any more.",
-                        "Its changes cannot be read; drop the slot and start again with a snapshot.",
-                    )
-                kind = ColumnType(column.type_oid, column.typmod, row[0], row[1], row[2], row[3])
-                known = today.get(column.name)
-                columns.append(Column(column.name, kind, known.comment if known else None))
+                row = connection.execute("SELECT format_type(%s, %s)", (column.type_oid, column.typmod)).fetchone()
+                # the message does not say how deep an array is
+                same = [
+                    c[column.name].type
+                    for c in (today, known)
+                    if column.name in c and c[column.name].type.oid == column.type_oid
+                ]
+                depth = same[0].dimensions if same else 0
+                declared.append(Declared(column.type_oid, column.typmod, depth, row[0] if row else ""))
+            try:
+                kinds = describe(connection, declared, arrays=self._pipeline.arrays)
+            except LookupError as error:
+                raise Refused(
+                    f"A column of {message.schema}.{message.name} has a type that does not exist any more ({error}).",
+                    "Its changes cannot be read; drop the slot and start again with a snapshot.",
+                ) from None
+        columns = [
+            Column(c.name, kind, today[c.name].comment if c.name in today else None)
+            for c, kind in zip(message.columns, kinds, strict=True)
+        ]
         flagged = {c.name for c in message.columns if c.key}
         # the message flags the key's columns but does not order them, and under FULL flags all
         key = pinned.table.key

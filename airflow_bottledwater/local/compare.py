@@ -127,7 +127,7 @@ def compare(
     native = reference.native if schemas else reference.json_native
     for row in rows:
         expected = {
-            c.name: None if text is None else native(c, text) for c, text in zip(table.columns, row, strict=True)
+            c.name: None if text is None else native(c.type, text) for c, text in zip(table.columns, row, strict=True)
         }
         key = json.dumps({k: expected[k] for k in table.key}, default=str)
         data = published.pop(key, None)

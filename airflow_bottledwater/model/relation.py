@@ -21,6 +21,8 @@ class ColumnType:
     :param base_typmod: the modifier in force for the base type.
     :param kind: ``pg_type.typtype`` of the base type: b, c, e, m, p or r.
     :param name: the declared type's SQL name, for messages and for casts.
+    :param element: of an array, the type of its elements.
+    :param dimensions: of an array, as declared.
     """
 
     oid: int
@@ -29,6 +31,14 @@ class ColumnType:
     base_typmod: int
     kind: str
     name: str
+    element: ColumnType | None = None
+    dimensions: int = 0
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ColumnType:
+        """From what :meth:`Table.to_json` makes of it."""
+        element = data.get("element")
+        return cls(**{**data, "element": cls.from_json(element) if element else None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +90,5 @@ class Table:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Table:
         """The inverse of :meth:`to_json`."""
-        columns = tuple(Column(c["name"], ColumnType(**c["type"]), c["comment"]) for c in data["columns"])
+        columns = tuple(Column(c["name"], ColumnType.from_json(c["type"]), c["comment"]) for c in data["columns"])
         return cls(**{**data, "columns": columns, "key": tuple(data["key"])})

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable, Sequence
 
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
 
 #: relations that rows are read from: tables and the leaves of partitioned ones (a parent stands for its leaves)
@@ -19,21 +20,11 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence,
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
 
-#: column rows with the base type below all domains, and the modifier that applies to it (getBaseTypeAndTypmod,
-#: src/backend/utils/cache/lsyscache.c: the outermost domain with a modifier wins)
 _COLUMNS = """
-WITH RECURSIVE base AS (
-    SELECT a.attrelid, a.attnum, t.oid, a.atttypmod AS typmod, t.typtype, t.typbasetype, t.typtypmod
-    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-    WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
-  UNION ALL
-    SELECT b.attrelid, b.attnum, t.oid, CASE WHEN b.typmod >= 0 THEN b.typmod ELSE b.typtypmod END,
-           t.typtype, t.typbasetype, t.typtypmod
-    FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
-)
-SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, b.oid, b.typmod, b.typtype,
-       format_type(a.atttypid, a.atttypmod), col_description(a.attrelid, a.attnum)
-FROM base b JOIN pg_attribute a USING (attrelid, attnum) WHERE b.typtype <> 'd'
+SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attndims, format_type(a.atttypid, a.atttypmod),
+       col_description(a.attrelid, a.attnum)
+FROM pg_attribute a
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ORDER BY a.attrelid, a.attnum
 """
 
@@ -110,16 +101,17 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
     return list(chosen)
 
 
-def load(connection: Connection, oids: Sequence[int]) -> list[Table]:
-    """The tables with these oids, in schema and name order; a table that is gone is left out."""
+def load(connection: Connection, oids: Sequence[int], *, arrays: str = "array") -> list[Table]:
+    """The tables with these oids, in schema and name order; a table that is gone is left out.
+
+    :param arrays: ``text``: an array is not looked into.
+    """
     wanted = {"oids": list(oids)}
     columns: dict[int, list[Column]] = {}
-    for oid, name, type_oid, typmod, base, base_typmod, kind, type_name, comment in connection.execute(
-        _COLUMNS, wanted
-    ):
-        columns.setdefault(oid, []).append(
-            Column(name, ColumnType(type_oid, typmod, base, base_typmod, kind, type_name), comment)
-        )
+    rows = connection.execute(_COLUMNS, wanted).fetchall()
+    types = describe(connection, [Declared(*row[2:6]) for row in rows], arrays=arrays)
+    for (oid, name, *_, comment), kind in zip(rows, types, strict=True):
+        columns.setdefault(oid, []).append(Column(name, kind, comment))
     indexes: dict[int, list[tuple[bool, bool, bool, bool, list[str]]]] = {}
     for oid, *index in connection.execute(_INDEXES, wanted):
         indexes.setdefault(oid, []).append(tuple(index))  # type: ignore[arg-type]

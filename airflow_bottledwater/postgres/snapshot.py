@@ -118,10 +118,10 @@ class Holder:
                 raise Outage(f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.")
             time.sleep(0.02)
 
-    def load(self, oids: Sequence[int]) -> list[Table]:
+    def load(self, oids: Sequence[int], *, arrays: str = "array") -> list[Table]:
         """The tables, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
         holder for that session: no deadlock that PostgreSQL could see."""
-        return catalog.load(self._connection, oids)
+        return catalog.load(self._connection, oids, arrays=arrays)
 
     def waiting_behind(self) -> list[str]:
         """Who waits for a lock that our ACCESS SHARE blocks (a queue behind it blocks the application)."""

@@ -124,11 +124,31 @@ def test_avro_through_the_registry_equals_the_table(make_flow: MakeFlow, registr
     )
     flow.create()
     flow.snapshot()
-    flow.execute("UPDATE t SET c = -c, e = '{{1,2},{3,4}}' WHERE b % 2 = 0", "DELETE FROM t WHERE b % 5 = 0")
+    flow.execute("UPDATE t SET c = -c, e = '{3,NULL,4}' WHERE b % 2 = 0", "DELETE FROM t WHERE b % 5 = 0")
     flow.stream()
     comparison = flow.compare("t")
     assert comparison.differences == []
     assert (comparison.rows, comparison.snapshot_records) == (400, 500)
+
+
+def test_arrays_as_text_hold_every_value(make_flow: MakeFlow) -> None:
+    flow = make_flow(arrays="text")
+    flow.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a int[], b text[])",
+        "INSERT INTO t VALUES (1, '{{1,2},{3,4}}', '[0:1]={x,NULL}')",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "INSERT INTO t VALUES (2, '{1}', '{}')", "ALTER TABLE t ADD c date[]", "UPDATE t SET c = '{2000-01-01}'"
+    )
+    flow.stream()
+    assert [(m.value["id"], m.value["a"], m.value["b"], m.value.get("c")) for m in flow.read("t")] == [
+        (1, "{{1,2},{3,4}}", "[0:1]={x,NULL}", None),
+        (2, "{1}", "{}", None),
+        (1, "{{1,2},{3,4}}", "[0:1]={x,NULL}", "{2000-01-01}"),
+        (2, "{1}", "{}", "{2000-01-01}"),
+    ]
 
 
 def test_a_restarted_stream_goes_on_where_it_was(make_flow: MakeFlow) -> None:

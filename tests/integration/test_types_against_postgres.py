@@ -183,15 +183,54 @@ VALUES: dict[str, list[str]] = {
     "public.price": ["0.00", "-99999999.99", "1.28"],
     "public.cheap": ["0.00", "99.99", "-1.28"],
     "public.moody": ["sad"],
+    "interval": [
+        "0",
+        "1 year -2 mons +3 days 04:05:06.789",
+        "-178000000 years",
+        "-00:00:00.000001",
+        "-2147483648 mons -2147483648 days",
+        "-1 year -25:01:00",
+        "10 mons 00:00:07",
+    ],
+    "interval hour to minute": ["2 years 03:04:05"],
+    "timetz": ["00:00:00+00", "24:00:00-15:59", "12:00:00.5+05:45", "23:59:59.999999-00:00:01", "01:02:03+15:59:59"],
+    "money": [
+        "0",
+        "-1234.56",
+        "92233720368547758.07",
+        "-92233720368547758.08",
+        "0.01",
+        "-0.01",
+        "1.27",
+        "-1.28",
+        "-1.29",
+    ],
+    "oid": ["0", "4294967295"],
+    "xid": ["0", "4294967295"],
+    "cid": ["0", "4294967295"],
+    "xid8": ["0", "9223372036854775807"],
+    # arrays
+    "int[]": ["{}", "{1,NULL,-3}", "{2147483647}"],
+    "int[][]": ["{}", "{{1,2},{3,NULL}}", "{{1}}", "{{1},{2},{3}}"],
+    "int[2][3][4]": ["{}", "{{{1,2},{3,4}},{{5,6},{7,8}},{{9,10},{11,12}}}"],
+    "text[][]": ["{}", '{{a,"b,c"},{NULL,"NULL"}}', '{{""}}'],
+    "text[]": ['{"a\\"b","c\\\\d",""," ","{}"}', "{}"],
+    "numeric(10,2)[]": ["{1,2.5}", "{NULL}"],
+    "numeric[]": ["{1e-5,NaN,-0}"],
+    "bool[]": ["{t,f,NULL}"],
+    "bytea[]": ['{"\\\\x00ff",NULL}'],
+    "float8[]": ["{NaN,-0,1e300}"],
+    "timestamptz[]": ['{"2000-01-01 00:00:00+00",infinity}'],
+    "date[]": ["{0044-03-15 BC}"],
+    "interval[]": ["{1 year,NULL}"],
+    "jsonb[]": ['{"{\\"a\\": 1}",NULL}'],
+    "uuid[]": ["{00000000-0000-0000-0000-000000000000}"],
+    "inet[]": ["{10.0.0.1/32,::1}", "{NULL}"],
+    "varbit[][]": ["{{1,NULL}}"],
     # without a kernel
     "inet": ["10.0.0.1", "10.0.0.1/8", "::1", "::ffff:1.2.3.4/96"],
     "cidr": ["10.0.0.0/8", "::/0"],
-    "int[]": ["{}", "{1,NULL,-3}", "[0:1]={1,2}", "{{1,2},{3,4}}"],
-    "text[][]": ["{}", '{{a,"b,c"},{NULL,"NULL"}}', '{""}'],
-    "numeric(10,2)[]": ["{1,2.5}"],
-    "interval": ["0", "1 year -2 mons +3 days 04:05:06.789", "-178000000 years", "-00:00:00.000001"],
-    "timetz": ["00:00:00+00", "24:00:00-15:59", "12:00:00.5+05:45"],
-    "money": ["0", "-1234.56", "92233720368547758.07"],
+    "int2vector": ["1", "1 2 -3"],
     "bit(3)": ["101", "000"],
     "varbit": ["", "1", "0101010101"],
     "point": ["(0,0)", "(-1.5,1e300)", "(NaN,Infinity)"],
@@ -204,12 +243,12 @@ VALUES: dict[str, list[str]] = {
     "public.pair[]": ["{}", '{"(1,x)",NULL}'],
     "public.mood[]": ["{sad,NULL}"],
     "public.several": ["{}", "{1,2}"],
-    "oid": ["0", "4294967295"],
+    "public.several[]": ['{"{1,2}",NULL,"{}"}'],
+    "public.price[]": ["{1.5,NULL}"],
     "regclass": ["pg_class", 'public."Réf"'],
     '"char"': ["", "a", "\\377"],
     "macaddr": ["08:00:2b:01:02:03"],
     "pg_lsn": ["0/0", "FFFFFFFF/FFFFFFFF"],
-    "xid8": ["0", "18446744073709551615"],
     "jsonpath": ['$."a"[*]?(@ > 1)'],
     "xml": ["<a/>", '<?xml version="1.0" encoding="latin1"?><a>ä</a>', "a<!-- b -->"],
     "public.citext": ["", "Grüße"],
@@ -228,6 +267,8 @@ UNORDERED = {
     "numeric(1000,1000)",
     "bytea",
     "jsonpath",
+    "xid",
+    "cid",
 }
 
 
@@ -353,6 +394,7 @@ def test_values_of_a_mebibyte_are_the_same(database: str, prepared: Connection) 
         ("timestamp", "294276-12-31 23:59:59.999999"),
         ("timestamp", "294247-01-10 04:00:54.775807"),  # the number that stands for infinity
         ("timestamptz", "294276-12-31 23:59:59.999999+00"),
+        ("xid8", "18446744073709551615"),
     ],
 )
 def test_what_avro_cannot_hold_is_a_verdict_that_names_table_and_column(
@@ -374,6 +416,31 @@ def test_what_avro_cannot_hold_is_a_verdict_that_names_table_and_column(
         assert one == replace(other, op="")
         assert one.value is not None
         assert json.loads(one.value) == reference.json_row(table, row)[1]
+    follower.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("int[]", "{{1,2}}"),
+        ("int[]", "[0:1]={1,2}"),
+        ("int[][]", "{1}"),
+        ("inet[]", "{{::1}}"),
+        ("numeric(5,1)[]", "{NaN}"),
+    ],
+)
+def test_what_neither_format_can_hold_is_a_verdict(database: str, prepared: Connection, kind: str, value: str) -> None:
+    prepared.execute(f"CREATE TABLE public.t (id int PRIMARY KEY, v {kind})")
+    prepared.execute("CREATE PUBLICATION p FOR TABLE public.t")
+    follower = Follower(database)
+    for i, v in enumerate(["{}", value, "{}"]):
+        prepared.execute(f"INSERT INTO public.t VALUES (%s, %s::text::{kind})", (i, v))
+    table, stream = load(prepared, "public.t"), streamed(follower)
+    formats = ("avro",) if "NaN" in value else ("avro", "json")
+    for output_format in formats:
+        for found in (copied(prepared, table, output_format), stream[output_format]):
+            assert [bool(made.error) for made in found] == [False, True, False]
+            assert "public.t, column 'v': the value has no representation" in found[1].error
     follower.close()
 
 

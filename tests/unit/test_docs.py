@@ -120,14 +120,17 @@ def test_no_error_is_documented_that_is_gone() -> None:
 TYPES = {
     "boolean": 16, "bytea": 17, "name": 19, "bigint": 20, "smallint": 21, "integer": 23, "text": 25, "json": 114, "real": 700,
     "double precision": 701, "character(n)": 1042, "character varying": 1043, "date": 1082, "time": 1083, "timestamp": 1114,
-    "timestamp with time zone": 1184, "numeric": 1700, "uuid": 2950, "jsonb": 3802,
+    "timestamp with time zone": 1184, "numeric": 1700, "uuid": 2950, "jsonb": 3802, "oid": 26, "xid": 28, "cid": 29, "xid8": 5069,
+    "money": 790, "interval": 1186, "time with time zone": 1266, "inet": 869, "cidr": 650,
 }  # fmt: skip
 MAPPED = {row[0]: row[1] for row in rows(FORMAT.partition("\n## Types\n")[2].partition("\n## ")[0], 4)}
 
 
 def avro_shown(schema: Any) -> str:
     """An Avro schema as the table has it."""
-    return f"`{schema}`" if isinstance(schema, str) else f"`{schema['type']}` / `{schema['logicalType']}`"
+    if isinstance(schema, str):
+        return f"`{schema}`"
+    return f"`{schema['type']}` / `{schema.get('logicalType') or schema['namespace'] + '.' + schema['name']}`"
 
 
 def column(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:
@@ -137,19 +140,20 @@ def column(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:
 def test_the_type_table_has_the_types_of_the_code() -> None:
     assert set(TYPES.values()) == set(types.TABLE)
     documented = set(MAPPED) - {"PostgreSQL", "---"}
-    assert documented == {*TYPES, "numeric(p, s)", "an enum", "every other type"}
+    assert documented == {*TYPES, "numeric(p, s)", "an enum", "an array", "every other type"}
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_types_avro_schema_is_the_codes(name: str) -> None:
-    assert MAPPED[name] == avro_shown(types.mapping(column(TYPES[name])).avro(-1))
+    assert MAPPED[name] == avro_shown(types.mapping(column(TYPES[name])).avro(column(TYPES[name])))
 
 
 def test_so_are_those_of_the_other_rows() -> None:
     typmod = ((12 << 16) | 2) + 4
-    assert MAPPED["numeric(p, s)"] == avro_shown(types.mapping(column(1700, typmod)).avro(typmod))
-    assert MAPPED["an enum"] == avro_shown(types.mapping(column(99_999, kind="e")).avro(-1))
-    assert MAPPED["every other type"] == avro_shown(types.TEXT.avro(-1))
+    assert MAPPED["numeric(p, s)"] == avro_shown(types.mapping(column(1700, typmod)).avro(column(1700, typmod)))
+    assert MAPPED["an enum"] == avro_shown(types.mapping(column(99_999, kind="e")).avro(column(99_999)))
+    assert MAPPED["an array"] == "`array`"
+    assert MAPPED["every other type"] == avro_shown(types.TEXT.avro(column(99_999)))
 
 
 # ---------------------------------------------------------------------- commands, links, pictures

@@ -6,7 +6,7 @@ import json
 
 import fastavro
 import pytest
-from fix_wire import INT4, TEXT, plain, table
+from fix_wire import INT4, TEXT, array, plain, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,11 +15,12 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.relation import Column, Table
 
 identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15)
-any_type = st.one_of(
-    st.sampled_from(sorted(types.TABLE)).map(plain),
+scalar = st.one_of(
+    st.sampled_from(sorted(types.TABLE)).map(lambda oid: plain(oid, 2 if oid == 790 else -1)),
     st.builds(lambda p, s: plain(1700, ((p << 16) | (s & 0x7FF)) + 4), st.integers(1, 1000), st.integers(-1000, 1000)),
     st.integers(1, 2**32 - 1).map(plain),
 )
+any_type = st.recursive(scalar, lambda inner: st.builds(array, inner, st.integers(1, 6)), max_leaves=2)
 
 
 @given(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
 
 GUARD = 64
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 NUMERIC_1000_0 = (1000 << 16) + 4
-#: one column of every layout; inet has no kernel
+#: one column of every layout; a range has no kernel
 COLUMNS = tuple(
     Column(f"c{i}", w.plain(oid, typmod))
     for i, (oid, typmod) in enumerate(
@@ -39,6 +39,23 @@ COLUMNS = tuple(
             (2950, -1),
             (3802, -1),
             (869, -1),
+            (26, -1),
+            (790, 2),
+            (1186, -1),
+            (1266, -1),
+            (5069, -1),
+            (3904, -1),
+        ]
+    )
+) + tuple(
+    Column(f"a{i}", w.array(element, dimensions))
+    for i, (element, dimensions) in enumerate(
+        [
+            (w.plain(23), 1),
+            (w.plain(25), 2),
+            (w.plain(1700, NUMERIC_10_2), 1),
+            (w.plain(3904), 1),
+            (w.array(w.plain(21), 1), 1),
         ]
     )
 )
@@ -92,7 +109,21 @@ GOOD: dict[int, st.SearchStrategy[bytes]] = {
     16: st.sampled_from([b"\0", b"\1"]),
     17: sized,
     25: sized,
-    869: sized,
+    3904: sized,
+    869: st.one_of(
+        st.builds(
+            lambda bits, cidr, address: bytes([2, bits, cidr, 4]) + address,
+            st.integers(0, 32),
+            st.integers(0, 1),
+            st.binary(min_size=4, max_size=4),
+        ),
+        st.builds(
+            lambda bits, cidr, address: bytes([3, bits, cidr, 16]) + address,
+            st.integers(0, 128),
+            st.integers(0, 1),
+            st.lists(st.sampled_from([b"\0\0", b"\xff\xff", b"\x01\x02"]), min_size=8, max_size=8).map(b"".join),
+        ),
+    ),
     1083: st.integers(0, 86_400_000_000).map(lambda t: struct.pack(">q", t)),
     1700: st.builds(
         lambda digits, weight, sign, scale: numeric(len(digits), weight, sign, scale, digits),
@@ -103,9 +134,39 @@ GOOD: dict[int, st.SearchStrategy[bytes]] = {
     ),
     2950: st.binary(min_size=16, max_size=16),
     3802: sized.map(lambda text: b"\1" + text),
-    **{oid: st.binary(min_size=n, max_size=n) for oid, n in ((21, 2), (23, 4), (700, 4), (1082, 4))},
-    **{oid: st.binary(min_size=8, max_size=8) for oid in (20, 701, 1114, 1184)},
+    1266: st.builds(
+        lambda t, zone: struct.pack(">qi", t, zone), st.integers(0, 86_400_000_000), st.integers(-60_000, 60_000)
+    ),
+    1186: st.binary(min_size=16, max_size=16),
+    **{oid: st.binary(min_size=n, max_size=n) for oid, n in ((21, 2), (23, 4), (26, 4), (700, 4), (1082, 4))},
+    **{oid: st.binary(min_size=8, max_size=8) for oid in (20, 701, 790, 1114, 1184, 5069)},
 }
+
+
+def array_of(sizes: list[int], bound: int, elements: list[bytes | None]) -> bytes:
+    head = struct.pack(">iiI", len(sizes), 1, 23) + b"".join(struct.pack(">ii", size, bound) for size in sizes)
+    return head + b"".join(struct.pack(">i", -1) if e is None else struct.pack(">i", len(e)) + e for e in elements)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, kind: ColumnType) -> bytes:
+    """Mostly as it is declared."""
+    assert kind.element is not None
+    if draw(st.integers(0, 4)) == 0:
+        return array_of([], 1, [])
+    sizes = draw(st.lists(st.integers(1, 3), min_size=kind.dimensions, max_size=kind.dimensions))
+    if draw(st.integers(0, 9)) == 0:
+        sizes = draw(st.lists(st.integers(-1, 2**31 - 1), max_size=7))
+    # converted by the server, so that they are text
+    inner = sized if kind.element.oid == 3904 else good(kind.element)
+    count = min(30, max(0, int(np.prod(sizes))))
+    return array_of(sizes, draw(st.sampled_from([1, 1, 1, 1, 0])), [draw(st.none() | inner) for _ in range(count)])
+
+
+def good(kind: ColumnType) -> st.SearchStrategy[bytes]:
+    return GOOD[kind.oid] if kind.element is None else arrays(kind)
+
+
 BAD = st.none() | st.binary(max_size=20) | numerics
 
 
@@ -113,7 +174,7 @@ BAD = st.none() | st.binary(max_size=20) | numerics
 def rows(draw: st.DrawFn) -> list[bytes | None]:
     """Values of all columns, sometimes one that does not fit its column."""
     # NULL where a numeric with a precision would rarely have a representation
-    found = [None if draw(st.integers(0, 5)) == 0 else draw(GOOD[column.type.oid]) for column in COLUMNS]
+    found = [None if draw(st.integers(0, 5)) == 0 else draw(good(column.type)) for column in COLUMNS]
     found[0], found[5] = draw(GOOD[20]), draw(GOOD[25])
     if draw(st.integers(0, 3)) == 0:
         found[draw(st.integers(0, len(COLUMNS) - 1))] = draw(BAD)

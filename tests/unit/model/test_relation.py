@@ -22,13 +22,14 @@ def test_a_quoted_identifier_is_one_token(name: str) -> None:
 
 def test_a_table_survives_the_state_topic() -> None:
     kind = ColumnType(90000, -1, 1700, (10 << 16 | 2) + 4, "b", "public.price")
+    deep = ColumnType(1231, -1, 1231, -1, "b", "numeric[][]", kind, 2)
     table = Table(
         16384,
         "crêpes",
         "t",
         "f",
         ("b", "a"),
-        (Column("a", kind, "what it costs"), Column("b", kind)),
+        (Column("a", kind, "what it costs"), Column("b", kind), Column("c", deep)),
         7,
         "x",
         "p",

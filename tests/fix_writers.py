@@ -86,7 +86,7 @@ class Habit:
 
 
 SHORT = Habit(hot=True)
-LONG = Habit(open_for=(0.1, 0.35))
+LONG = Habit(open_for=(0.2, 0.5))
 PREPARING = Habit(open_for=(0.0, 0.05), prepared=0.7)
 ASYNCHRONOUS = Habit(asynchronous=True, hot=True)
 #: twelve keep transactions open, so that some are in progress at every boundary

@@ -7,14 +7,16 @@ every later initialisation, in a task or after an error, is again followed by th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from airflow_bottledwater.errors import StateError, TakenOver
+from airflow_bottledwater.encoding import names
+from airflow_bottledwater.errors import Outage, StateError, TakenOver
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.kafka import state
+from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, single
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.slot import Cluster
@@ -40,9 +42,25 @@ def ensure_state_topics(pipeline: Pipeline, topic: str) -> None:
             topics.create(name, partitions=1, replication=replication, config=state.TOPIC_CONFIG)
 
 
-def read_state(pipeline: Pipeline, topic: str, *, timeout: float | None = None) -> f.State:
-    """All facts, to the topic's end; an open transaction in it ends with its producer's time-out at the latest."""
-    return f.State(state.read_facts(pipeline.kafka, topic, timeout=timeout or pipeline.transaction_timeout + 30))
+def read_state(pipeline: Pipeline, topic: str) -> f.State:
+    """All facts, to the topic's end; an open transaction in it ends with its producer's time-out at the latest.
+
+    :raises Outage: they cannot be read, or a transaction stays open.
+    """
+    return f.State(state.read_facts(pipeline.kafka, topic, timeout=pipeline.transaction_timeout + 30))
+
+
+def read_behind(pipeline: Pipeline, topic: str, patience: Patience, release: Callable[[], None]) -> f.State:
+    """The state behind an initialisation, waited for.
+
+    :param release: ends what an outage has left open for ever.
+    """
+    while True:
+        try:
+            return read_state(pipeline, topic)
+        except Outage as error:
+            patience.wait(error)
+            release()
 
 
 def still_ours(pipeline: Pipeline, topic: str, job: f.Job) -> None:
@@ -80,8 +98,18 @@ class Claim:
         self._publisher.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != f.facts_id(self.prefix)])
-        self.state = read_state(pipeline, self.topic)
+        self.state = read_behind(pipeline, self.topic, patience, lambda: self._release(before))
         check(self.state, self.job)
+
+    def _release(self, known: f.State) -> None:
+        """For all ids, in all topics: a commit of theirs must not take along what an outage has left open."""
+        service = [names.service_topic(kind, self.pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+        topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
+        for transactional_id in known.ids:
+            publisher = self._make(transactional_id, topics)
+            publisher.open()
+            release(self.pipeline.kafka, publisher, topics)
+            publisher.close()
 
     def _claim(self, kind: str) -> f.State:
         """Write the claim; returns the state before it."""
@@ -105,11 +133,11 @@ class Claim:
                     return before
                 self._patience.wait(str(error))
 
-    def _make(self, transactional_id: str) -> Publisher:
+    def _make(self, transactional_id: str, topics: Sequence[str] = ()) -> Publisher:
         return Publisher(
             self.pipeline.kafka,
             transactional_id,
-            [self.topic],
+            topics or [self.topic],
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._patience.wait,
         )

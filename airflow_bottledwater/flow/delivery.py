@@ -19,11 +19,12 @@ from airflow_bottledwater.encoding.program import Programs, Target, compile_prog
 from airflow_bottledwater.errors import RecordError, Refused, StaleBatch, StateError
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
-from airflow_bottledwater.flow.claim import check, read_state
+from airflow_bottledwater.flow.claim import check, read_behind
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import Completed, Completer, column_texts
 from airflow_bottledwater.flow.warm import warm_up
 from airflow_bottledwater.kafka import deadletter, state
+from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import (
     RECORD_OVERHEAD,
     NewProducerNeeded,
@@ -111,7 +112,12 @@ class Channel:
         if self._open:
             return None
         self._publisher.open()
-        found = read_state(self.pipeline, self.state_topic)
+        found = read_behind(
+            self.pipeline,
+            self.state_topic,
+            self.patience,
+            lambda: release(self.pipeline.kafka, self._publisher, self._names),
+        )
         check(found, self.job)
         self._open = True
         return found

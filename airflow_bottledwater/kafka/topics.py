@@ -286,11 +286,16 @@ class Topics:
         wait=tenacity.wait_fixed(0.1),
         reraise=True,
     )
-    def ends(self, name: str, partitions: int) -> list[int]:
-        """The high watermark of each partition: behind the last record, committed or not."""
+    def ends(self, name: str, partitions: int, *, committed: bool = False) -> list[int]:
+        """The high watermark of each partition: behind the last record, committed or not.
+
+        :param committed: the last stable offset instead: what lies before has been decided.
+        """
         asked = {TopicPartition(name, p): OffsetSpec.latest() for p in range(partitions)}
         with self._errors():
             futures = self._admin.list_offsets(
-                asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_TIMEOUT
+                asked,
+                isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=_TIMEOUT,
             )
             return [future.result().offset for _, future in sorted(futures.items(), key=lambda item: item[0].partition)]

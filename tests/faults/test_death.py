@@ -142,6 +142,7 @@ def test_a_stream_survives_the_death_of_its_servers(
         flow.snapshot()
         job = jobs.start(flow, "stream")
         with LiveReader(flow, TABLES) as reader:
+            until(lambda: len(reader.arrivals) > 2 * 1000, "the snapshot is read, and the stream has begun", 60)
             for fault in faults:
                 _more(reader)
                 kills.append(time.time())

@@ -3,6 +3,7 @@ replays silently, one that was exchanged is refused."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -82,6 +83,25 @@ def test_a_snapshot_whose_transaction_timed_out_goes_on(
     flow.stream()
     report = audit(flow, TABLES).check()
     assert report.ahead == []
+
+
+@pytest.mark.long
+def test_what_a_broker_has_left_open_for_ever_is_ended_by_the_next_job(
+    make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker
+) -> None:
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=2.0))
+    flow.snapshot()
+    with _writers(flow):
+        job = jobs.start(flow, "stream", point="before-commit", nth=3, act="stop")
+        job.stopped_at_its_point()
+        proxied.kill()
+        time.sleep(6)
+        job.signal(signal.SIGKILL)
+        proxied.start()
+        time.sleep(3)
+        flow.stream()
+    flow.stream()
+    audit(flow, TABLES).check()
 
 
 @pytest.mark.long

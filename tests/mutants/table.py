@@ -286,6 +286,13 @@ MUTANTS = (
         f"{_OUTAGES}::test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted",
     ),
     Mutant(
+        "what an outage has left open for ever is ended",
+        "flow/delivery.py",
+        "lambda: release(self.pipeline.kafka, self._publisher, self._names),",
+        "lambda: None,",
+        f"{_OUTAGES}::test_a_broker_that_is_away_for_longer_than_the_time_out_is_no_takeover",
+    ),
+    Mutant(
         "PostgreSQL is told after Kafka",
         "flow/runner.py",
         "                position = publisher.publish(batch)\n                source.acknowledge(position)",

@@ -195,11 +195,11 @@ MUTANTS = (
         f"{_HANDOVER}::test_nothing_is_published_that_a_crash_of_the_server_can_undo",
     ),
     Mutant(
-        "a commit whose record precedes the slot is visible in B",
+        "who wrote before a table was published has ended when B is taken",
         "postgres/snapshot.py",
         "slot.wait_visible(self._connection, oldest_xid, timeout=timeout)\n        deadline = time.monotonic() + timeout\n",
         "oldest_xid = 0\n        deadline = time.monotonic() + timeout\n",
-        f"{_HANDOVER}::test_a_commit_before_the_slot_that_nobody_sees_yet_is_waited_for",
+        f"{_HANDOVER}::test_a_table_that_is_added_while_somebody_writes_to_it_waits_for_who_wrote_before",
     ),
     Mutant(
         "a lane locks before it imports the snapshot",

@@ -10,7 +10,7 @@ from fix_faults import Job, Jobs, ProxiedBroker, until
 from fix_topics import Flow, read
 from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
-from airflow_bottledwater.errors import StaleBatch
+from airflow_bottledwater.errors import StaleBatch, TakenOver
 from airflow_bottledwater.flow import lane, runner, snapshot
 from airflow_bottledwater.flow.batch import Batch
 from airflow_bottledwater.flow.delivery import StreamPublisher
@@ -145,6 +145,22 @@ def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
     flow.stream()
     _nobody_came_back(flow)
     audit(flow, TABLES).check()
+
+
+def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_flow: MakeFlow) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    flow.snapshot()
+    old = runner.begin(flow.pipeline)
+    newer = runner.begin(flow.pipeline)
+    fingerprint = runner.fingerprint(old.state, old.cluster)
+    publisher = StreamPublisher(
+        flow.pipeline, old.job, old.prefix, old.state_topic, old.topics, Patience(30), fingerprint
+    )
+    try:
+        with pytest.raises(TakenOver, match=f"epoch {newer.job.epoch}"):
+            publisher.reached()
+    finally:
+        publisher.close()
 
 
 def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_flow: MakeFlow) -> None:

@@ -241,7 +241,7 @@ MUTANTS = (
         "flow/delivery.py",
         "        check(found, self.job)\n        self._open = True",
         "        self._open = True",
-        f"{_ZOMBIES}::test_a_stream_that_was_replaced_wakes_and_ends[before-acknowledge]",
+        f"{_ZOMBIES}::test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record",
     ),
     Mutant(
         "a slot that a successor moved is no damage",
@@ -297,7 +297,7 @@ MUTANTS = (
         "flow/runner.py",
         "                position = publisher.publish(batch)\n                source.acknowledge(position)",
         "                source.acknowledge(batch.end)\n                position = publisher.publish(batch)",
-        f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
+        f"{_RECOVERY}::test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told",
     ),
     Mutant(
         "records and position are one transaction",

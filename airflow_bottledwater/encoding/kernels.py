@@ -12,6 +12,7 @@ import ctypes
 import numpy as np
 
 from airflow_bottledwater.compiled import allocating, compiled, external, memcpy, types
+from airflow_bottledwater.encoding.reading import i16, i32, i64, u16, u32
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
     C_KIND,
@@ -121,48 +122,18 @@ _OPEN_ARRAY, _CLOSE_ARRAY = 91, 93
 
 # ------------------------------------------------------------------------------------------------ reading
 @compiled
-def _u16(b, p):
-    return (np.int64(b[p]) << 8) | np.int64(b[p + 1])
-
-
-@compiled
-def _i16(b, p):
-    v = (np.int64(b[p]) << 8) | np.int64(b[p + 1])
-    return v - 65536 if v >= 32768 else v
-
-
-@compiled
-def _i32(b, p):
-    v = (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
-    return v - 4294967296 if v >= 2147483648 else v
-
-
-@compiled
-def _u32(b, p):
-    return (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
-
-
-@compiled
-def _i64(b, p):
-    v = np.int64(0)
-    for i in range(8):
-        v = (v << 8) | np.int64(b[p + i])
-    return v
-
-
-@compiled
 def read_copy_row(b, p, end, count, position, length, kind):
     """Find the fields of one COPY row: int16 count, then int32 length (-1: NULL) and bytes each.
 
     https://www.postgresql.org/docs/current/sql-copy.html (Binary Format, Tuples)
     """
-    if end - p < 2 or _i16(b, p) != count:
+    if end - p < 2 or i16(b, p) != count:
         return MALFORMED
     p += 2
     for c in range(count):
         if end - p < 4:
             return MALFORMED
-        n = _i32(b, p)
+        n = i32(b, p)
         p += 4
         if n == -1:
             kind[c] = FIELD_NULL
@@ -182,7 +153,7 @@ def read_tuple(b, p, end, count, position, length, kind):
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
     """
-    if end - p < 2 or _i16(b, p) != count:
+    if end - p < 2 or i16(b, p) != count:
         return MALFORMED
     p += 2
     for c in range(count):
@@ -195,7 +166,7 @@ def read_tuple(b, p, end, count, position, length, kind):
             continue
         if (k != FIELD_BINARY and k != FIELD_TEXT) or end - p < 4:
             return MALFORMED
-        n = _i32(b, p)
+        n = i32(b, p)
         p += 4
         if n < 0 or n > end - p:
             return MALFORMED
@@ -306,7 +277,7 @@ def _ipv6(b, p, out, o):
     i = 0
     while i < 8:
         run = i
-        while run < 8 and _u16(b, p + 2 * run) == 0:
+        while run < 8 and u16(b, p + 2 * run) == 0:
             run += 1
         if run - i > best_size:
             best, best_size = i, run - i
@@ -325,12 +296,12 @@ def _ipv6(b, p, out, o):
             and best == 0
             and (
                 best_size == 6
-                or (best_size == 7 and _u16(b, p + 14) != 1)
-                or (best_size == 5 and _u16(b, p + 10) == 0xFFFF)
+                or (best_size == 7 and u16(b, p + 14) != 1)
+                or (best_size == 5 and u16(b, p + 10) == 0xFFFF)
             )
         ):
             return _ipv4(b, p + 12, out, o)
-        v = _u16(b, p + 2 * i)
+        v = u16(b, p + 2 * i)
         shift = 12
         while shift > 0 and (v >> shift) == 0:
             shift -= 4
@@ -360,25 +331,25 @@ def _inet(b, p, out, o):
 def _numeric_is_malformed(b, p, n):
     if n < 8:
         return True
-    digits = _u16(b, p)
+    digits = u16(b, p)
     if n != 8 + 2 * digits:
         return True
     for i in range(digits):
-        if _u16(b, p + 8 + 2 * i) > 9999:
+        if u16(b, p + 8 + 2 * i) > 9999:
             return True
     return False
 
 
 @compiled
 def _numeric_text_size(b, p):
-    weight = _i16(b, p + 2)
-    return 16 + (4 * (weight + 1) if weight >= 0 else 1) + _u16(b, p + 6)
+    weight = i16(b, p + 2)
+    return 16 + (4 * (weight + 1) if weight >= 0 else 1) + u16(b, p + 6)
 
 
 @compiled
 def _numeric_text(b, p, out, o):
     """As numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
-    digits, weight, sign, scale = _u16(b, p), _i16(b, p + 2), _u16(b, p + 4), _u16(b, p + 6)
+    digits, weight, sign, scale = u16(b, p), i16(b, p + 2), u16(b, p + 4), u16(b, p + 6)
     base = p + 8
     if sign == NUMERIC_NEGATIVE:
         out[o] = _MINUS
@@ -388,7 +359,7 @@ def _numeric_text(b, p, out, o):
         o += 1
     else:
         for d in range(weight + 1):
-            v = _u16(b, base + 2 * d) if d < digits else 0
+            v = u16(b, base + 2 * d) if d < digits else 0
             o = _decimal(np.int64(v), out, o) if d == 0 else _padded(v, 4, out, o)
     if scale > 0:
         out[o] = _DOT
@@ -396,7 +367,7 @@ def _numeric_text(b, p, out, o):
         written = 0
         d = weight + 1
         while written < scale:
-            v = _u16(b, base + 2 * d) if 0 <= d < digits else 0
+            v = u16(b, base + 2 * d) if 0 <= d < digits else 0
             for unit in (1000, 100, 10, 1):
                 if written < scale:
                     out[o] = np.uint8(_ZERO + (v // unit) % 10)
@@ -423,7 +394,7 @@ def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
     used = 0
     for i in range(digits + max(exponent, 0)):
         factor = np.uint64(10000) if i < digits else np.uint64(10)
-        carry = np.uint64(_u16(b, base + 2 * i)) if i < digits else np.uint64(0)
+        carry = np.uint64(u16(b, base + 2 * i)) if i < digits else np.uint64(0)
         for k in range(used):
             t = limbs[k] * factor + carry
             limbs[k] = t & np.uint64(0xFFFFFFFF)
@@ -465,7 +436,7 @@ def _decimal_bytes(b, p, scale, out, o, cap):
     The width is that of fastavro (one bit more than the magnitude needs).
     https://avro.apache.org/docs/1.12.0/specification/#decimal
     """
-    digits, weight, sign = _u16(b, p), _i16(b, p + 2), _u16(b, p + 4)
+    digits, weight, sign = u16(b, p), i16(b, p + 2), u16(b, p + 4)
     if sign != 0 and sign != NUMERIC_NEGATIVE:
         return np.int64(NO_REPRESENTATION)
     negative = sign == NUMERIC_NEGATIVE
@@ -477,7 +448,7 @@ def _decimal_bytes(b, p, scale, out, o, cap):
     if 4 * digits + max(exponent, 0) <= 18:
         magnitude = np.uint64(0)
         for i in range(digits):
-            magnitude = magnitude * np.uint64(10000) + np.uint64(_u16(b, base + 2 * i))
+            magnitude = magnitude * np.uint64(10000) + np.uint64(u16(b, base + 2 * i))
         for _ in range(exponent):
             magnitude *= np.uint64(10)
         for _ in range(-exponent):
@@ -515,7 +486,7 @@ def avro_value(op, arg, b, p, n, out, o, cap):
     if op == OP_NUMERIC_TEXT:
         if _numeric_is_malformed(b, p, n):
             return np.int64(MALFORMED)
-        sign = _u16(b, p + 4)
+        sign = u16(b, p + 4)
         if cap - o < 20:
             return np.int64(SPACE)
         if sign == NUMERIC_NAN:
@@ -541,13 +512,13 @@ def avro_value(op, arg, b, p, n, out, o, cap):
     if cap - o < 64:
         return np.int64(SPACE)
     if op == OP_INT4:
-        return np.int64(_varint(_i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+        return np.int64(_varint(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
     if op == OP_INT8 or op == OP_TIME:
-        return np.int64(_varint(_i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
+        return np.int64(_varint(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
     if op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
         if n != 8:
             return np.int64(MALFORMED)
-        t = _i64(b, p)
+        t = i64(b, p)
         if t != TIMESTAMP_INFINITY and t != TIMESTAMP_MINUS_INFINITY:
             # the greatest number stands for infinity
             if t >= TIMESTAMP_INFINITY - EPOCH_MICROS:
@@ -560,7 +531,7 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         out[o] = b[p]
         return np.int64(o + 1)
     if op == OP_INT2:
-        return np.int64(_varint(_i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
+        return np.int64(_varint(i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
     if op == OP_FLOAT4 or op == OP_FLOAT8:
         width = 4 if op == OP_FLOAT4 else 8
         if n != width:
@@ -571,7 +542,7 @@ def avro_value(op, arg, b, p, n, out, o, cap):
     if op == OP_DATE:
         if n != 4:
             return np.int64(MALFORMED)
-        d = _i32(b, p)
+        d = i32(b, p)
         if d != DATE_INFINITY and d != DATE_MINUS_INFINITY:
             d += EPOCH_DAYS
         return np.int64(_varint(d, out, o))
@@ -586,16 +557,16 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         out[o] = np.uint8(2 * (end - o - 1))  # shorter than 64: one byte
         return np.int64(end)
     if op == OP_UINT32:
-        return np.int64(_varint(_u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+        return np.int64(_varint(u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
     if op == OP_UINT64:
         if n != 8:
             return np.int64(MALFORMED)
-        v = _i64(b, p)
+        v = i64(b, p)
         return np.int64(_varint(v, out, o)) if v >= 0 else np.int64(NO_REPRESENTATION)
     if op == OP_MONEY:
         if n != 8:
             return np.int64(MALFORMED)
-        v = _i64(b, p)
+        v = i64(b, p)
         width = (_bit_length(np.uint64(0) - np.uint64(v) if v < 0 else np.uint64(v)) + 8) // 8
         o = _varint(np.int64(width), out, o)
         for i in range(width - 1, -1, -1):
@@ -606,12 +577,12 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         if n != 12:
             return np.int64(MALFORMED)
         # PostgreSQL counts the zone westwards (timetz_out, src/backend/utils/adt/date.c)
-        return np.int64(_varint(-_i32(b, p + 8), out, _varint(_i64(b, p), out, o)))
+        return np.int64(_varint(-i32(b, p + 8), out, _varint(i64(b, p), out, o)))
     if op == OP_INTERVAL:
         if n != 16:
             return np.int64(MALFORMED)
-        o = _varint(_i32(b, p + 12), out, o)
-        return np.int64(_varint(_i64(b, p), out, _varint(_i32(b, p + 8), out, o)))
+        o = _varint(i32(b, p + 12), out, o)
+        return np.int64(_varint(i64(b, p), out, _varint(i32(b, p + 8), out, o)))
     return np.int64(MALFORMED)
 
 
@@ -864,7 +835,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
     if op == OP_DECIMAL or op == OP_NUMERIC_TEXT:
         if _numeric_is_malformed(b, p, n):
             return np.int64(MALFORMED)
-        sign = _u16(b, p + 4)
+        sign = u16(b, p + 4)
         if sign == NUMERIC_NAN:
             return _quoted(_NAN, out, o, cap)
         if sign == NUMERIC_PINF:
@@ -880,11 +851,11 @@ def json_value(op, arg, b, p, n, out, o, cap):
     if cap - o < 96:
         return np.int64(SPACE)
     if op == OP_INT4:
-        return np.int64(_decimal(_i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+        return np.int64(_decimal(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
     if op == OP_INT8:
-        return np.int64(_decimal(_i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
+        return np.int64(_decimal(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
     if op == OP_INT2:
-        return np.int64(_decimal(_i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
+        return np.int64(_decimal(i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
     if op == OP_BOOL:
         if n != 1 or b[p] > 1:
             return np.int64(MALFORMED)
@@ -901,7 +872,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
     if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
         if n != (4 if op == OP_DATE else 8):
             return np.int64(MALFORMED)
-        v = _i32(b, p) if op == OP_DATE else _i64(b, p)
+        v = i32(b, p) if op == OP_DATE else i64(b, p)
         if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
             return _quoted(_LOWER_INFINITY, out, o, cap)
         if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
@@ -939,28 +910,28 @@ def json_value(op, arg, b, p, n, out, o, cap):
         out[o] = _QUOTE
         return np.int64(o + 1)
     if op == OP_UINT32:
-        return np.int64(_decimal(_u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+        return np.int64(_decimal(u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
     if op == OP_UINT64:
-        return np.int64(_unsigned(np.uint64(_i64(b, p)), out, o)) if n == 8 else np.int64(MALFORMED)
+        return np.int64(_unsigned(np.uint64(i64(b, p)), out, o)) if n == 8 else np.int64(MALFORMED)
     if op == OP_MONEY:
         if n != 8:
             return np.int64(MALFORMED)
         out[o] = _QUOTE
-        o = _scaled(_i64(b, p), arg, out, o + 1)
+        o = _scaled(i64(b, p), arg, out, o + 1)
         out[o] = _QUOTE
         return np.int64(o + 1)
     if op == OP_TIMETZ:
-        v = _i64(b, p) if n == 12 else np.int64(-1)
+        v = i64(b, p) if n == 12 else np.int64(-1)
         if v < 0 or v > 86400000000:
             return np.int64(MALFORMED)
         out[o] = _QUOTE
-        o = _zone(-_i32(b, p + 8), out, _clock(v, out, o + 1))
+        o = _zone(-i32(b, p + 8), out, _clock(v, out, o + 1))
         out[o] = _QUOTE
         return np.int64(o + 1)
     if op == OP_INTERVAL:
         if n != 16:
             return np.int64(MALFORMED)
-        micros, days, months = _i64(b, p), _i32(b, p + 8), _i32(b, p + 12)
+        micros, days, months = i64(b, p), i32(b, p + 8), i32(b, p + 12)
         if months == INTERVAL_INFINITY and days == INTERVAL_INFINITY and micros == TIMESTAMP_INFINITY:
             return _quoted(_LOWER_INFINITY, out, o, cap)
         if months == INTERVAL_MINUS_INFINITY and days == INTERVAL_MINUS_INFINITY and micros == TIMESTAMP_MINUS_INFINITY:
@@ -981,7 +952,7 @@ def _array(json, programs, node, b, p, n, out, o, cap):
     int32 length (-1: NULL) and its value. Avro: one block of items and its end (https://avro.apache.org/docs/1.12.0/specification/#arrays-1).
     """
     end = p + n
-    dimensions = _i32(b, p) if n >= 12 else np.int64(-1)
+    dimensions = i32(b, p) if n >= 12 else np.int64(-1)
     if dimensions < 0 or dimensions > 6 or n < 12 + 8 * dimensions:
         return np.int64(MALFORMED)
     if cap - o < 256:
@@ -999,8 +970,8 @@ def _array(json, programs, node, b, p, n, out, o, cap):
         return np.int64(NO_REPRESENTATION)
     count = np.int64(1)
     for d in range(dimensions):
-        size = _i32(b, sizes + 8 * d)
-        if _i32(b, sizes + 8 * d + 4) != 1:
+        size = i32(b, sizes + 8 * d)
+        if i32(b, sizes + 8 * d + 4) != 1:
             return np.int64(NO_REPRESENTATION)
         # an element has four bytes at least
         if size < 1 or size > n:
@@ -1023,11 +994,11 @@ def _array(json, programs, node, b, p, n, out, o, cap):
                     out[o] = _OPEN_ARRAY
                     o += 1
                 else:
-                    o = _varint(_i32(b, sizes + 8 * d), out, o)
-            period //= _i32(b, sizes + 8 * d)
+                    o = _varint(i32(b, sizes + 8 * d), out, o)
+            period //= i32(b, sizes + 8 * d)
         if end - p < 4:
             return np.int64(MALFORMED)
-        length = _i32(b, p)
+        length = i32(b, p)
         p += 4
         if length == -1:
             if json:
@@ -1054,7 +1025,7 @@ def _array(json, programs, node, b, p, n, out, o, cap):
             return np.int64(SPACE)
         period = np.int64(1)
         for d in range(dimensions - 1, -1, -1):
-            period *= _i32(b, sizes + 8 * d)
+            period *= i32(b, sizes + 8 * d)
             if (i + 1) % period == 0:
                 out[o] = _CLOSE_ARRAY if json else 0
                 o += 1

@@ -163,24 +163,14 @@ class Channel:
 
     def refuses(self, records: Records) -> bool:
         """Whether the broker refuses these records: sent in a transaction of their own that is then aborted."""
+        self.open()
         try:
-            self.open()
-            self.send(lambda publisher: _produce_and_abort(publisher, records), {})
-        except _Probed:
-            return False
+            self._publisher.attempt([records])
         except RecordRefused:
             return True
+        finally:
+            self.close()
         return False
-
-
-class _Probed(Exception):
-    """A probing transaction went through, and was aborted."""
-
-
-def _produce_and_abort(publisher: Publisher, records: Records) -> None:
-    publisher.produce(records)
-    publisher.drain()
-    raise _Probed
 
 
 def find_refused(channel: Channel, records: Records) -> int:

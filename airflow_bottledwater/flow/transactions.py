@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.encoding.reading import i64, u32
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
     C_KIND,
@@ -74,19 +75,6 @@ def _sees(xid, xmin, xmax, running, first, last):
 
 
 @compiled
-def _i64(b, p):
-    v = np.int64(0)
-    for i in range(8):
-        v = (v << 8) | np.int64(b[p + i])
-    return v
-
-
-@compiled
-def _u32(b, p):
-    return (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
-
-
-@compiled
 def _assemble(
     b,
     offsets,
@@ -112,7 +100,7 @@ def _assemble(
         if end - p >= 18 and b[p] == 107:
             # a keepalive inside a transaction says nothing about what is complete
             if state[_IN] == 0:
-                k = _i64(b, p + 1)
+                k = i64(b, p + 1)
                 if k > state[_MARK_LSN]:
                     state[_MARK_LSN] = k
             i += 1
@@ -125,9 +113,9 @@ def _assemble(
             if end - p < 21:
                 return i, _MALFORMED
             state[_IN] = 1
-            state[_FINAL] = _i64(b, p + 1)
-            state[_TIME] = (_i64(b, p + 9) + EPOCH_MICROS) // 1000
-            state[_XID] = _u32(b, p + 17)
+            state[_FINAL] = i64(b, p + 1)
+            state[_TIME] = (i64(b, p + 9) + EPOCH_MICROS) // 1000
+            state[_XID] = u32(b, p + 17)
             state[_ORDINAL] = 0
             state[_SEEN] += 1
             state[_SKIPPED_HERE] = 0
@@ -141,7 +129,7 @@ def _assemble(
             state[_IN] = 0
             state[_MARK] = state[_COUNT]
             state[_MARK_BYTES] = state[_BYTES]
-            lsn = _i64(b, p + 10)
+            lsn = i64(b, p + 10)
             if lsn > state[_MARK_LSN]:
                 state[_MARK_LSN] = lsn
             state[_SKIPPED_TRANSACTIONS] += state[_SKIPPED_HERE]
@@ -160,8 +148,8 @@ def _assemble(
                 state[_ORDINAL] = ordinal
                 i += 1
                 continue
-            at = np.searchsorted(oids, _u32(b, p + 1))
-            if at == oids.size or oids[at] != _u32(b, p + 1):
+            at = np.searchsorted(oids, u32(b, p + 1))
+            if at == oids.size or oids[at] != u32(b, p + 1):
                 return i, _UNKNOWN
             relation = indexes[at]
             if boundary_of[at] >= 0 and hidden[boundary_of[at]]:

@@ -24,12 +24,8 @@ log = logging.getLogger(__name__)
 _TIMEOUT = 10.0
 
 
-class _Undone(Exception):
-    """Ends the transaction."""
-
-
 def release(config: Mapping[str, str], publisher: Publisher, topics: Sequence[str]) -> None:
-    """Abort what the publisher's id has left open in these topics; then it has to be initialised again.
+    """Abort what the publisher's id has left open in these topics; the publisher is initialised again behind it.
 
     The first record of each is sent once more, so that a reader of uncommitted records sees nothing that it cannot tell by its
     position. Where the transaction is another's and at work, that record is all that happens.
@@ -40,14 +36,8 @@ def release(config: Mapping[str, str], publisher: Publisher, topics: Sequence[st
     if not found:
         return
     log.warning("%s: ending what an outage has left open in %d partitions.", publisher.transactional_id, len(found))
-    try:
-        with publisher.transaction():
-            for index, message in found:
-                publisher.produce(_again(index, message))
-            publisher.drain()
-            raise _Undone
-    except _Undone:
-        publisher.open()
+    publisher.attempt([_again(index, message) for index, message in found])
+    publisher.open()
 
 
 def _first_open(config: Mapping[str, str], topic: str) -> list[Message]:

@@ -38,6 +38,10 @@ class NewProducerNeeded(BottledWaterError):
     """The transaction is lost, not the data: make a new producer, initialise it, read the state, decide again."""
 
 
+class _Undone(Exception):
+    """Ends a transaction that was never meant to be committed."""
+
+
 class RecordRefused(BottledWaterError):
     """The broker refuses a record for good (size, authorization, validation); the transaction was aborted.
 
@@ -240,6 +244,17 @@ class Publisher:
                 raise NewProducerNeeded(f"Producing failed: {rd.name(code)}.")
         self._sent += len(records)
         rd.poll(self._handle, 0)
+
+    def attempt(self, records: Sequence[Records]) -> None:
+        """Send these in a transaction that is then aborted; the producer is not used again.
+
+        :raises RecordRefused: the broker does not take one of them.
+        """
+        with contextlib.suppress(_Undone), self.transaction():
+            for each in records:
+                self.produce(each)
+            self.drain()
+            raise _Undone
 
     def drain(self) -> None:
         """Wait until every record of the open transaction is confirmed or refused.

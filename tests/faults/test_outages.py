@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fix_faults import Jobs, ProxiedBroker, until
+from fix_faults import Job, Jobs, ProxiedBroker, until
 from fix_topics import Flow
 from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, positions, update
 
@@ -43,6 +43,14 @@ def _more(reader: LiveReader, seconds: float = 90.0) -> None:
     """Wait until the stream publishes."""
     before = len(reader.arrivals)
     until(lambda: len(reader.arrivals) > before + 5, "new records", seconds)
+
+
+def _goes_on(flow: Flow, job: Job, seconds: float = 30.0) -> None:
+    """The job still runs, and publishes."""
+    with LiveReader(flow, TABLES) as reader:
+        until(lambda: len(reader.arrivals) > len(TABLES) * ROWS, "the snapshot was read", seconds)
+        _more(reader)
+    assert job.running, job.output
 
 
 # ---------------------------------------------------------------------- time-outs and lost answers
@@ -117,10 +125,7 @@ def test_a_broker_that_is_away_for_longer_than_the_time_out_is_no_takeover(
         job.resume()
         time.sleep(6)
         proxied.start()
-        with LiveReader(flow, TABLES) as reader:
-            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS, "the snapshot was read", 60)
-            _more(reader)
-        assert job.running, job.output
+        _goes_on(flow, job, 60)
         job.stop()
     flow.stream()
     audit(flow, TABLES).check()
@@ -145,10 +150,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted(
         time.sleep(3)  # longer than one call waits for it
         proxied.proxy.cut()
         proxied.proxy.mode = "pass"
-        with LiveReader(flow, TABLES) as reader:
-            until(lambda: len(reader.arrivals) > len(TABLES) * ROWS, "the snapshot was read")
-            _more(reader)
-        assert job.running, job.output
+        _goes_on(flow, job)
         assert NEW_PRODUCER not in job.output
         job.stop()
     flow.stream()

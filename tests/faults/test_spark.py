@@ -116,8 +116,9 @@ def _more(reader: LiveReader, job: SparkJob, count: int = 50, seconds: float = 1
     assert supervise.running(job.run), job.log
 
 
-@pytest.mark.parametrize(("engine", "victim"), STREAM)
-def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str) -> None:
+@contextlib.contextmanager
+def _streaming(make_flow: MakeFlow, submitted: Submitted, engine: str) -> Iterator[tuple[Flow, LiveReader, SparkJob]]:
+    """A stream job that publishes what writers do; behind it the rest is streamed, and everything must be there once."""
     flow = make_flow(tables=TABLES, engine=engine)
     make_tables(flow, TABLES, ROWS)
     flow.create()
@@ -125,24 +126,29 @@ def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submit
         flow.snapshot()
         with LiveReader(flow, TABLES) as reader:
             job = submitted(flow, "stream")
-            until((job.run / "driver.json").exists, "the driver")
             until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
             _more(reader, job)
-            time.sleep(random.uniform(0.0, 0.5))
-            killed = job.processes(victim)
-            assert killed, [p.cmdline() for p in job._processes()]
-            for process in killed:
-                process.kill()
-            # Spark may start the task again by itself; if the job ends, it says that submitting it again helps
-            if until(lambda: not supervise.running(job.run) or _grown(reader), "an end, or more records", 120):
-                code = supervise.exit_code(job.run)
-                assert code is None or code not in (0, EXIT_FAILED), job.log
-            if not supervise.running(job.run):
-                job = submitted(flow, "stream")
-            _more(reader, job)
-            job.stop()
+            yield flow, reader, job
     flow.stream()
     audit(flow, TABLES).check()
+
+
+@pytest.mark.parametrize(("engine", "victim"), STREAM)
+def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str) -> None:
+    with _streaming(make_flow, submitted, engine) as (flow, reader, job):
+        time.sleep(random.uniform(0.0, 0.5))
+        killed = job.processes(victim)
+        assert killed, [p.cmdline() for p in job._processes()]
+        for process in killed:
+            process.kill()
+        # Spark may start the task again by itself; if the job ends, it says that submitting it again helps
+        if until(lambda: not supervise.running(job.run) or _grown(reader), "an end, or more records", 120):
+            code = supervise.exit_code(job.run)
+            assert code is None or code not in (0, EXIT_FAILED), job.log
+        if not supervise.running(job.run):
+            job = submitted(flow, "stream")
+        _more(reader, job)
+        job.stop()
 
 
 def _grown(reader: LiveReader) -> bool:
@@ -155,33 +161,23 @@ def _grown(reader: LiveReader) -> bool:
 def test_a_stream_that_stood_still_and_was_replaced_ends(
     make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str
 ) -> None:
-    flow = make_flow(tables=TABLES, engine=engine)
-    make_tables(flow, TABLES, ROWS)
-    flow.create()
-    with _writers(flow):
-        flow.snapshot()
-        with LiveReader(flow, TABLES) as reader:
-            zombie = submitted(flow, "stream")
-            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
-            _more(reader, zombie)
-            stopped = zombie.processes(victim)
-            assert stopped, [p.cmdline() for p in zombie._processes()]
-            for process in stopped:
-                process.suspend()
-            flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-            time.sleep(1.0)
-            successor = submitted(flow, "stream")
-            until(lambda: len(_epochs(flow)) > 1, "the successor publishes", 120)
-            for process in stopped:
-                process.resume()
-            assert zombie.ended() in (EXIT_FAILED, EXIT_TRANSIENT), zombie.log
-            outcome = supervise.outcome(zombie.run)
-            assert outcome is not None and outcome["kind"] == "TakenOver", zombie.log
-            assert "was taken over by" in outcome["error"]
-            _more(reader, successor)
-            successor.stop()
-    flow.stream()
-    audit(flow, TABLES).check()
+    with _streaming(make_flow, submitted, engine) as (flow, reader, zombie):
+        stopped = zombie.processes(victim)
+        assert stopped, [p.cmdline() for p in zombie._processes()]
+        for process in stopped:
+            process.suspend()
+        flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        time.sleep(1.0)
+        successor = submitted(flow, "stream")
+        until(lambda: len(_epochs(flow)) > 1, "the successor publishes", 120)
+        for process in stopped:
+            process.resume()
+        assert zombie.ended() in (EXIT_FAILED, EXIT_TRANSIENT), zombie.log
+        outcome = supervise.outcome(zombie.run)
+        assert outcome is not None and outcome["kind"] == "TakenOver", zombie.log
+        assert "was taken over by" in outcome["error"]
+        _more(reader, successor)
+        successor.stop()
 
 
 def _epochs(flow: Flow) -> set[int]:
@@ -193,22 +189,12 @@ def _epochs(flow: Flow) -> set[int]:
 def test_a_stream_whose_broker_dies_goes_on(
     make_flow: MakeFlow, submitted: Submitted, kafka: KafkaBroker, engine: str
 ) -> None:
-    flow = make_flow(tables=TABLES, engine=engine)
-    make_tables(flow, TABLES, ROWS)
-    flow.create()
-    with _writers(flow):
-        flow.snapshot()
-        with LiveReader(flow, TABLES) as reader:
-            job = submitted(flow, "stream")
-            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
-            _more(reader, job)
-            kafka.kill()
-            time.sleep(5.0)
-            kafka.start()
-            _more(reader, job)
-            job.stop()
-    flow.stream()
-    audit(flow, TABLES).check()
+    with _streaming(make_flow, submitted, engine) as (_, reader, job):
+        kafka.kill()
+        time.sleep(5.0)
+        kafka.start()
+        _more(reader, job)
+        job.stop()
 
 
 @pytest.mark.parametrize("victim", ["driver", "jvm", "worker", "holder"])

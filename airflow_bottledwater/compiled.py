@@ -6,6 +6,7 @@ Importing this module imports numba; only the data plane's hot loops do.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,16 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _fingerprint() -> str:
+    """Of the sources whose functions and numbers are compiled into those of other files: numba itself only looks at the file
+    that a function is in."""
+    encoding = Path(__file__).parent / "encoding"
+    digest = hashlib.sha256()
+    for source in (encoding / "wire.py", *sorted((encoding / "kernels").glob("*.py"))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _cache_directory() -> str:
     """Where compiled code is kept: a writable folder of this user, so that a worker starts warm.
 
@@ -22,7 +33,9 @@ def _cache_directory() -> str:
     compiles at every start.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for folder in (home / "bottledwater" / "compiled", Path(tempfile.gettempdir()) / f"bottledwater-{os.getuid()}"):
+    code = _fingerprint()
+    temporary = Path(tempfile.gettempdir()) / f"bottledwater-{os.getuid()}-{code}"
+    for folder in (home / "bottledwater" / "compiled" / code, temporary):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:

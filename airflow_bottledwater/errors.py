@@ -55,6 +55,10 @@ class Refused(BottledWaterError):
     """Going on would lose, double or invent data, or is not permitted; a person has to decide."""
 
 
+class SchemaRefused(Refused):
+    """The registry does not take a schema, or none can be made of the columns: of rows in a stream it is a record error each."""
+
+
 class CredentialsRefused(Refused):
     """A server does not accept the password, or one side not the other's certificate. On a stream that had worked it is waited
     out for a moment (a rotated password reaches its file), then the job ends as after an outage."""

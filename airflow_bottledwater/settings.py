@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.model.forms import Forms
 from airflow_bottledwater.model.lsn import POSITION
 from airflow_bottledwater.model.slot import SLOT_NAME
 
@@ -58,9 +59,20 @@ class Pipeline:
     replication_factor: int = 3
     unkeyed_retention_ms: int = -1
     topic_config: dict[str, str] = field(default_factory=dict)
-    arrays: str = "array"
     xid_header: bool = False
     snapshot_headers: bool = False
+
+    # in which form types are published that have several
+    arrays: str = "array"
+    composites: str = "record"
+    ranges: str = "text"
+    enums: str = "string"
+    numerics: str = "decimal"
+    json_numerics: str = "string"
+    json_documents: str = "string"
+    json_geometries: str = "ewkb"
+    regs: str = "number"
+    not_null: str = "nullable"
 
     # pace
     engine: str = "continuous"
@@ -106,6 +118,23 @@ class Pipeline:
     def publication_name(self) -> str:
         """The publication of the keyed tables."""
         return self.publication or self.slot
+
+    @property
+    def forms(self) -> Forms:
+        """The forms of types that this output format has."""
+        as_json = self.output_format == "json"
+        exact = as_json and self.json_numerics == "number" and self.numerics != "double"
+        return Forms(
+            arrays=self.arrays,
+            composites=self.composites,
+            ranges=self.ranges,
+            enums="string" if as_json else self.enums,
+            numerics="number" if exact else self.numerics,
+            documents=self.json_documents if as_json else "string",
+            regs=self.regs,
+            geometries=self.json_geometries if as_json else "ewkb",
+            not_null="nullable" if as_json else self.not_null,
+        )
 
     def public(self) -> dict[str, Any]:
         """All but the secrets, for logs and status."""
@@ -166,6 +195,15 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_format": _one_of("avro", "json"),
     "on_error": _one_of("exit", "log"),
     "arrays": _one_of("array", "text"),
+    "composites": _one_of("record", "text"),
+    "ranges": _one_of("text", "record"),
+    "enums": _one_of("string", "enum"),
+    "numerics": _one_of("decimal", "string", "double"),
+    "json_numerics": _one_of("string", "number"),
+    "json_documents": _one_of("string", "value"),
+    "json_geometries": _one_of("ewkb", "geojson"),
+    "regs": _one_of("number", "name"),
+    "not_null": _one_of("nullable", "required"),
     "on_truncate": _one_of("event", "stop"),
     "engine": _one_of("continuous", "micro-batch"),
     "skip_position": (

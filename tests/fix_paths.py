@@ -14,9 +14,11 @@ from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.delivery import encode_changes
 from airflow_bottledwater.flow.rows import Completed, Completer
 from airflow_bottledwater.flow.transactions import Cutter
+from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Column, Table, quote
 from airflow_bottledwater.postgres import catalog, copy, pgoutput, slot
+from airflow_bottledwater.postgres.column_types import REGS
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import ReplicationStream
@@ -98,11 +100,17 @@ def copied(connection: Connection, table: Table, output_format: str) -> list[Mad
 
 
 def texts(connection: Connection, table: Table) -> list[list[str | None]]:
-    """PostgreSQL's own text of every value."""
-    columns = ", ".join(
-        f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {quote(c.name)}) END"
-        for c in table.columns
-    )
+    """PostgreSQL's own text of every value; of reg* the number."""
+
+    def text(column: Column) -> str:
+        value = quote(column.name)
+        if column.type.base_oid in REGS and column.type.form == "number":
+            value += "::oid"
+        if column.type.form == "geojson":
+            value = f"{quote(column.type.schema)}.st_asgeojson({value})"
+        return f"CASE WHEN {quote(column.name)} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {value}) END"
+
+    columns = ", ".join(text(c) for c in table.columns)
     return [
         list(row) for row in connection.execute(f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}")
     ]
@@ -124,6 +132,7 @@ def encoded(batch: Batch, completer: Completer, output_format: str) -> tuple[lis
 class Follower:
     """A slot, and all that comes out of it as batches.
 
+    :param forms: in which types are published.
     :param options: of the ReplicationStream.
     """
 
@@ -135,8 +144,10 @@ class Follower:
         name: str = "",
         limit: int = 1 << 30,
         most: int = 1 << 30,
+        forms: Forms = DEFAULT_FORMS,
         **options: int,
     ) -> None:
+        self.forms = forms
         self.dsn = dsn
         self.connection = connect(dsn)
         self.slot = name or f"s{time.monotonic_ns()}"
@@ -170,7 +181,7 @@ class Follower:
         return self.stream
 
     def _resolve(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
-        (table,) = catalog.load(self.connection, [message.oid])
+        (table,) = catalog.load(self.connection, [message.oid], forms=self.forms)
         assert [c.name for c in table.columns] == [c.name for c in message.columns]
         return Version(table, message.name, KEY_ID, VALUE_ID)
 

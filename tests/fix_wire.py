@@ -24,6 +24,34 @@ def array(element: ColumnType, dimensions: int = 1) -> ColumnType:
     return ColumnType(1007, -1, 1007, -1, "b", f"{element.name}[]", element, dimensions)
 
 
+def composite(*attributes: ColumnType) -> ColumnType:
+    """A type made of these."""
+    fields = tuple(Column(f"f {i}", kind) for i, kind in enumerate(attributes))
+    return ColumnType(
+        16400, -1, 16400, -1, "c", "pair", schema="public", label="pair", attributes=fields, form="record"
+    )
+
+
+def interval_of(bound: ColumnType, *, several: bool = False) -> ColumnType:
+    """A range that is published as a record, or a multirange."""
+    one = ColumnType(3904, -1, 3904, -1, "r", "span", bound, schema="public", label="span", form="record")
+    return (
+        ColumnType(4451, -1, 4451, -1, "m", "spans", one, schema="public", label="spans", form="record")
+        if several
+        else one
+    )
+
+
+def extension(name: str, label: str) -> ColumnType:
+    """A type that an extension made."""
+    return ColumnType(16500, -1, 16500, -1, "b", label, schema="public", label=label, extension=name)
+
+
+def labelled(*labels: str) -> ColumnType:
+    """An enum that is published as one."""
+    return ColumnType(16600, -1, 16600, -1, "e", "mood", schema="public", label="mood", labels=labels, form="enum")
+
+
 def table(
     *columns: tuple[str, ColumnType],
     key: Sequence[str] = (),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from airflow_bottledwater.encoding import names, types
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import SchemaRefused
 from airflow_bottledwater.model.relation import Table
 
 MEDIA_TYPE = "AVRO"
@@ -17,41 +17,56 @@ def _distinct(table: Table, fields: list[dict[str, Any]]) -> None:
     for field, column in zip(fields, table.columns, strict=True):
         other = seen.setdefault(field["name"], column.name)
         if other != column.name:
-            raise Refused(
+            raise SchemaRefused(
                 f"Columns {other!r} and {column.name!r} of {table.qualified} both become the Avro field {field['name']!r}.",
                 "Rename one of them, leave it out of the publication, or use the JSON format.",
             )
 
 
-def _named_once(schema: Any, seen: set[str]) -> Any:
-    """A schema that defines each of its records where it first appears (https://avro.apache.org/docs/1.12.0/specification/#names)."""
+def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
+    """A schema that defines each of its records and enums where it first appears
+    (https://avro.apache.org/docs/1.12.0/specification/#names)."""
     if isinstance(schema, list):
-        return [_named_once(each, seen) for each in schema]
+        return [_named_once(table, each, seen) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    if schema.get("type") == "record":
+    found = schema
+    if schema["type"] in ("record", "enum"):
         name = f"{schema['namespace']}.{schema['name']}"
-        if name in seen:
+        if seen.setdefault(name, schema) != schema:
+            raise SchemaRefused(
+                f"Two types in {table.qualified} both become the Avro name {name}.",
+                "Rename one of them, leave its column out of the publication, or use the JSON format.",
+            )
+        if seen[name] is not schema:
             return name
-        seen.add(name)
-        return {**schema, "fields": [{**f, "type": _named_once(f["type"], seen)} for f in schema["fields"]]}
-    if schema.get("type") == "array":
-        return {**schema, "items": _named_once(schema["items"], seen)}
-    return schema
+    for list_of, part in (("fields", "name"), ("symbols", None)):
+        members = [each[part] if part else each for each in schema.get(list_of, ())]
+        if len(set(members)) < len(members):
+            raise SchemaRefused(
+                f"In {table.qualified}, two of type {schema['name']} become the same Avro name ({', '.join(members)}).",
+                "Rename one of them, publish the type as text (composites = text, enums = string), or use the JSON format.",
+            )
+    if "fields" in schema:
+        found = {**schema, "fields": [{**f, "type": _named_once(table, f["type"], seen)} for f in schema["fields"]]}
+    for inner in ("items", "values"):
+        if inner in schema:
+            found = {**schema, inner: _named_once(table, schema[inner], seen)}
+    return found
 
 
 def value_schema(table: Table) -> str:
-    """The row's record: every field nullable with default null, so that a registry accepts added and dropped columns.
+    """The row's record: every field nullable with default null, so that a registry accepts added and dropped columns (but those
+    that the settings keep required).
 
-    :raises Refused: if two columns' names become one.
+    :raises SchemaRefused: if two columns' names become one.
     """
     fields: list[dict[str, Any]] = []
     for column in table.columns:
-        field = {
-            "name": names.mangle(column.name),
-            "type": ["null", types.mapping(column.type).avro(column.type)],
-            "default": None,
-        }
+        kind = types.mapping(column.type).avro(column.type)
+        field: dict[str, Any] = {"name": names.mangle(column.name), "type": kind if column.required else ["null", kind]}
+        if not column.required:
+            field["default"] = None
         if column.comment:
             field["doc"] = column.comment
         fields.append(field)
@@ -64,7 +79,7 @@ def value_schema(table: Table) -> str:
     }
     if table.comment:
         schema["doc"] = table.comment
-    return json.dumps(_named_once(schema, set()), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
 def key_schema(table: Table) -> str:
@@ -84,4 +99,4 @@ def key_schema(table: Table) -> str:
         "namespace": names.namespace(table.schema),
         "fields": fields,
     }
-    return json.dumps(_named_once(schema, set()), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)

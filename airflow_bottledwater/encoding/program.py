@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.encoding import types, wire
-from airflow_bottledwater.model.relation import ColumnType, Table, quote
+from airflow_bottledwater.model.relation import Table, quote
 
 Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -43,7 +42,7 @@ class Programs:
     keys: Int64
     names: Bytes
     tables: tuple[Table, ...]
-    conversions: tuple[tuple[int, str], ...]
+    conversions: tuple[tuple[int, types.Sql | None], ...]
 
     @property
     def width(self) -> int:
@@ -68,10 +67,19 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
     """
     relations = np.zeros((max(1, len(tables)), wire.RELATION_WIDTH), dtype=np.int64)
     columns: list[list[int]] = []
-    conversions: list[tuple[int, str]] = []
-    elements: list[tuple[int, types.TypeMapping, ColumnType]] = []
+    conversions: list[tuple[int, types.Sql | None]] = []
     keys: list[int] = []
     labels = bytearray()
+    made_of: list[tuple[int, tuple[types.Part, ...]]] = []
+
+    def add(part: types.Part, *, converted: bool = False, required: bool = False) -> None:
+        opcode = argument = 0
+        if part.mapping is not None and part.type is not None:
+            opcode, argument = part.mapping.opcode, part.mapping.argument(part.type)
+            made_of.append((len(columns), part.mapping.parts))
+        columns.append([opcode, argument, len(labels), len(part.name), int(converted), 0, int(required)])
+        labels.extend(part.name)
+
     for i, (table, target) in enumerate(tables):
         positions = {column.name: c for c, column in enumerate(table.columns)}
         relations[i] = (
@@ -88,20 +96,20 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
         keys += [positions[name] for name in table.key]
         for column in table.columns:
             mapping = types.mapping(column.type)
-            label = (json.dumps(column.name, ensure_ascii=False) + ":").encode()
-            if mapping.element is not None and column.type.element is not None:
-                elements.append((len(columns), mapping.element, column.type.element))
-            converted = int(mapping.convert != "" and not copied)
-            columns.append([mapping.opcode, mapping.argument(column.type), len(labels), len(label), converted, 0])
+            add(
+                types.Part(types.json_key(column.name), column.type, mapping),
+                converted=mapping.convert is not None and not copied,
+                required=column.required,
+            )
             # not a domain: its constraints may have changed since, and the value is that of the base type
             conversions.append((column.type.base_oid, mapping.convert))
-            labels += label
-    while elements:
-        of, mapping, kind = elements.pop()
-        columns[of][wire.P_CHILD] = len(columns)
-        if mapping.element is not None and kind.element is not None:
-            elements.append((len(columns), mapping.element, kind.element))
-        columns.append([mapping.opcode, mapping.argument(kind), 0, 0, 0, 0])
+    # behind all columns, so that a relation's are together
+    while made_of:
+        of, parts = made_of.pop()
+        if parts:
+            columns[of][wire.P_CHILD] = len(columns)
+        for part in parts:
+            add(part)
     return Programs(
         json=output_format == "json",
         relations=relations,
@@ -114,16 +122,9 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
 
 
 def select_list(table: Table) -> str:
-    """The columns of a COPY query; what has no kernel is converted by the server.
-
-    ``format('%s', v)`` turns NULL into an empty string; ``IS DISTINCT FROM NULL`` tests the value itself, also for a composite
-    whose fields are all NULL (make_nulltest_from_distinct, src/backend/parser/parse_expr.c).
-    """
+    """The columns of a COPY query; what has no kernel is converted by the server."""
     parts = []
     for column in table.columns:
-        name = quote(column.name)
-        if convert := types.mapping(column.type).convert:
-            parts.append(f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {convert.replace('{}', name)} END")
-        else:
-            parts.append(name)
+        name, convert = quote(column.name), types.mapping(column.type).convert
+        parts.append(name if convert is None else types.unless_null(convert, name))
     return ", ".join(parts)

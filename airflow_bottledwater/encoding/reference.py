@@ -6,6 +6,7 @@ Slow on purpose, and independent of the binary layouts: tests hold the kernels a
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 import re
@@ -17,7 +18,7 @@ from typing import Any
 
 import fastavro
 
-from airflow_bottledwater.encoding import avro, wire
+from airflow_bottledwater.encoding import avro, names, wire
 from airflow_bottledwater.encoding.types import mapping, numeric_precision
 from airflow_bottledwater.model.relation import ColumnType, Table
 
@@ -155,6 +156,73 @@ def _each(column: ColumnType, elements: Any, make: Callable[[ColumnType, str], A
     return None if elements is None else make(column.element, elements)
 
 
+def _quoted_parts(text: str) -> list[str | None]:
+    """What stands between commas: quoted (with doubled quotes and backslashes), bare, or nothing (None)."""
+    parts: list[str | None] = []
+    at = 0
+    while True:
+        found, bare = "", at
+        while at < len(text) and text[at] != ",":
+            if text[at] == '"':
+                match = re.compile(r'"((?:[^"\\]|\\.|"")*)"', re.DOTALL).match(text, at)
+                assert match is not None
+                found += re.sub(r'\\(.)|"(")', r"\1\2", match[1], flags=re.DOTALL)
+                at = match.end()
+            elif text[at] == "\\":
+                found += text[at + 1]
+                at += 2
+            else:
+                found += text[at]
+                at += 1
+        parts.append(None if at == bare else found)
+        if at >= len(text):
+            return parts
+        at += 1
+
+
+def _attributes(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any]) -> list[Any]:
+    """Of a composite (record_out, src/backend/utils/adt/rowtypes.c)."""
+    if not column.attributes:
+        return []
+    parts = _quoted_parts(text[1:-1])
+    return [
+        None if part is None else make(attribute.type, part)
+        for attribute, part in zip(column.attributes, parts, strict=True)
+    ]
+
+
+def _bounds(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any]) -> dict[str, Any]:
+    """Of a range (range_deparse, src/backend/utils/adt/rangetypes.c)."""
+    assert column.element is not None
+    empty = text == "empty"
+    lower, upper = (None, None) if empty else _quoted_parts(text[1:-1])
+    return {
+        "lower": None if lower is None else make(column.element, lower),
+        "upper": None if upper is None else make(column.element, upper),
+        "lower_inclusive": text.startswith("["),
+        "upper_inclusive": text.endswith("]"),
+        "empty": empty,
+    }
+
+
+def _ranges(text: str) -> list[str]:
+    """Of a multirange (multirange_out, src/backend/utils/adt/multirangetypes.c)."""
+    return [match[0] for match in re.finditer(r'[\[(](?:"(?:[^"\\]|\\.|"")*"|[^\])"])*[\])]', text[1:-1], re.DOTALL)]
+
+
+def _pairs(text: str) -> dict[str, str | None]:
+    """Of an hstore (hstore_out, contrib/hstore/hstore_io.c)."""
+    word = r'"((?:[^"\\]|\\.)*)"'
+    found = re.finditer(rf"{word}=>(?:{word}|NULL)", text, re.DOTALL)
+    plain = functools.partial(re.sub, r"\\(.)", r"\1", flags=re.DOTALL)
+    return {plain(string=match[1]): None if match[2] is None else plain(string=match[2]) for match in found}
+
+
+def _single(text: str) -> float:
+    found: float = struct.unpack("<f", struct.pack("<f", float(text)))[0]
+    return found
+
+
 def native(column: ColumnType, text: str) -> Any:
     """What fastavro has to be given for a value, without its logical types (they cannot hold every value).
 
@@ -164,6 +232,22 @@ def native(column: ColumnType, text: str) -> Any:
     opcode = mapping(column).opcode
     if opcode == wire.OP_ARRAY:
         return _each(column, _elements(column, text), native)
+    if opcode == wire.OP_RECORD:
+        fields = [names.mangle(attribute.name) for attribute in column.attributes]
+        return dict(zip(fields, _attributes(column, text, native), strict=True))
+    if opcode == wire.OP_RANGE:
+        return _bounds(column, text, native)
+    if opcode == wire.OP_MULTIRANGE:
+        assert column.element is not None
+        return [native(column.element, each) for each in _ranges(text)]
+    if opcode == wire.OP_MAP:
+        return _pairs(text)
+    if opcode == wire.OP_FLOATS:
+        return [_single(each) for each in text[1:-1].split(",")]
+    if opcode == wire.OP_ENUM:
+        return names.mangle(text)
+    if opcode == wire.OP_HEX:
+        return bytes.fromhex(text)
     if opcode == wire.OP_MONEY:
         return _bytes(int(_money(column, text).scaleb(column.base_typmod)))
     if opcode == wire.OP_TIMETZ:
@@ -180,8 +264,8 @@ def native(column: ColumnType, text: str) -> Any:
     if opcode in (wire.OP_INT2, wire.OP_INT4, wire.OP_INT8):
         return int(text)
     if opcode == wire.OP_FLOAT4:
-        return struct.unpack("<f", struct.pack("<f", float(text)))[0]
-    if opcode == wire.OP_FLOAT8:
+        return _single(text)
+    if opcode in (wire.OP_FLOAT8, wire.OP_DOUBLE):
         return float(text)
     if opcode == wire.OP_BYTEA:
         return bytes.fromhex(text.removeprefix("\\x"))
@@ -261,6 +345,22 @@ def json_native(column: ColumnType, text: str) -> Any:
     opcode = mapping(column).opcode
     if opcode == wire.OP_ARRAY:
         return _each(column, _elements(column, text), json_native)
+    if opcode == wire.OP_RECORD:
+        fields = [attribute.name for attribute in column.attributes]
+        return dict(zip(fields, _attributes(column, text, json_native), strict=True))
+    if opcode == wire.OP_RANGE:
+        return _bounds(column, text, json_native)
+    if opcode == wire.OP_MULTIRANGE:
+        assert column.element is not None
+        return [json_native(column.element, each) for each in _ranges(text)]
+    if opcode == wire.OP_MAP:
+        return _pairs(text)
+    if opcode == wire.OP_FLOATS:
+        return [_single(each) for each in text[1:-1].split(",")]
+    if opcode == wire.OP_NUMERIC_TEXT and column.form == "number":
+        return text if text in ("NaN", "Infinity", "-Infinity") else Decimal(text)
+    if column.form in ("value", "geojson"):
+        return json.loads(text, parse_float=Decimal, parse_int=Decimal)
     if opcode == wire.OP_MONEY:
         return f"{_money(column, text):f}"
     if opcode == wire.OP_TIMETZ:
@@ -276,7 +376,7 @@ def json_native(column: ColumnType, text: str) -> Any:
         return text == "t"
     if opcode in (wire.OP_INT2, wire.OP_INT4, wire.OP_INT8):
         return int(text)
-    if opcode in (wire.OP_FLOAT4, wire.OP_FLOAT8):
+    if opcode in (wire.OP_FLOAT4, wire.OP_FLOAT8, wire.OP_DOUBLE):
         return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
     if opcode == wire.OP_BYTEA:
         return base64.b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode()

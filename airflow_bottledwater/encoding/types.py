@@ -8,20 +8,46 @@ JSON needs no column of its own: the form follows from the opcode (docs/message-
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.encoding import names, wire
+from airflow_bottledwater.model.relation import ColumnType, quote
 
 Schema = Any
+Sql = Callable[[str], str]
 
-#: what the server makes of a value for us, as SQL. ``format('%s', v)`` calls the output function (``v::text`` differs for
-#: char(n) and bool). The cast of an array does so with every element, unless the type has a cast to text of its own
-#: (pg_cast): such types have a row here, or stay whole (:data:`_OWN_CASTS`).
-TO_TEXT = "pg_catalog.format('%s', {})"
-TO_TEXTS = "{}::pg_catalog.text[]"
+
+def to_text(value: str) -> str:
+    """PostgreSQL's own text of a value, as SQL: ``format`` calls the output function (``v::text`` differs for char(n) and bool)."""
+    return f"pg_catalog.format('%s', {value})"
+
+
+def to_texts(value: str) -> str:
+    """The same of every element of an array, unless their type has a cast to text of its own (pg_cast): such types have a row
+    here, or their arrays stay whole (:data:`_OWN_CASTS`)."""
+    return f"{value}::pg_catalog.text[]"
+
+
+def unless_null(convert: Sql, value: str) -> str:
+    """``format`` turns NULL into an empty string; ``IS DISTINCT FROM NULL`` tests the value itself, also for a composite whose
+    attributes are all NULL (make_nulltest_from_distinct, src/backend/parser/parse_expr.c)."""
+    return f"CASE WHEN {value} IS DISTINCT FROM NULL THEN {convert(value)} END"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a value is made of.
+
+    :param name: bytes that the kernel needs: what stands before it in JSON; of an enum, the label.
+    :param type: none for a label.
+    """
+
+    name: bytes = b""
+    type: ColumnType | None = None
+    mapping: TypeMapping | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +57,15 @@ class TypeMapping:
     :param opcode: what the kernels do with its binary value.
     :param avro: the Avro schema of a column.
     :param argument: the kernel's argument for a column.
-    :param convert: SQL by which the server makes of the value what the opcode takes; empty: it is that.
-    :param element: what an array's elements are.
+    :param convert: SQL by which the server makes of the value what the opcode takes; None: it is that.
+    :param parts: what a value is made of.
     """
 
     opcode: int
     avro: Callable[[ColumnType], Schema]
     argument: Callable[[ColumnType], int] = lambda column: 0
-    convert: str = ""
-    element: TypeMapping | None = None
+    convert: Sql | None = None
+    parts: tuple[Part, ...] = ()
 
 
 def _plain(schema: Schema) -> Callable[[ColumnType], Schema]:
@@ -80,15 +106,19 @@ def _money(column: ColumnType) -> Schema:
 _STRING = TypeMapping(wire.OP_TEXT, _plain("string"))
 
 #: PostgreSQL's own text of the value: for every type without a row
-TEXT = replace(_STRING, convert=TO_TEXT)
+TEXT = replace(_STRING, convert=to_text)
 NUMERIC = 1700
 _DECIMAL = TypeMapping(wire.OP_DECIMAL, _decimal, lambda column: numeric_precision(column.base_typmod)[1])
 _LONG = TypeMapping(wire.OP_UINT32, _plain("long"))
+_BYTES = TypeMapping(wire.OP_BYTEA, _plain("bytes"))
+#: a version byte, then the text
+_VERSIONED = TypeMapping(wire.OP_JSONB, _plain("string"))
+_FLOATS = _plain({"type": "array", "items": "float"})
 
 #: oid → mapping (src/include/catalog/pg_type.dat)
 TABLE: dict[int, TypeMapping] = {
     16: TypeMapping(wire.OP_BOOL, _plain("boolean")),  # bool
-    17: TypeMapping(wire.OP_BYTEA, _plain("bytes")),  # bytea
+    17: _BYTES,  # bytea
     19: _STRING,  # name
     20: TypeMapping(wire.OP_INT8, _plain("long")),  # int8
     21: TypeMapping(wire.OP_INT2, _plain("int")),  # int2
@@ -113,9 +143,37 @@ TABLE: dict[int, TypeMapping] = {
     1186: TypeMapping(wire.OP_INTERVAL, _record("interval", months="int", days="int", micros="long")),  # interval
     1266: TypeMapping(wire.OP_TIMETZ, _record("timetz", micros="long", offset_seconds="int")),  # timetz
     2950: TypeMapping(wire.OP_UUID, _logical("string", "uuid")),  # uuid
-    3802: TypeMapping(wire.OP_JSONB, _plain("string")),  # jsonb
+    3802: _VERSIONED,  # jsonb
     5069: TypeMapping(wire.OP_UINT64, _plain("long")),  # xid8
+    194: _STRING,  # pg_node_tree
+    1790: _STRING,  # refcursor
+    # what the server cannot read back, so neither convert: pg_ndistinct, pg_dependencies, pg_mcv_list, pg_brin_bloom_summary,
+    # pg_brin_minmax_multi_summary
+    **dict.fromkeys((3361, 3402, 5017, 4600, 4601), _BYTES),
 }
+
+#: (extension, type) → mapping
+EXTENSIONS: dict[tuple[str, str], TypeMapping] = {
+    ("citext", "citext"): _STRING,
+    ("hstore", "hstore"): TypeMapping(wire.OP_MAP, _plain({"type": "map", "values": ["null", "string"]})),
+    ("ltree", "ltree"): _VERSIONED,
+    ("ltree", "lquery"): _VERSIONED,
+    ("ltree", "ltxtquery"): _VERSIONED,
+    ("postgis", "geometry"): TypeMapping(wire.OP_HEX, _plain("bytes")),  # EWKB
+    ("postgis", "geography"): TypeMapping(wire.OP_HEX, _plain("bytes")),
+    ("vector", "vector"): TypeMapping(wire.OP_FLOATS, _FLOATS, lambda column: 4),
+    ("vector", "halfvec"): TypeMapping(wire.OP_FLOATS, _FLOATS, lambda column: 2),
+}
+
+#: (what the settings choose, opcode of the default) → mapping
+_CHOSEN: dict[tuple[str, int], TypeMapping] = {
+    ("string", wire.OP_NUMERIC_TEXT): TABLE[NUMERIC],
+    ("double", wire.OP_NUMERIC_TEXT): TypeMapping(wire.OP_DOUBLE, _plain("double")),
+    ("number", wire.OP_NUMERIC_TEXT): replace(TABLE[NUMERIC], argument=lambda column: 1),
+    ("value", wire.OP_TEXT): replace(_STRING, argument=lambda column: 1),
+    ("value", wire.OP_JSONB): replace(_VERSIONED, argument=lambda column: 1),
+}
+_REG = TypeMapping(wire.OP_UINT32_TEXT, _plain("string"))
 
 
 #: "char", xml
@@ -123,17 +181,27 @@ _OWN_CASTS = {18, 142}
 
 
 def mapping(column: ColumnType) -> TypeMapping:
-    """The row of a column's type: a domain is its base type, an enum its label, an array one of what its elements are."""
+    """The row of a column's type: a domain is its base type, what is made of others follows from them."""
     if column.element is not None:
-        return _array(column.element)
+        return _ARRAY_OF[column.kind](column, column.element)
+    if column.form == "record" and column.kind == "c":
+        return _composite(column)
+    if column.labels:
+        return _enum(column)
     if column.kind == "e":
         return _STRING
-    if column.base_oid == NUMERIC and column.base_typmod >= 0:
-        return _DECIMAL
-    return TABLE.get(column.base_oid, TEXT)
+    if column.form == "number" and column.base_oid != NUMERIC:
+        return _REG
+    if column.form == "geojson" and (column.extension, column.label) in EXTENSIONS:
+        function = f"{quote(column.schema)}.st_asgeojson"
+        return replace(_STRING, argument=lambda column: 1, convert=lambda value: f"{function}({value})")
+    found = EXTENSIONS.get((column.extension, column.label)) or TABLE.get(column.base_oid, TEXT)
+    if chosen := _CHOSEN.get((column.form, found.opcode)):
+        return chosen
+    return _DECIMAL if column.base_oid == NUMERIC and column.base_typmod >= 0 else found
 
 
-def _array(element: ColumnType) -> TypeMapping:
+def _array(column: ColumnType, element: ColumnType) -> TypeMapping:
     inner = mapping(element)
 
     def schema(column: ColumnType) -> Schema:
@@ -142,14 +210,88 @@ def _array(element: ColumnType) -> TypeMapping:
             found = {"type": "array", "items": found}
         return found
 
-    converted = inner.convert != ""
-    # the latter: arrays in a domain whose elements have no form of their own
-    if converted and (element.base_oid in _OWN_CASTS or inner.opcode != wire.OP_TEXT):
+    # the latter: what has parts, and no form of its own for one of them
+    if inner.convert is not None and (element.base_oid in _OWN_CASTS or inner.convert is not to_text):
         return TEXT
     return TypeMapping(
         wire.OP_ARRAY,
         schema,
         lambda column: column.dimensions,
-        TO_TEXTS if converted else "",
-        _STRING if converted else inner,
+        None if inner.convert is None else to_texts,
+        (Part(b"", element, inner if inner.convert is None else _STRING),),
     )
+
+
+def _nullable(name: str, schema: Schema, doc: str | None = None) -> Schema:
+    field = {"name": name, "type": ["null", schema], "default": None}
+    return {**field, "doc": doc} if doc else field
+
+
+def _named(column: ColumnType) -> dict[str, str]:
+    namespace = "bottledwater" if column.schema == "pg_catalog" else names.namespace(column.schema)
+    return {"name": names.mangle(column.label), "namespace": namespace}
+
+
+def json_key(name: str) -> bytes:
+    """What stands before a value in a JSON object."""
+    return (json.dumps(name, ensure_ascii=False) + ":").encode()
+
+
+def _composite(column: ColumnType) -> TypeMapping:
+    inner = [(a, mapping(a.type)) for a in column.attributes]
+
+    def schema(column: ColumnType) -> Schema:
+        fields = [_nullable(names.mangle(a.name), m.avro(a.type), a.comment) for a, m in inner]
+        return {"type": "record", **_named(column), "fields": fields}
+
+    def convert(value: str) -> str:
+        each = []
+        for a, m in inner:
+            attribute = f"({value}).{quote(a.name)}"
+            each.append(attribute if m.convert is None else unless_null(m.convert, attribute))
+        return f"ROW({', '.join(each)})"
+
+    return TypeMapping(
+        wire.OP_RECORD,
+        schema,
+        lambda column: len(column.attributes),
+        convert if any(m.convert for _, m in inner) else None,
+        tuple(Part(json_key(a.name), a.type, m) for a, m in inner),
+    )
+
+
+def _range(column: ColumnType, bound: ColumnType) -> TypeMapping:
+    inner = mapping(bound)
+    if inner.convert is not None:
+        return TEXT
+
+    def schema(column: ColumnType) -> Schema:
+        flags = [{"name": name, "type": "boolean"} for name in ("lower_inclusive", "upper_inclusive", "empty")]
+        bounds = [_nullable(name, inner.avro(bound)) for name in ("lower", "upper")]
+        return {"type": "record", **_named(column), "fields": [*bounds, *flags]}
+
+    parts = tuple(Part(json_key(name), bound, inner) for name in ("lower", "upper"))
+    return TypeMapping(wire.OP_RANGE, schema, lambda column: 2, None, parts)
+
+
+def _multirange(column: ColumnType, one: ColumnType) -> TypeMapping:
+    inner = mapping(one)
+    if inner.convert is not None:
+        return TEXT
+    return TypeMapping(
+        wire.OP_MULTIRANGE,
+        lambda column: {"type": "array", "items": inner.avro(one)},
+        parts=(Part(b"", one, inner),),
+    )
+
+
+def _enum(column: ColumnType) -> TypeMapping:
+    return TypeMapping(
+        wire.OP_ENUM,
+        lambda column: {"type": "enum", **_named(column), "symbols": [names.mangle(label) for label in column.labels]},
+        lambda column: len(column.labels),
+        parts=tuple(Part(label.encode()) for label in column.labels),
+    )
+
+
+_ARRAY_OF = {"b": _array, "r": _range, "m": _multirange}

@@ -9,8 +9,8 @@ OP_INT4 = 3
 OP_INT8 = 4
 OP_FLOAT4 = 5
 OP_FLOAT8 = 6
-OP_TEXT = 7  # bytes are the text (text, varchar, bpchar, name, json, enum labels, and what the server converted)
-OP_JSONB = 8  # a version byte 1, then text (jsonb_send, src/backend/utils/adt/jsonb.c)
+OP_TEXT = 7  # bytes are the text (text, varchar, bpchar, name, json, enum labels, and what the server converted); argument 1: JSON text as it is
+OP_JSONB = 8  # a version byte 1, then text (jsonb_send, src/backend/utils/adt/jsonb.c); argument 1 as above
 OP_BYTEA = 9
 OP_UUID = 10
 OP_DATE = 11
@@ -18,14 +18,27 @@ OP_TIME = 12
 OP_TIMESTAMP = 13
 OP_TIMESTAMPTZ = 14
 OP_DECIMAL = 15  # numeric with a precision; argument 0: the Avro scale
-OP_NUMERIC_TEXT = 16  # numeric without
+OP_NUMERIC_TEXT = 16  # numeric without; argument 1: a JSON number
 OP_UINT32 = 17  # oid, xid, cid
 OP_UINT64 = 18  # xid8
 OP_MONEY = 19  # argument: the scale of the server's currency
 OP_TIMETZ = 20
 OP_INTERVAL = 21
 OP_INET = 22  # inet and cidr
-OP_ARRAY = 23  # argument: how deep; one child, the elements
+OP_DOUBLE = 23  # numeric as the nearest double
+OP_UINT32_TEXT = 24  # reg*: the number as text
+OP_HEX = 25  # bytes; in JSON hexadecimal
+OP_FLOATS = 26  # vector and halfvec; argument: bytes of an element
+OP_MAP = 27  # hstore
+OP_ENUM = 28  # argument: how many labels; children: the labels
+# the following are made of others, of any depth
+OP_ARRAY = 32  # argument: how deep; child: the elements
+OP_RECORD = 33  # argument: how many attributes; children: those
+OP_RANGE = 34  # argument: 2; children: the bounds
+OP_MULTIRANGE = 35  # child: the range
+
+#: flags of a range (RANGE_EMPTY, RANGE_LB_INC, RANGE_UB_INC, RANGE_LB_INF, RANGE_UB_INF, src/include/utils/rangetypes.h)
+RANGE_EMPTY, RANGE_LOWER_INCLUSIVE, RANGE_UPPER_INCLUSIVE, RANGE_LOWER_INFINITE, RANGE_UPPER_INFINITE = 1, 2, 4, 8, 16
 
 # ---------------------------------------------------------------- formats of a field, as pgoutput names them
 #: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
@@ -40,10 +53,12 @@ SPACE = -1  # the output buffer is full; not an error
 MALFORMED = -2
 NO_REPRESENTATION = -3
 UNCHANGED = -4
+CHANGED = -5
 REASONS = {
     MALFORMED: "the value's bytes do not have the layout of its type",
     NO_REPRESENTATION: "the value has no representation in the column's output type",
     UNCHANGED: "the value was not sent (unchanged TOAST) and could not be found",
+    CHANGED: "the value does not fit what the catalog says of its type (which an ALTER TYPE or ALTER TABLE has changed since)",
 }
 
 # ---------------------------------------------------------------- numbers of PostgreSQL
@@ -87,9 +102,10 @@ CHANGE_WIDTH = 9
     P_NAME,
     P_NAME_LEN,
     P_CONVERT,  # the server makes of the value what the opcode takes
-    P_CHILD,  # the row of what it is made of
-) = range(6)
-COLUMN_WIDTH = 6
+    P_CHILD,  # the first row of what it is made of
+    P_REQUIRED,  # not a union with null
+) = range(7)
+COLUMN_WIDTH = 7
 (
     L_COLUMNS,  # first row of the column table
     L_COLUMN_COUNT,

@@ -19,23 +19,27 @@ class Version:
 
     :param topic: the topic's name.
     :param key_schema: the registry's id, 0 for JSON.
+    :param refused: why its rows have no schema; their keys have one.
     """
 
     table: Table
     topic: str
     key_schema: int = 0
     value_schema: int = 0
+    refused: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
             "table": self.table.to_json(), "topic": self.topic, "key_schema": self.key_schema, "value_schema": self.value_schema,
+            "refused": self.refused,
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Version:
         """The inverse of :meth:`to_json`."""
-        return cls(Table.from_json(data["table"]), data["topic"], data["key_schema"], data["value_schema"])
+        table = Table.from_json(data["table"])
+        return cls(table, data["topic"], data["key_schema"], data["value_schema"], data.get("refused", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from airflow_bottledwater.encoding import kernels, names, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.errors import RecordError, Refused, StaleBatch, StateError
+from airflow_bottledwater.errors import Outage, RecordError, Refused, StaleBatch, StateError
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.claim import check, read_behind
@@ -36,6 +36,8 @@ from airflow_bottledwater.kafka.publisher import (
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.postgres.catalog import load
+from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
@@ -43,10 +45,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A change (or a row of a snapshot's block) that cannot be published, and why."""
+    """A change (or a row of a snapshot's block) that cannot be published, and why.
+
+    :param code: of :mod:`~airflow_bottledwater.encoding.wire`, where a kernel says so.
+    """
 
     change: int
     reason: str
+    code: int = 0
 
 
 @dataclass(slots=True)
@@ -262,6 +268,8 @@ class StreamPublisher:
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         encoded = encode_changes(completed, programs, headers=headers)
         records, verdicts = encoded.records, [*refused, *encoded.verdicts, *_failed(completed)]
+        self._check_definitions(completed.batch, programs, encoded.verdicts)
+        verdicts += _without_schema(completed.batch, records)
         for i in np.flatnonzero(self._channel.too_large(records)):
             verdicts.append(Verdict(int(records.table[i, wire.R_MESSAGE]), _too_large(records, int(i), self._channel)))
         if self._pipeline.on_error == "exit" and (
@@ -304,6 +312,24 @@ class StreamPublisher:
             raise NewProducerNeeded(str(error)) from error
         self._position, self.counters = batch.end, counters
         return batch.end
+
+    def _check_definitions(self, batch: Batch, programs: Programs, verdicts: Sequence[Verdict]) -> None:
+        """Types change without a word in the stream. Where the catalog now says what would explain a value that does not fit, the
+        job has to read it anew, as it does at its start.
+
+        :raises Outage: so that it is started again.
+        """
+        for relation in {int(batch.changes[v.change, wire.C_RELATION]) for v in verdicts if v.code == wire.CHANGED}:
+            table = programs.tables[relation]
+            with session(self._pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
+                today = {
+                    c.name: c for t in load(connection, [table.oid], forms=self._pipeline.forms) for c in t.columns
+                }
+            if any((c.type, c.required) != (n.type, n.required) for c in table.columns if (n := today.get(c.name))):
+                raise Outage(
+                    f"A column's type in {table.qualified} was altered while the stream ran.",
+                    "Start the stream again: it reads the new definition (Airflow does so by itself).",
+                )
 
     def _skips(self, change: npt.NDArray[np.int64]) -> bool:
         """Whether a person has decided to go on over this one change."""
@@ -397,6 +423,20 @@ def _failed(completed: Completed) -> list[Verdict]:
     return [Verdict(change, reason) for change, reason in completed.failed.items()]
 
 
+def _without_schema(batch: Batch, records: Records) -> list[Verdict]:
+    """The rows whose columns the registry refuses; a delete needs a key only."""
+    reasons = {i: v.refused for i, v in enumerate(batch.versions) if v.refused}
+    if not reasons:
+        return []
+    rows = records.table[records.table[:, wire.R_VALUE_LEN] >= 0, wire.R_MESSAGE]
+    relations = batch.changes[rows, wire.C_RELATION]
+    return [
+        Verdict(int(row), reasons[int(relation)])
+        for row, relation in zip(rows, relations, strict=True)
+        if int(relation) in reasons
+    ]
+
+
 def _too_large(records: Records, i: int, channel: Channel) -> str:
     size = int(records.sizes()[i])
     limit = int(channel.limits[records.table[i, wire.R_TOPIC]])
@@ -423,7 +463,8 @@ def encode_changes(completed: Completed, programs: Programs, *, headers: int = w
         records[count : count + made, wire.R_KEY] += used
         records[count : count + made, wire.R_VALUE] += used
         for change, code, column in errors[:failed].tolist():
-            verdicts.append(Verdict(change, programs.error(int(batch.changes[change, wire.C_RELATION]), code, column)))
+            reason = programs.error(int(batch.changes[change, wire.C_RELATION]), code, column)
+            verdicts.append(Verdict(change, reason, code))
         used += size
         count += made
         if start < len(batch) and failed < len(errors):

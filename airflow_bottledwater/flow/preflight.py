@@ -115,7 +115,7 @@ def _tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list
         oids = catalog.resolve(connection, pipeline.tables, pipeline.schemas)
     except PreflightError as error:
         return list(error.problems)
-    found.tables = catalog.load(connection, oids, arrays=pipeline.arrays)
+    found.tables = catalog.load(connection, oids, forms=pipeline.forms)
     for table in found.tables:
         if not table.keyed and not pipeline.allow_unkeyed:
             problems.append(

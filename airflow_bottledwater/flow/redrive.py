@@ -11,13 +11,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.errors import SlotInUse, StateError
+from airflow_bottledwater.encoding import avro, wire
+from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, StateError
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.claim import Claim
@@ -25,6 +25,7 @@ from airflow_bottledwater.flow.delivery import Channel, encode_changes
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import Completer
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
+from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position
@@ -116,12 +117,11 @@ class _Redrive:
             if "again" not in letter.content:
                 result.incomplete += 1
                 continue
-            records, reason = self._encode(letter)
-            if reason:
-                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", reason)
+            try:
+                ready.append((letter, self._encode(letter)))
+            except (RecordError, SchemaRefused) as error:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
                 result.failed += 1
-            else:
-                ready.append((letter, records))
         newer = self._newer(ready)
         for letter, records in ready:
             rows = [i for i in range(len(records)) if not self._overtaken(letter, records, i, newer)]
@@ -151,7 +151,17 @@ class _Redrive:
     def _ends(self, topic: str) -> list[int]:
         return Topics(self._pipeline.kafka).ends(topic, self._channel.partitions[topic])
 
-    def _encode(self, letter: _Letter) -> tuple[Records, str]:
+    def _with_schema(self, version: Version) -> Version:
+        """Registered now, if the registry refused it then."""
+        if not version.refused:
+            return version
+        subject, schema = f"{version.topic}-value", avro.value_schema(version.table)
+        return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
+
+    def _encode(self, letter: _Letter) -> Records:
+        """:raises RecordError: it still cannot be published.
+        :raises SchemaRefused: nor has it a schema.
+        """
         again = letter.content["again"]
         data = np.frombuffer(bytearray(base64.b64decode(again["message"])), dtype=np.uint8)
         position = Position.parse(letter.position) if letter.position else Position(0)
@@ -161,7 +171,7 @@ class _Redrive:
         change[0, wire.C_TIME] = again.get("time", 0)
         change[0, wire.C_XID] = again.get("xid", 0)
         change[0, wire.C_FLAGS] = again.get("xid", 0) << wire.FLAG_XID_SHIFT
-        version = Version.from_json(again)
+        version = self._with_schema(Version.from_json(again))
         programs = self._channel.programs([version], copied=letter.copied)
         completed = self._completer.complete(Batch(position, position, data, change, (version,)), programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
@@ -173,7 +183,9 @@ class _Redrive:
         reasons = [*completed.failed.values(), *(v.reason for v in encoded.verdicts)]
         if self._channel.too_large(encoded.records).any():
             reasons.append("the record is still larger than its topic's max.message.bytes")
-        return encoded.records, "; ".join(reasons)
+        if reasons:
+            raise RecordError("; ".join(reasons))
+        return encoded.records
 
     def _newer(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[tuple[str, bytes], tuple[str, int]]:
         """Per topic and key of the letters: the highest position in the topic, and when its last row without one came."""

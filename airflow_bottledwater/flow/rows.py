@@ -15,6 +15,7 @@ from psycopg import pq
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs
+from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage, ProtocolError
 from airflow_bottledwater.flow.batch import Batch
 from airflow_bottledwater.kafka.publisher import Waiting
@@ -121,7 +122,7 @@ class Completer:
         done.side = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
         done.side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
 
-    def _converted(self, oid: int, convert: str, values: list[bytes]) -> list[bytes | str]:
+    def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
         """What the server makes of binary values of one type; a str is an error message."""
         texts: list[bytes | str] = []
         for start in range(0, len(values), _CHUNK):
@@ -140,10 +141,11 @@ class Completer:
                         texts += self._converted(oid, convert, [value])
         return texts
 
-    def _query(self, oid: int, convert: str, values: list[bytes]) -> list[bytes | str]:
+    def _query(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
         rows = ",".join(f"({i},${i + 1})" for i in range(len(values)))
         # a value list keeps arrays whole, where unnest would flatten them
-        query = f"SELECT {convert.replace('{}', 'v')} FROM (VALUES {rows}) t(n, v) ORDER BY n"
+        assert convert is not None
+        query = f"SELECT {convert('v')} FROM (VALUES {rows}) t(n, v) ORDER BY n"
         result = self._session().pgconn.exec_params(
             query.encode(), values, param_types=[oid] * len(values), param_formats=[1] * len(values), result_format=1
         )

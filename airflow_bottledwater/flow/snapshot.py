@@ -113,12 +113,12 @@ class _Driver:
     def _take(self, holder: pg.Holder, wanted: list[int], started: float) -> Result:
         known = self._claim.state
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
-        tables = self._present(wanted, catalog.load(self._connection, wanted, arrays=self._pipeline.arrays))
+        tables = self._present(wanted, catalog.load(self._connection, wanted, forms=self._pipeline.forms))
         held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
         # before the boundary is stored: a crash that undoes what B sees gives its transaction ids away again
         holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
         # under the locks: nothing of it changes until the holder ends
-        tables = self._present(wanted, holder.load(wanted, arrays=self._pipeline.arrays))
+        tables = self._present(wanted, holder.load(wanted, forms=self._pipeline.forms))
         self._refresh_pinned(tables)
         tasks, skipped = self._plan(tables, held, oldest)
         log.info(

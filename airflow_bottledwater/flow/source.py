@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.encoding import avro
-from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError, SlotInUse
+from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused, SlotError, SlotInUse
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.policy import Act, Patience, act
@@ -82,15 +82,24 @@ class Resolver:
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
-        value_schema = 0
-        if self._registry is not None:
-            value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+        value_schema, refused = 0, ""
+        try:
+            if self._registry is not None:
+                value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+        except SchemaRefused as error:
+            # on_error decides of each of its rows
+            log.error("%s", error)
+            refused = str(error)
         # a renamed table stays in its topic: consumers and keys are there
-        return Version(table, pinned.topic, pinned.key_schema, value_schema)
+        return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
 
     def _table(self, message: pgoutput.RelationMessage, pinned: f.PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            today = {c.name: c for t in catalog.load(connection, [message.oid]) for c in t.columns}
+            today = {
+                c.name: c
+                for t in catalog.load(connection, [message.oid], forms=self._pipeline.forms)
+                for c in t.columns
+            }
             declared = []
             for column in message.columns:
                 row = connection.execute("SELECT format_type(%s, %s)", (column.type_oid, column.typmod)).fetchone()
@@ -103,14 +112,19 @@ class Resolver:
                 depth = same[0].dimensions if same else 0
                 declared.append(Declared(column.type_oid, column.typmod, depth, row[0] if row else ""))
             try:
-                kinds = describe(connection, declared, arrays=self._pipeline.arrays)
+                kinds = describe(connection, declared, forms=self._pipeline.forms)
             except LookupError as error:
                 raise Refused(
                     f"A column of {message.schema}.{message.name} has a type that does not exist any more ({error}).",
                     "Its changes cannot be read; drop the slot and start again with a snapshot.",
                 ) from None
         columns = [
-            Column(c.name, kind, today[c.name].comment if c.name in today else None)
+            Column(
+                c.name,
+                kind,
+                today[c.name].comment if c.name in today else None,
+                c.name in today and today[c.name].required,
+            )
             for c, kind in zip(message.columns, kinds, strict=True)
         ]
         flagged = {c.name for c in message.columns if c.key}

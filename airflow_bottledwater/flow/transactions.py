@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.compiled import compiled, memcpy
-from airflow_bottledwater.encoding.reading import i64, u32
+from airflow_bottledwater.encoding.kernels.reading import i64, u32
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
     C_KIND,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, SchemaRefused
 
 # the client takes a fifth of a second to import, and few jobs have a schema to register
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Registry:
         """Register an Avro schema; returns its id.
 
         :raises Outage: the registry is away.
-        :raises Refused: it refuses the schema (409: not compatible with the subject's versions).
+        :raises SchemaRefused: it refuses the schema (409: not compatible with the subject's versions).
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -54,7 +54,7 @@ class Registry:
         """Ask whether the schema could be registered, without doing so.
 
         :raises Outage: the registry is away.
-        :raises Refused: it would be refused.
+        :raises SchemaRefused: it would be refused.
         """
         from confluent_kafka.schema_registry import Schema
         from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -82,8 +82,8 @@ class Registry:
         except Exception as error:
             raise self._translate(error, "") from error
 
-    def _incompatible(self, subject: str, why: str) -> Refused:
-        return Refused(
+    def _incompatible(self, subject: str, why: str) -> SchemaRefused:
+        return SchemaRefused(
             f"The schema registry at {self.url} refuses the schema of subject {subject!r}: {why}.",
             "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
         )

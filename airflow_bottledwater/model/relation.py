@@ -21,8 +21,13 @@ class ColumnType:
     :param base_typmod: the modifier in force for the base type.
     :param kind: ``pg_type.typtype`` of the base type: b, c, e, m, p or r.
     :param name: the declared type's SQL name, for messages and for casts.
-    :param element: of an array, the type of its elements.
+    :param element: of an array, the type of its elements; of a multirange its range, of a range its bounds.
     :param dimensions: of an array, as declared.
+    :param schema: where the base type is, and ``label`` its name there.
+    :param extension: that made the base type; empty for none.
+    :param attributes: of a composite.
+    :param labels: of an enum that is published as one.
+    :param form: what the settings choose where the type has several (:class:`~airflow_bottledwater.model.forms.Forms`).
     """
 
     oid: int
@@ -33,21 +38,43 @@ class ColumnType:
     name: str
     element: ColumnType | None = None
     dimensions: int = 0
+    schema: str = ""
+    label: str = ""
+    extension: str = ""
+    attributes: tuple[Column, ...] = ()
+    labels: tuple[str, ...] = ()
+    form: str = ""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ColumnType:
         """From what :meth:`Table.to_json` makes of it."""
         element = data.get("element")
-        return cls(**{**data, "element": cls.from_json(element) if element else None})
+        return cls(
+            **{
+                **data,
+                "element": cls.from_json(element) if element else None,
+                "attributes": tuple(Column.from_json(each) for each in data.get("attributes", ())),
+                "labels": tuple(data.get("labels", ())),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One published column, in the table's order."""
+    """One published column, in the table's order; or an attribute of a composite.
+
+    :param required: published as never null.
+    """
 
     name: str
     type: ColumnType
     comment: str | None = None
+    required: bool = False
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Column:
+        """From what :meth:`Table.to_json` makes of it."""
+        return cls(**{**data, "type": ColumnType.from_json(data["type"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +117,5 @@ class Table:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Table:
         """The inverse of :meth:`to_json`."""
-        columns = tuple(Column(c["name"], ColumnType.from_json(c["type"]), c["comment"]) for c in data["columns"])
+        columns = tuple(Column.from_json(each) for each in data["columns"])
         return cls(**{**data, "columns": columns, "key": tuple(data["key"])})

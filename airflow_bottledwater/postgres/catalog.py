@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
@@ -22,7 +24,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 
 _COLUMNS = """
 SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attndims, format_type(a.atttypid, a.atttypmod),
-       col_description(a.attrelid, a.attnum)
+       col_description(a.attrelid, a.attnum), a.attnotnull
 FROM pg_attribute a
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ORDER BY a.attrelid, a.attnum
@@ -101,17 +103,18 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
     return list(chosen)
 
 
-def load(connection: Connection, oids: Sequence[int], *, arrays: str = "array") -> list[Table]:
+def load(connection: Connection, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS) -> list[Table]:
     """The tables with these oids, in schema and name order; a table that is gone is left out.
 
-    :param arrays: ``text``: an array is not looked into.
+    :param forms: in which types are published.
     """
     wanted = {"oids": list(oids)}
     columns: dict[int, list[Column]] = {}
     rows = connection.execute(_COLUMNS, wanted).fetchall()
-    types = describe(connection, [Declared(*row[2:6]) for row in rows], arrays=arrays)
-    for (oid, name, *_, comment), kind in zip(rows, types, strict=True):
-        columns.setdefault(oid, []).append(Column(name, kind, comment))
+    types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)
+    for (oid, name, *_, comment, not_null), kind in zip(rows, types, strict=True):
+        required = not_null and forms.not_null == "required"
+        columns.setdefault(oid, []).append(Column(name, kind, comment, required))
     indexes: dict[int, list[tuple[bool, bool, bool, bool, list[str]]]] = {}
     for oid, *index in connection.execute(_INDEXES, wanted):
         indexes.setdefault(oid, []).append(tuple(index))  # type: ignore[arg-type]
@@ -169,7 +172,7 @@ def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
 
 def definition(table: Table) -> str:
     """What must not differ between a table and its plan: its columns and key, as one comparable string."""
-    return json.dumps([[[c.name, c.type.oid, c.type.typmod] for c in table.columns], list(table.key), table.identity])
+    return json.dumps([[asdict(c) for c in table.columns], list(table.key), table.identity])
 
 
 def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:

@@ -1,20 +1,38 @@
-"""What lies below a declared type: domains, elements of arrays, and what only the server knows of it."""
+"""What lies below a declared type: domains, elements, attributes, labels, and what only the server knows of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.relation import Column, ColumnType
 from airflow_bottledwater.postgres.connect import Connection
 
 #: int2vector and oidvector have elements, too, but are not their arrays
 _TYPES = """
-SELECT t.oid, t.typtype, t.typbasetype, t.typtypmod, t.typndims, CASE WHEN e.typarray = t.oid THEN e.oid ELSE 0 END,
-       format_type(t.oid, NULL)
-FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem WHERE t.oid = ANY (%s::oid[])
+SELECT t.oid, t.typtype, t.typbasetype, t.typtypmod, t.typndims,
+       CASE WHEN e.typarray = t.oid THEN e.oid WHEN r.rngtypid = t.oid THEN r.rngsubtype
+            WHEN r.oid IS NOT NULL THEN r.rngtypid ELSE 0 END,
+       format_type(t.oid, NULL), n.nspname, t.typname, coalesce(x.extname, ''), t.typrelid
+FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
+LEFT JOIN (SELECT rngtypid AS oid, rngtypid, rngsubtype FROM pg_range UNION ALL
+           SELECT rngmultitypid, rngtypid, 0 FROM pg_range) r ON r.oid = t.oid
+LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+LEFT JOIN pg_extension x ON x.oid = d.refobjid
+WHERE t.oid = ANY (%s::oid[])
 """
-_MONEY = 790
+_ATTRIBUTES = """
+SELECT attrelid, attname, atttypid, atttypmod, attndims, format_type(atttypid, atttypmod), col_description(attrelid, attnum)
+FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
+"""
+_LABELS = "SELECT enumtypid, array_agg(enumlabel::text ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = ANY (%s::oid[]) GROUP BY 1"
+_MONEY, _NUMERIC = 790, 1700
+_DOCUMENTS = {114, 3802}
+#: regproc, regprocedure, regoper, regoperator, regclass, regcollation, regtype, regrole, regnamespace, regconfig, regdictionary,
+#: regdatabase (src/include/catalog/pg_type.dat)
+REGS = {24, 2202, 2203, 2204, 2205, 4191, 2206, 4096, 4089, 3734, 3769, 8326}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,51 +56,96 @@ class _Row:
     dimensions: int
     element: int
     name: str
+    schema: str
+    label: str
+    extension: str
+    relation: int
 
 
-def describe(connection: Connection, declared: Sequence[Declared], *, arrays: str = "array") -> list[ColumnType]:
+class _Catalog:
+    """What was read of the types that columns are made of."""
+
+    def __init__(self, connection: Connection, wanted: set[int], forms: Forms) -> None:
+        self._forms = forms
+        self._rows: dict[int, _Row] = {}
+        self._attributes: dict[int, list[tuple[str, Declared, str | None]]] = {}
+        while wanted:
+            found = {row[0]: _Row(*row[1:]) for row in connection.execute(_TYPES, (sorted(wanted),)).fetchall()}
+            self._rows |= found
+            if gone := wanted - set(self._rows):
+                raise LookupError(f"type {min(gone)}")
+            relations = [row.relation for row in found.values() if row.relation]
+            for relation, name, *declared, comment in connection.execute(_ATTRIBUTES, (relations,)).fetchall():
+                self._attributes.setdefault(relation, []).append((name, Declared(*declared), comment))
+            below = {oid for row in found.values() for oid in (row.base, row.element) if oid}
+            below |= {d.oid for relation in relations for _, d, _ in self._attributes.get(relation, [])}
+            wanted = below - set(self._rows)
+        enums = [oid for oid, row in self._rows.items() if row.kind == "e"]
+        self._labels: dict[int, list[str]] = {}
+        if forms.enums == "enum":
+            self._labels = dict(connection.execute(_LABELS, (enums,)).fetchall())
+        self._money_scale = 0
+        if _MONEY in self._rows:
+            # of lc_monetary's currency
+            row = connection.execute("SELECT scale(1::money::numeric)").fetchone()
+            self._money_scale = row[0] if row is not None else 0
+
+    def describe(self, declared: Declared) -> ColumnType:
+        """The outermost domain with a modifier wins (getBaseTypeAndTypmod, src/backend/utils/cache/lsyscache.c); an array's
+        modifier is that of its elements."""
+        base, typmod, dimensions = declared.oid, declared.typmod, declared.dimensions
+        while self._rows[base].kind == "d":
+            typmod = typmod if typmod >= 0 else self._rows[base].typmod
+            dimensions = dimensions or self._rows[base].dimensions
+            base = self._rows[base].base
+        row = self._rows[base]
+        is_array = row.kind == "b" and row.element != 0
+        form = self._form(base, row, is_array)
+        element = None
+        if row.element and form != "text":
+            element = self.describe(Declared(row.element, typmod if is_array else -1, 0, self._rows[row.element].name))
+        attributes: tuple[Column, ...] = ()
+        if form != "text":
+            attributes = tuple(
+                Column(name, self.describe(d), comment) for name, d, comment in self._attributes.get(row.relation, [])
+            )
+        return ColumnType(
+            declared.oid,
+            declared.typmod,
+            base,
+            self._money_scale if base == _MONEY else typmod,
+            row.kind,
+            declared.name,
+            element,
+            max(1, dimensions) if is_array and element else 0,
+            row.schema,
+            row.label,
+            row.extension,
+            attributes,
+            tuple(self._labels.get(base, ())),
+            form,
+        )
+
+    def _form(self, oid: int, row: _Row, is_array: bool) -> str:
+        forms = self._forms
+        if is_array:
+            return forms.arrays
+        if oid in REGS:
+            return forms.regs
+        if oid in _DOCUMENTS:
+            return forms.documents
+        if oid == _NUMERIC:
+            return forms.numerics
+        if row.extension == "postgis":
+            return forms.geometries
+        return {"c": forms.composites, "r": forms.ranges, "m": forms.ranges, "e": forms.enums}.get(row.kind, "")
+
+
+def describe(connection: Connection, declared: Sequence[Declared], *, forms: Forms = DEFAULT_FORMS) -> list[ColumnType]:
     """The types of columns, in their order.
 
-    :param arrays: ``text``: an array has no element.
+    :param forms: in one that is ``text``, a type is not looked into.
     :raises LookupError: one does not exist any more.
     """
-    known: dict[int, _Row] = {}
-    wanted = {d.oid for d in declared}
-    while wanted:
-        for oid, *row in connection.execute(_TYPES, (sorted(wanted),)).fetchall():
-            known[oid] = _Row(*row)
-            if arrays == "text":
-                known[oid] = replace(known[oid], element=0)
-        if gone := wanted - set(known):
-            raise LookupError(f"type {min(gone)}")
-        wanted = {oid for row in known.values() for oid in (row.base, row.element) if oid} - set(known)
-    scale = 0
-    if _MONEY in known:
-        # of lc_monetary's currency
-        found = connection.execute("SELECT scale(1::money::numeric)").fetchone()
-        scale = found[0] if found is not None else 0
-    return [_describe(known, d, scale) for d in declared]
-
-
-def _describe(known: dict[int, _Row], declared: Declared, money_scale: int) -> ColumnType:
-    """The outermost domain with a modifier wins (getBaseTypeAndTypmod, src/backend/utils/cache/lsyscache.c); an array's
-    modifier is that of its elements."""
-    base, typmod, dimensions = declared.oid, declared.typmod, declared.dimensions
-    while known[base].kind == "d":
-        typmod = typmod if typmod >= 0 else known[base].typmod
-        dimensions = dimensions or known[base].dimensions
-        base = known[base].base
-    row = known[base]
-    element = None
-    if row.element:
-        element = _describe(known, Declared(row.element, typmod, 0, known[row.element].name), money_scale)
-    return ColumnType(
-        declared.oid,
-        declared.typmod,
-        base,
-        money_scale if base == _MONEY else typmod,
-        row.kind,
-        declared.name,
-        element,
-        max(1, dimensions) if element else 0,
-    )
+    catalog = _Catalog(connection, {d.oid for d in declared}, forms)
+    return [catalog.describe(d) for d in declared]

@@ -10,6 +10,7 @@ import psycopg
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.postgres import catalog, slot
@@ -118,10 +119,10 @@ class Holder:
                 raise Outage(f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.")
             time.sleep(0.02)
 
-    def load(self, oids: Sequence[int], *, arrays: str = "array") -> list[Table]:
+    def load(self, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS) -> list[Table]:
         """The tables, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
         holder for that session: no deadlock that PostgreSQL could see."""
-        return catalog.load(self._connection, oids, arrays=arrays)
+        return catalog.load(self._connection, oids, forms=forms)
 
     def waiting_behind(self) -> list[str]:
         """Who waits for a lock that our ACCESS SHARE blocks (a queue behind it blocks the application)."""

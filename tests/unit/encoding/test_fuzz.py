@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import fix_wire as w
 import numpy as np
@@ -17,46 +18,73 @@ GUARD = 64
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 NUMERIC_1000_0 = (1000 << 16) + 4
 #: one column of every layout; a range has no kernel
-COLUMNS = tuple(
-    Column(f"c{i}", w.plain(oid, typmod))
-    for i, (oid, typmod) in enumerate(
-        [
-            (20, -1),
-            (16, -1),
-            (17, -1),
-            (21, -1),
-            (23, -1),
-            (25, -1),
-            (700, -1),
-            (701, -1),
-            (1082, -1),
-            (1083, -1),
-            (1114, -1),
-            (1184, -1),
-            (1700, -1),
-            (1700, NUMERIC_10_2),
-            (1700, NUMERIC_1000_0),
-            (2950, -1),
-            (3802, -1),
-            (869, -1),
-            (26, -1),
-            (790, 2),
-            (1186, -1),
-            (1266, -1),
-            (5069, -1),
-            (3904, -1),
-        ]
+COLUMNS = (
+    tuple(
+        Column(f"c{i}", w.plain(oid, typmod))
+        for i, (oid, typmod) in enumerate(
+            [
+                (20, -1),
+                (16, -1),
+                (17, -1),
+                (21, -1),
+                (23, -1),
+                (25, -1),
+                (700, -1),
+                (701, -1),
+                (1082, -1),
+                (1083, -1),
+                (1114, -1),
+                (1184, -1),
+                (1700, -1),
+                (1700, NUMERIC_10_2),
+                (1700, NUMERIC_1000_0),
+                (2950, -1),
+                (3802, -1),
+                (869, -1),
+                (26, -1),
+                (790, 2),
+                (1186, -1),
+                (1266, -1),
+                (5069, -1),
+                (3904, -1),
+            ]
+        )
     )
-) + tuple(
-    Column(f"a{i}", w.array(element, dimensions))
-    for i, (element, dimensions) in enumerate(
-        [
-            (w.plain(23), 1),
-            (w.plain(25), 2),
-            (w.plain(1700, NUMERIC_10_2), 1),
-            (w.plain(3904), 1),
-            (w.array(w.plain(21), 1), 1),
-        ]
+    + tuple(
+        Column(f"a{i}", w.array(element, dimensions))
+        for i, (element, dimensions) in enumerate(
+            [
+                (w.plain(23), 1),
+                (w.plain(25), 2),
+                (w.plain(1700, NUMERIC_10_2), 1),
+                (w.plain(3904), 1),
+                (w.array(w.plain(21), 1), 1),
+                (w.composite(w.plain(20), w.plain(25)), 1),
+            ]
+        )
+    )
+    + tuple(
+        Column(f"m{i}", kind, required=i == 0)
+        for i, kind in enumerate(
+            [
+                w.plain(16),
+                w.composite(w.plain(23), w.composite(w.plain(25), w.array(w.plain(16))), w.plain(1700)),
+                w.composite(w.plain(3904), w.plain(25)),
+                w.interval_of(w.plain(1700)),
+                w.interval_of(w.plain(23), several=True),
+                w.extension("hstore", "hstore"),
+                w.extension("vector", "vector"),
+                w.extension("vector", "halfvec"),
+                w.extension("postgis", "geometry"),
+                w.labelled("sad", "ok", "happy"),
+                w.plain(2205),
+                replace(w.plain(2205), form="number"),
+                replace(w.plain(1700), form="double"),
+                replace(w.plain(1700, NUMERIC_10_2), form="number"),
+                replace(w.plain(114), form="value"),
+                replace(w.plain(3802), form="value"),
+            ]
+        )
     )
 )
 TABLE = Table(1, "public", "t", "f", ("c0", "c5"), COLUMNS)
@@ -110,6 +138,8 @@ GOOD: dict[int, st.SearchStrategy[bytes]] = {
     17: sized,
     25: sized,
     3904: sized,
+    114: sized,
+    2205: st.binary(min_size=4, max_size=4),
     869: st.one_of(
         st.builds(
             lambda bits, cidr, address: bytes([2, bits, cidr, 4]) + address,
@@ -158,13 +188,59 @@ def arrays(draw: st.DrawFn, kind: ColumnType) -> bytes:
     if draw(st.integers(0, 9)) == 0:
         sizes = draw(st.lists(st.integers(-1, 2**31 - 1), max_size=7))
     # converted by the server, so that they are text
-    inner = sized if kind.element.oid == 3904 else good(kind.element)
+    inner = sized if kind.element.oid == 3904 and kind.element.element is None else good(kind.element)
     count = min(30, max(0, int(np.prod(sizes))))
     return array_of(sizes, draw(st.sampled_from([1, 1, 1, 1, 0])), [draw(st.none() | inner) for _ in range(count)])
 
 
+def prefixed(values: list[bytes | None]) -> bytes:
+    return b"".join(struct.pack(">i", -1) if v is None else struct.pack(">i", len(v)) + v for v in values)
+
+
+@st.composite
+def composites(draw: st.DrawFn, kind: ColumnType) -> bytes:
+    """Sometimes of before an attribute was added, or of after one was."""
+    converted = any(a.type.oid == 3904 for a in kind.attributes)
+    values = [draw(st.none() | (sized if converted and a.type.oid == 3904 else good(a.type))) for a in kind.attributes]
+    values = draw(st.sampled_from([values] * 12 + [values[:-1], [*values, None]]))
+    return struct.pack(">i", len(values)) + b"".join(struct.pack(">I", 23) + prefixed([v]) for v in values)
+
+
+@st.composite
+def spans(draw: st.DrawFn, kind: ColumnType) -> bytes:
+    """Flags, and the bounds that they leave."""
+    assert kind.element is not None
+    flags = draw(st.sampled_from([0, 2, 4, 6, 1, 8, 16, 24, 10]) | st.integers(0, 255))
+    count = 0 if flags & 1 else 2 - bool(flags & 8) - bool(flags & 16)
+    return bytes([flags]) + prefixed([draw(good(kind.element)) for _ in range(count)])
+
+
+texts = st.lists(st.tuples(sized, st.none() | sized), max_size=4)
+
+
 def good(kind: ColumnType) -> st.SearchStrategy[bytes]:
-    return GOOD[kind.oid] if kind.element is None else arrays(kind)
+    if kind.attributes:
+        return composites(kind)
+    if kind.kind == "m" and kind.element is not None:
+        return st.lists(spans(kind.element), max_size=3).map(lambda of: struct.pack(">i", len(of)) + prefixed([*of]))
+    if kind.kind == "r" and kind.element is not None:
+        return spans(kind)
+    if kind.element is not None:
+        return arrays(kind)
+    return GOOD[kind.oid] if kind.oid in GOOD else OF_EXTENSIONS[kind.label]
+
+
+OF_EXTENSIONS: dict[str, st.SearchStrategy[bytes]] = {
+    "hstore": texts.map(lambda pairs: struct.pack(">i", len(pairs)) + prefixed([v for pair in pairs for v in pair])),
+    "vector": st.lists(st.binary(min_size=4, max_size=4), max_size=9).map(
+        lambda of: struct.pack(">hh", len(of), 0) + b"".join(of)
+    ),
+    "halfvec": st.lists(st.binary(min_size=2, max_size=2), max_size=9).map(
+        lambda of: struct.pack(">hh", len(of), 0) + b"".join(of)
+    ),
+    "geometry": sized,
+    "mood": st.sampled_from([b"sad", b"ok", b"happy"] * 5 + [b"happier", b""]),
+}
 
 
 BAD = st.none() | st.binary(max_size=20) | numerics
@@ -174,7 +250,9 @@ BAD = st.none() | st.binary(max_size=20) | numerics
 def rows(draw: st.DrawFn) -> list[bytes | None]:
     """Values of all columns, sometimes one that does not fit its column."""
     # NULL where a numeric with a precision would rarely have a representation
-    found = [None if draw(st.integers(0, 5)) == 0 else draw(good(column.type)) for column in COLUMNS]
+    found = [
+        None if draw(st.integers(0, 5)) == 0 and not column.required else draw(good(column.type)) for column in COLUMNS
+    ]
     found[0], found[5] = draw(GOOD[20]), draw(GOOD[25])
     if draw(st.integers(0, 3)) == 0:
         found[draw(st.integers(0, len(COLUMNS) - 1))] = draw(BAD)
@@ -393,9 +471,17 @@ def test_damaged_changes_are_verdicts(
 @given(numerics, st.sampled_from(["avro", "json"]), st.integers(0, 4000))
 def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, output_format: str, size: int) -> None:
     source, out = guarded_bytes(value), Guarded(size)
-    encode = kernels.avro_value if output_format == "avro" else kernels.json_value
-    for opcode, argument in ((wire.OP_NUMERIC_TEXT, 0), (wire.OP_DECIMAL, 2), (wire.OP_DECIMAL, 1000)):
-        end = encode(opcode, argument, source.view, 0, len(value), out.view, 0, size)
+    program = np.zeros((1, wire.COLUMN_WIDTH), dtype=np.int64)
+    for opcode, argument in (
+        (wire.OP_NUMERIC_TEXT, 0),
+        (wire.OP_DECIMAL, 2),
+        (wire.OP_DECIMAL, 1000),
+        (wire.OP_DOUBLE, 0),
+    ):
+        program[0, :2] = opcode, argument
+        end = kernels.write_value(
+            output_format == "json", program, out.view[:0], 0, source.view, 0, len(value), out.view, 0, size
+        )
         assert end in (wire.SPACE, wire.MALFORMED, wire.NO_REPRESENTATION) or 0 < end <= size
         out.check()
 

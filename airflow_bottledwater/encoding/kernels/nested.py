@@ -1,0 +1,256 @@
+"""Values that are made of others: arrays, composites, ranges; and the one door to all forms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.encoding.kernels.reading import i32
+from airflow_bottledwater.encoding.kernels.to_avro import avro_value
+from airflow_bottledwater.encoding.kernels.to_json import json_value
+from airflow_bottledwater.encoding.kernels.writing import (
+    CLOSE,
+    CLOSE_ARRAY,
+    COMMA,
+    FALSE,
+    NULL,
+    OPEN,
+    OPEN_ARRAY,
+    TRUE,
+    copy_bytes,
+    literal,
+    varint,
+)
+from airflow_bottledwater.encoding.wire import (
+    CHANGED,
+    MALFORMED,
+    NO_REPRESENTATION,
+    OP_ARRAY,
+    OP_ENUM,
+    OP_MULTIRANGE,
+    OP_RANGE,
+    OP_RECORD,
+    OP_TEXT,
+    P_ARG,
+    P_CHILD,
+    P_NAME,
+    P_NAME_LEN,
+    P_OP,
+    RANGE_EMPTY,
+    RANGE_LOWER_INCLUSIVE,
+    RANGE_LOWER_INFINITE,
+    RANGE_UPPER_INCLUSIVE,
+    RANGE_UPPER_INFINITE,
+    SPACE,
+)
+
+_LOWER_INCLUSIVE = np.frombuffer(b',"lower_inclusive":', dtype=np.uint8)
+_UPPER_INCLUSIVE = np.frombuffer(b',"upper_inclusive":', dtype=np.uint8)
+_EMPTY = np.frombuffer(b',"empty":', dtype=np.uint8)
+
+
+@compiled
+def _array_is_malformed(b, p, n):
+    """array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags and element type; of each dimension int32 size
+    and lower bound; the elements, row by row."""
+    dimensions = i32(b, p) if n >= 12 else np.int64(-1)
+    if dimensions < 0 or dimensions > 6 or n < 12 + 8 * dimensions or (dimensions == 0 and n != 12):
+        return True
+    count = np.int64(1)
+    for d in range(dimensions):
+        # an element has four bytes at least
+        if i32(b, p + 12 + 8 * d) < 1 or i32(b, p + 12 + 8 * d) > n:
+            return True
+        count *= i32(b, p + 12 + 8 * d)
+        if count > n:
+            return True
+    return False
+
+
+@compiled
+def _array_fits(b, p, depth):
+    """Whether it is as deep as it is declared (or empty), and every lower bound is 1."""
+    dimensions = i32(b, p)
+    for d in range(dimensions):
+        if i32(b, p + 12 + 8 * d + 4) != 1:
+            return False
+    return dimensions == 0 or dimensions == depth
+
+
+@compiled
+def _array_opens(json, b, p, i, count, out, o):
+    """The dimensions that begin at element ``i``; in Avro each is one block of items
+    (https://avro.apache.org/docs/1.12.0/specification/#arrays-1)."""
+    period = count
+    for d in range(i32(b, p)):
+        size = i32(b, p + 12 + 8 * d)
+        if i % period == 0:
+            if json:
+                out[o] = OPEN_ARRAY
+                o += 1
+            else:
+                o = varint(size, out, o)
+        period //= size
+    return o
+
+
+@compiled
+def _array_closes(json, b, p, i, out, o):
+    """The dimensions that end behind element ``i``."""
+    period = np.int64(1)
+    for d in range(i32(b, p) - 1, -1, -1):
+        period *= i32(b, p + 12 + 8 * d)
+        if (i + 1) % period == 0:
+            out[o] = CLOSE_ARRAY if json else 0
+            o += 1
+    return o
+
+
+@compiled
+def _flag(json, word, v, out, o, cap):
+    """A boolean of a range, in JSON behind its name."""
+    if not json:
+        out[o] = 1 if v else 0
+        return np.int64(o + 1)
+    o = literal(word, out, o, cap)
+    return literal(TRUE if v else FALSE, out, o, cap)
+
+
+@compiled
+def _label(programs, names, node, b, p, n, out, o, cap):
+    """The number of an enum's label (in Avro)."""
+    first = programs[node, P_CHILD]
+    for i in range(programs[node, P_ARG]):
+        if programs[first + i, P_NAME_LEN] == n:
+            at = programs[first + i, P_NAME]
+            k = 0
+            while k < n and names[at + k] == b[p + k]:
+                k += 1
+            if k == n:
+                return np.int64(varint(np.int64(i), out, o))
+    return np.int64(CHANGED)
+
+
+@compiled
+def write_value(json, programs, names, node, b, p, n, out, o, cap):
+    """One non-null value of any type, without its union branch.
+
+    What is made of others has one loop here, over items of an int32 length (-1: NULL) and a value: the elements of an array, the
+    attributes of a composite (record_send, src/backend/utils/adt/rowtypes.c: int32 count; before each its int32 type), the
+    bounds of a range (range_send, rangetypes.c: a byte of flags, then the bounds that are finite), the ranges of a multirange
+    (multirange_send, multirangetypes.c: int32 count).
+
+    It calls nothing but itself again, and with the same types of arguments: code of functions that call each other in a circle
+    does not survive numba's cache.
+    """
+    op = programs[node, P_OP]
+    if op < OP_ENUM:
+        if json:
+            return json_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+        return avro_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+    if cap - o < 256:
+        return np.int64(SPACE)
+    if op == OP_ENUM:
+        if json:
+            return json_value(OP_TEXT, 0, b, p, n, out, o, cap)
+        return _label(programs, names, node, b, p, n, out, o, cap)
+    begin, end = p, p + n
+    first = programs[node, P_CHILD]
+    flags = np.int64(0)
+    there = np.int64(0)  # attributes that the value has
+    if op == OP_ARRAY:
+        if _array_is_malformed(b, p, n):
+            return np.int64(MALFORMED)
+        if not _array_fits(b, p, programs[node, P_ARG]):
+            return np.int64(NO_REPRESENTATION)
+        dimensions = i32(b, p)
+        count = np.int64(1 if dimensions > 0 else 0)
+        for d in range(dimensions):
+            count *= i32(b, p + 12 + 8 * d)
+        p += 12 + 8 * dimensions
+        if count == 0:
+            out[o] = OPEN_ARRAY if json else 0
+            if json:
+                out[o + 1] = CLOSE_ARRAY
+            return np.int64(o + 2 if json else o + 1)
+    elif op == OP_RANGE:
+        if n < 1:
+            return np.int64(MALFORMED)
+        flags = np.int64(b[p])
+        p += 1
+        count = np.int64(2)
+    else:
+        there = i32(b, p) if n >= 4 else np.int64(-1)
+        if there < 0 or there > n:
+            return np.int64(MALFORMED)
+        p += 4
+        count = there
+        if op == OP_RECORD:
+            # attributes that were added since the value was made are NULL; of more than are known, the names are not
+            count = programs[node, P_ARG]
+            if there > count:
+                return np.int64(CHANGED)
+        if json:
+            out[o] = OPEN_ARRAY if op == OP_MULTIRANGE else OPEN
+            o += 1
+        elif op == OP_MULTIRANGE and count > 0:
+            o = varint(count, out, o)
+    for i in range(count):
+        child = first if op == OP_ARRAY or op == OP_MULTIRANGE else first + i
+        if cap - o < 256 + programs[child, P_NAME_LEN]:
+            return np.int64(SPACE)
+        if json:
+            if i > 0:
+                out[o] = COMMA
+                o += 1
+            elif op == OP_RANGE:
+                out[o] = OPEN
+                o += 1
+        if op == OP_ARRAY:
+            o = _array_opens(json, b, begin, i, count, out, o)
+        elif json and op != OP_MULTIRANGE:
+            o = copy_bytes(names, programs[child, P_NAME], programs[child, P_NAME_LEN], out, o)
+        length = np.int64(-1)
+        if op == OP_RANGE:
+            absent = RANGE_EMPTY | (RANGE_LOWER_INFINITE if i == 0 else RANGE_UPPER_INFINITE)
+            is_there = flags & absent == 0
+        else:
+            is_there = op != OP_RECORD or i < there
+        if is_there:
+            if op == OP_RECORD:
+                p += 4
+            if end - p < 4:
+                return np.int64(MALFORMED)
+            length = i32(b, p)
+            p += 4
+            if length < -1 or length > end - p:
+                return np.int64(MALFORMED)
+        if not json and op != OP_MULTIRANGE:
+            out[o] = 0 if length == -1 else 2
+            o += 1
+        if length >= 0:
+            o = write_value(json, programs, names, child, b, p, length, out, o, cap)
+            if o < 0:
+                return np.int64(o)
+            p += length
+        elif op == OP_MULTIRANGE:
+            return np.int64(MALFORMED)
+        elif json:
+            o = literal(NULL, out, o, cap)
+        if cap - o < 256:
+            return np.int64(SPACE)
+        if op == OP_ARRAY:
+            o = _array_closes(json, b, begin, i, out, o)
+    if cap - o < 256:
+        return np.int64(SPACE)
+    if op == OP_RANGE:
+        o = _flag(json, _LOWER_INCLUSIVE, flags & RANGE_LOWER_INCLUSIVE != 0, out, o, cap)
+        o = _flag(json, _UPPER_INCLUSIVE, flags & RANGE_UPPER_INCLUSIVE != 0, out, o, cap)
+        o = _flag(json, _EMPTY, flags & RANGE_EMPTY != 0, out, o, cap)
+    if json and op != OP_ARRAY:
+        out[o] = CLOSE_ARRAY if op == OP_MULTIRANGE else CLOSE
+        o += 1
+    elif op == OP_MULTIRANGE:
+        out[o] = 0
+        o += 1
+    return np.int64(o) if p == end else np.int64(MALFORMED)

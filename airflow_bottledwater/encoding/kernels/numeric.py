@@ -1,0 +1,182 @@
+"""PostgreSQL's numeric: as text, as an Avro decimal, as a double."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from airflow_bottledwater.compiled import allocating, compiled
+from airflow_bottledwater.encoding.kernels.reading import i16, u16
+from airflow_bottledwater.encoding.kernels.text import strtod
+from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, ZERO, integer, padded, varint
+from airflow_bottledwater.encoding.wire import (
+    NO_REPRESENTATION,
+    NUMERIC_NAN,
+    NUMERIC_NEGATIVE,
+    NUMERIC_NINF,
+    NUMERIC_PINF,
+    SPACE,
+)
+
+#: a numeric of more decimal digits than this cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000,
+#: scales from -1000 to 1000)
+_MAX_DECIMAL_DIGITS = 2100
+
+
+@compiled
+def is_malformed(b, p, n):
+    if n < 8:
+        return True
+    digits = u16(b, p)
+    if n != 8 + 2 * digits:
+        return True
+    for i in range(digits):
+        if u16(b, p + 8 + 2 * i) > 9999:
+            return True
+    return False
+
+
+@compiled
+def text_size(b, p):
+    weight = i16(b, p + 2)
+    return 16 + (4 * (weight + 1) if weight >= 0 else 1) + u16(b, p + 6)
+
+
+@compiled
+def write_text(b, p, out, o):
+    """As numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
+    digits, weight, sign, scale = u16(b, p), i16(b, p + 2), u16(b, p + 4), u16(b, p + 6)
+    base = p + 8
+    if sign == NUMERIC_NEGATIVE:
+        out[o] = MINUS
+        o += 1
+    if weight < 0:
+        out[o] = ZERO
+        o += 1
+    else:
+        for d in range(weight + 1):
+            v = u16(b, base + 2 * d) if d < digits else 0
+            o = integer(np.int64(v), out, o) if d == 0 else padded(v, 4, out, o)
+    if scale > 0:
+        out[o] = DOT
+        o += 1
+        written = 0
+        d = weight + 1
+        while written < scale:
+            v = u16(b, base + 2 * d) if 0 <= d < digits else 0
+            for unit in (1000, 100, 10, 1):
+                if written < scale:
+                    out[o] = np.uint8(ZERO + (v // unit) % 10)
+                    o += 1
+                    written += 1
+            d += 1
+    return o
+
+
+@compiled
+def bit_length(v):
+    n = 0
+    while v > np.uint64(0):
+        v >>= np.uint64(1)
+        n += 1
+    return n
+
+
+@allocating
+def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
+    """A decimal of more digits than an integer holds."""
+    # limbs of 32 bits, least significant first; log2(10) < 3.33
+    limbs = np.zeros((4 * digits + max(exponent, 0)) * 10 // 96 + 2, dtype=np.uint64)
+    used = 0
+    for i in range(digits + max(exponent, 0)):
+        factor = np.uint64(10000) if i < digits else np.uint64(10)
+        carry = np.uint64(u16(b, base + 2 * i)) if i < digits else np.uint64(0)
+        for k in range(used):
+            t = limbs[k] * factor + carry
+            limbs[k] = t & np.uint64(0xFFFFFFFF)
+            carry = t >> np.uint64(32)
+        if carry > np.uint64(0):
+            limbs[used] = carry
+            used += 1
+    for _ in range(-exponent):
+        rest = np.uint64(0)
+        for k in range(used - 1, -1, -1):
+            t = (rest << np.uint64(32)) | limbs[k]
+            limbs[k] = t // np.uint64(10)
+            rest = t % np.uint64(10)
+        if rest != np.uint64(0):
+            return np.int64(NO_REPRESENTATION)
+        while used > 0 and limbs[used - 1] == np.uint64(0):
+            used -= 1
+    bits = 32 * (used - 1) + bit_length(limbs[used - 1]) if used > 0 else 0
+    width = (bits + 8) // 8
+    if cap - o < width + 10:
+        return np.int64(SPACE)
+    o = varint(np.int64(width), out, o)
+    borrow = np.uint64(1)
+    for i in range(width):
+        limb = limbs[i // 4] if i // 4 < used else np.uint64(0)
+        v = (limb >> np.uint64(8 * (i % 4))) & np.uint64(255)
+        if negative:
+            v = (v ^ np.uint64(255)) + borrow
+            borrow = v >> np.uint64(8)
+            v &= np.uint64(255)
+        out[o + width - 1 - i] = np.uint8(v)
+    return np.int64(o + width)
+
+
+@compiled
+def write_decimal(b, p, scale, out, o, cap):
+    """A numeric as Avro decimal: its length, then the unscaled value as two's complement, most significant first.
+
+    The width is that of fastavro (one bit more than the magnitude needs).
+    https://avro.apache.org/docs/1.12.0/specification/#decimal
+    """
+    digits, weight, sign = u16(b, p), i16(b, p + 2), u16(b, p + 4)
+    if sign != 0 and sign != NUMERIC_NEGATIVE:
+        return np.int64(NO_REPRESENTATION)
+    negative = sign == NUMERIC_NEGATIVE
+    base = p + 8
+    # value = D * 10^exponent, D the digits read as one integer in base 10000
+    exponent = 4 * (weight - digits + 1) + scale
+    if digits == 0:
+        exponent = 0
+    if 4 * digits + max(exponent, 0) <= 18:
+        magnitude = np.uint64(0)
+        for i in range(digits):
+            magnitude = magnitude * np.uint64(10000) + np.uint64(u16(b, base + 2 * i))
+        for _ in range(exponent):
+            magnitude *= np.uint64(10)
+        for _ in range(-exponent):
+            if magnitude % np.uint64(10) != np.uint64(0):
+                return np.int64(NO_REPRESENTATION)
+            magnitude //= np.uint64(10)
+        width = (bit_length(magnitude) + 8) // 8
+        if cap - o < width + 1:
+            return np.int64(SPACE)
+        o = varint(np.int64(width), out, o)
+        v = np.int64(magnitude)
+        if negative:
+            v = -v
+        for i in range(width - 1, -1, -1):
+            out[o + i] = np.uint8(v & 255)
+            v >>= 8
+        return np.int64(o + width)
+    if 4 * digits + abs(exponent) > 2 * _MAX_DECIMAL_DIGITS:
+        return np.int64(NO_REPRESENTATION)
+    return _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap)
+
+
+@compiled
+def nearest_double(b, p, out, o, cap):
+    """Whether there was room, and the double nearest to it; its text is written to ``out`` on the way."""
+    sign = u16(b, p + 4)
+    if sign == NUMERIC_NAN:
+        return True, np.nan
+    if sign == NUMERIC_PINF:
+        return True, np.inf
+    if sign == NUMERIC_NINF:
+        return True, -np.inf
+    if cap - o < text_size(b, p) + 1:
+        return False, 0.0
+    out[write_text(b, p, out, o)] = 0
+    return True, strtod(out.ctypes.data + o, 0)

@@ -1,0 +1,293 @@
+"""Values as text: identifiers, addresses, dates and times, floats."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from airflow_bottledwater.compiled import allocating, compiled, external, types
+from airflow_bottledwater.encoding.kernels.reading import u16
+from airflow_bottledwater.encoding.kernels.writing import COLON, DOT, HEX, MINUS, PLUS, ZERO, integer, padded, unsigned
+from airflow_bottledwater.encoding.wire import EPOCH_DAYS
+
+_libc = ctypes.CDLL(None)
+#: glibc's gcvt writes %.<n>g; with strtod it finds the shortest of 15, 16 and 17 digits that reads back the same
+_gcvt = external(_libc, "gcvt", types.intp, types.float64, types.int32, types.intp)
+strtod = external(_libc, "strtod", types.float64, types.intp, types.intp)
+_strtof = external(_libc, "strtof", types.float32, types.intp, types.intp)
+
+
+@compiled
+def uuid(b, p, out, o):
+    for i in range(16):
+        if i == 4 or i == 6 or i == 8 or i == 10:
+            out[o] = MINUS
+            o += 1
+        out[o] = HEX[b[p + i] >> 4]
+        out[o + 1] = HEX[b[p + i] & 15]
+        o += 2
+    return o
+
+
+@compiled
+def inet_is_malformed(b, p, n):
+    """network_send, src/backend/utils/adt/network.c: family, bits, whether it is a cidr, number of address bytes, address."""
+    if n < 4 or (b[p] != 2 and b[p] != 3):
+        return True
+    size = 4 if b[p] == 2 else 16
+    return b[p + 3] != size or n != 4 + size or b[p + 1] > 8 * size or b[p + 2] > 1
+
+
+@compiled
+def _ipv4(b, p, out, o):
+    for i in range(4):
+        if i > 0:
+            out[o] = DOT
+            o += 1
+        o = integer(np.int64(b[p + i]), out, o)
+    return o
+
+
+@compiled
+def _ipv6(b, p, out, o):
+    """As inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros as ``::``."""
+    best, best_size = -1, 1
+    i = 0
+    while i < 8:
+        run = i
+        while run < 8 and u16(b, p + 2 * run) == 0:
+            run += 1
+        if run - i > best_size:
+            best, best_size = i, run - i
+        i = run + 1
+    for i in range(8):
+        if best <= i < best + best_size and best >= 0:
+            if i == best:
+                out[o] = COLON
+                o += 1
+            continue
+        if i > 0:
+            out[o] = COLON
+            o += 1
+        if (
+            i == 6
+            and best == 0
+            and (
+                best_size == 6
+                or (best_size == 7 and u16(b, p + 14) != 1)
+                or (best_size == 5 and u16(b, p + 10) == 0xFFFF)
+            )
+        ):
+            return _ipv4(b, p + 12, out, o)
+        v = u16(b, p + 2 * i)
+        shift = 12
+        while shift > 0 and (v >> shift) == 0:
+            shift -= 4
+        while shift >= 0:
+            out[o] = HEX[(v >> shift) & 15]
+            o += 1
+            shift -= 4
+    if best >= 0 and best + best_size == 8:
+        out[o] = COLON
+        o += 1
+    return o
+
+
+@compiled
+def inet(b, p, out, o):
+    """An address, and its bits where they are not all, or of a network."""
+    wide = b[p] == 3
+    o = _ipv6(b, p + 4, out, o) if wide else _ipv4(b, p + 4, out, o)
+    if b[p + 2] == 1 or b[p + 1] != (128 if wide else 32):
+        out[o] = 47
+        o = integer(np.int64(b[p + 1]), out, o + 1)
+    return o
+
+
+@compiled
+def year_month_day(days, out, o):
+    """ISO 8601 date of days since 2000-01-01; years outside 0000-9999 with a sign and at least six digits.
+
+    The civil-from-days algorithm of Howard Hinnant (http://howardhinnant.github.io/date_algorithms.html).
+    """
+    z = days + EPOCH_DAYS + 719468
+    era = z // 146097
+    doe = z - era * 146097
+    yoe = (doe - doe // 1460 + doe // 36524 - doe // 146096) // 365
+    year = yoe + era * 400
+    doy = doe - (365 * yoe + yoe // 4 - yoe // 100)
+    mp = (5 * doy + 2) // 153
+    day = doy - (153 * mp + 2) // 5 + 1
+    month = mp + 3 if mp < 10 else mp - 9
+    if month <= 2:
+        year += 1
+    if 0 <= year <= 9999:
+        o = padded(year, 4, out, o)
+    else:
+        out[o] = MINUS if year < 0 else PLUS
+        magnitude = -year if year < 0 else year
+        o = padded(magnitude, 7 if magnitude > 999999 else 6, out, o + 1)
+    out[o] = MINUS
+    o = padded(month, 2, out, o + 1)
+    out[o] = MINUS
+    return padded(day, 2, out, o + 1)
+
+
+@compiled
+def clock(micros, out, o):
+    o = padded(micros // 3600000000, 2, out, o)
+    out[o] = COLON
+    o = padded(micros // 60000000 % 60, 2, out, o + 1)
+    out[o] = COLON
+    o = padded(micros // 1000000 % 60, 2, out, o + 1)
+    if micros % 1000000 != 0:
+        out[o] = DOT
+        o = padded(micros % 1000000, 6, out, o + 1)
+    return o
+
+
+@compiled
+def scaled(v, scale, out, o):
+    """A number of hundredths, for a scale of two, as a decimal."""
+    if v < 0:
+        out[o] = MINUS
+        o += 1
+    magnitude = np.uint64(0) - np.uint64(v) if v < 0 else np.uint64(v)
+    unit = np.uint64(1)
+    for _ in range(scale):
+        unit *= np.uint64(10)
+    o = unsigned(magnitude // unit, out, o)
+    if scale > 0:
+        out[o] = DOT
+        o = padded(np.int64(magnitude % unit), scale, out, o + 1)
+    return o
+
+
+@compiled
+def zone(offset, out, o):
+    """Seconds east of Greenwich, as ISO 8601 has them; PostgreSQL may add seconds."""
+    out[o] = MINUS if offset < 0 else PLUS
+    if offset < 0:
+        offset = -offset
+    o = padded(offset // 3600, 2, out, o + 1)
+    out[o] = COLON
+    o = padded(offset // 60 % 60, 2, out, o + 1)
+    if offset % 60 != 0:
+        out[o] = COLON
+        o = padded(offset % 60, 2, out, o + 1)
+    return o
+
+
+@compiled
+def _part(v, unit, out, o):
+    if v == 0:
+        return o
+    o = integer(v, out, o)
+    out[o] = unit
+    return o + 1
+
+
+@compiled
+def _truncated(v, unit):
+    """C's division."""
+    return -(-v // unit) if v < 0 else v // unit
+
+
+@compiled
+def duration(months, days, micros, out, o):
+    """ISO 8601 with designators, each with its own sign (INTSTYLE_ISO_8601 in EncodeInterval, src/backend/utils/adt/datetime.c)."""
+    out[o] = 80
+    if months == 0 and days == 0 and micros == 0:
+        out[o + 1] = 84
+        out[o + 2] = ZERO
+        out[o + 3] = 83
+        return o + 4
+    years = _truncated(months, 12)
+    o = _part(years, 89, out, o + 1)
+    o = _part(months - 12 * years, 77, out, o)
+    o = _part(days, 68, out, o)
+    if micros == 0:
+        return o
+    out[o] = 84
+    hours = _truncated(micros, 3600000000)
+    rest = micros - 3600000000 * hours
+    o = _part(hours, 72, out, o + 1)
+    minutes = _truncated(rest, 60000000)
+    rest -= 60000000 * minutes
+    o = _part(minutes, 77, out, o)
+    if rest == 0:
+        return o
+    if rest < 0:
+        out[o] = MINUS
+        o += 1
+        rest = -rest
+    o = integer(rest // 1000000, out, o)
+    fraction = rest % 1000000
+    if fraction != 0:
+        out[o] = DOT
+        o = padded(fraction, 6, out, o + 1)
+        while out[o - 1] == ZERO:
+            o -= 1
+    out[o] = 83
+    return o + 1
+
+
+@allocating
+def single(bits):
+    """The float4 of these 32 bits."""
+    scratch = np.empty(1, dtype=np.uint32)
+    scratch[0] = bits
+    return np.float64(scratch.view(np.float32)[0])
+
+
+@allocating
+def double(bits):
+    """The float8 of these 64 bits."""
+    scratch = np.empty(1, dtype=np.int64)
+    scratch[0] = bits
+    return scratch.view(np.float64)[0]
+
+
+@allocating
+def bits_of(v):
+    """The 64 bits of a float8."""
+    scratch = np.empty(1, dtype=np.float64)
+    scratch[0] = v
+    return scratch.view(np.int64)[0]
+
+
+@compiled
+def half(h):
+    """The 32 bits of the float4 that equals a number of 16 (IEEE 754 binary16)."""
+    sign, exponent, fraction = (h >> 15) << 31, (h >> 10) & 31, h & 1023
+    if exponent == 31:
+        return sign | (255 << 23) | (fraction << 13)
+    if exponent > 0:
+        return sign | ((exponent + 112) << 23) | (fraction << 13)
+    if fraction == 0:
+        return sign
+    exponent = np.int64(113)
+    while fraction & 1024 == 0:
+        fraction <<= 1
+        exponent -= 1
+    return sign | (exponent << 23) | ((fraction & 1023) << 13)
+
+
+@compiled
+def shortest(v, is_single, out, o):
+    """The shortest of 15, 16 and 17 significant digits (6 to 9 for a float4) that reads back as the same number."""
+    at = out.ctypes.data + o
+    first, last = (6, 9) if is_single else (15, 17)
+    for digits in range(first, last + 1):
+        _gcvt(v, np.int32(digits), at)
+        if is_single:
+            same = np.float64(_strtof(at, 0)) == v
+        else:
+            same = strtod(at, 0) == v
+        if same:
+            break
+    end = o
+    while out[end] != 0:
+        end += 1
+    return end

@@ -1,0 +1,395 @@
+"""One value as JSON (RFC 8259)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
+from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
+from airflow_bottledwater.encoding.kernels.text import (
+    clock,
+    double,
+    duration,
+    half,
+    inet,
+    inet_is_malformed,
+    scaled,
+    shortest,
+    single,
+    uuid,
+    year_month_day,
+    zone,
+)
+from airflow_bottledwater.encoding.kernels.writing import (
+    BACKSLASH,
+    CLOSE,
+    CLOSE_ARRAY,
+    COLON,
+    COMMA,
+    FALSE,
+    HEX,
+    INFINITY,
+    LOWER_INFINITY,
+    LOWER_MINUS_INFINITY,
+    MINUS_INFINITY,
+    NAN,
+    NULL,
+    OPEN,
+    OPEN_ARRAY,
+    QUOTE,
+    TRUE,
+    ZERO,
+    copy_bytes,
+    integer,
+    literal,
+    quoted,
+    unsigned,
+)
+from airflow_bottledwater.encoding.wire import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    INTERVAL_INFINITY,
+    INTERVAL_MINUS_INFINITY,
+    MALFORMED,
+    NUMERIC_NAN,
+    NUMERIC_NINF,
+    NUMERIC_PINF,
+    OP_BOOL,
+    OP_BYTEA,
+    OP_DATE,
+    OP_DECIMAL,
+    OP_DOUBLE,
+    OP_FLOAT4,
+    OP_FLOAT8,
+    OP_FLOATS,
+    OP_HEX,
+    OP_INET,
+    OP_INT2,
+    OP_INT4,
+    OP_INT8,
+    OP_INTERVAL,
+    OP_JSONB,
+    OP_MAP,
+    OP_MONEY,
+    OP_NUMERIC_TEXT,
+    OP_TEXT,
+    OP_TIME,
+    OP_TIMESTAMP,
+    OP_TIMESTAMPTZ,
+    OP_TIMETZ,
+    OP_UINT32,
+    OP_UINT32_TEXT,
+    OP_UINT64,
+    OP_UUID,
+    SPACE,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+)
+
+_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+
+
+@compiled
+def _escaped(b, p, n):
+    """Bytes that a string takes once escaped."""
+    size = n
+    for i in range(n):
+        c = b[p + i]
+        if c < 32:
+            size += 1 if c == 8 or c == 9 or c == 10 or c == 12 or c == 13 else 5
+        elif c == QUOTE or c == BACKSLASH:
+            size += 1
+    return size
+
+
+@compiled
+def json_string(b, p, n, out, o, cap):
+    """A JSON string (RFC 8259 §7): UTF-8 as it is, control characters, quote and backslash escaped."""
+    if cap - o < 6 * n + 2 and cap - o < _escaped(b, p, n) + 2:
+        return np.int64(SPACE)
+    out[o] = QUOTE
+    o += 1
+    for i in range(n):
+        c = b[p + i]
+        if c == QUOTE or c == BACKSLASH:
+            out[o] = BACKSLASH
+            out[o + 1] = c
+            o += 2
+        elif c >= 32:
+            out[o] = c
+            o += 1
+        else:
+            out[o] = BACKSLASH
+            short = np.uint8(0)
+            if c == 8:
+                short = np.uint8(98)
+            elif c == 9:
+                short = np.uint8(116)
+            elif c == 10:
+                short = np.uint8(110)
+            elif c == 12:
+                short = np.uint8(102)
+            elif c == 13:
+                short = np.uint8(114)
+            if short:
+                out[o + 1] = short
+                o += 2
+            else:
+                out[o + 1] = 117
+                out[o + 2] = ZERO
+                out[o + 3] = ZERO
+                out[o + 4] = HEX[c >> 4]
+                out[o + 5] = HEX[c & 15]
+                o += 6
+    out[o] = QUOTE
+    return np.int64(o + 1)
+
+
+@compiled
+def _base64(b, p, n, out, o):
+    i = 0
+    while i + 3 <= n:
+        v = (np.int64(b[p + i]) << 16) | (np.int64(b[p + i + 1]) << 8) | np.int64(b[p + i + 2])
+        for k in range(4):
+            out[o + k] = _BASE64[(v >> (18 - 6 * k)) & 63]
+        o += 4
+        i += 3
+    if i < n:
+        v = np.int64(b[p + i]) << 16
+        if i + 1 < n:
+            v |= np.int64(b[p + i + 1]) << 8
+        out[o] = _BASE64[(v >> 18) & 63]
+        out[o + 1] = _BASE64[(v >> 12) & 63]
+        out[o + 2] = _BASE64[(v >> 6) & 63] if i + 1 < n else np.uint8(61)
+        out[o + 3] = np.uint8(61)
+        o += 4
+    return o
+
+
+@compiled
+def _number(v, is_single, out, o, cap):
+    if cap - o < 32:
+        return np.int64(SPACE)
+    if np.isnan(v):
+        return quoted(NAN, out, o, cap)
+    if np.isinf(v):
+        return quoted(INFINITY if v > 0 else MINUS_INFINITY, out, o, cap)
+    return np.int64(shortest(v, is_single, out, o))
+
+
+@compiled
+def _object(b, p, n, out, o, cap):
+    """An hstore (for its layout see the Avro form)."""
+    end = p + n
+    count = i32(b, p) if n >= 4 else np.int64(-1)
+    if count < 0 or count > n:
+        return np.int64(MALFORMED)
+    p += 4
+    if cap - o < 2:
+        return np.int64(SPACE)
+    out[o] = OPEN
+    o += 1
+    for i in range(2 * count):
+        length = i32(b, p) if end - p >= 4 else np.int64(-2)
+        p += 4
+        is_value = i % 2 == 1
+        if length < (-1 if is_value else 0) or length > end - p:
+            return np.int64(MALFORMED)
+        if cap - o < 8:
+            return np.int64(SPACE)
+        if i > 0:
+            out[o] = COLON if is_value else COMMA
+            o += 1
+        if length == -1:
+            o = literal(NULL, out, o, cap)
+            continue
+        o = json_string(b, p, length, out, o, cap)
+        if o < 0:
+            return np.int64(o)
+        p += length
+    if cap - o < 1:
+        return np.int64(SPACE)
+    out[o] = CLOSE
+    return np.int64(o + 1) if p == end else np.int64(MALFORMED)
+
+
+@compiled
+def _numbers(width, b, p, n, out, o, cap):
+    """A vector or halfvec (for its layout see the Avro form)."""
+    count = i16(b, p) if n >= 4 else np.int64(-1)
+    if count < 0 or n != 4 + width * count:
+        return np.int64(MALFORMED)
+    if cap - o < 2:
+        return np.int64(SPACE)
+    out[o] = OPEN_ARRAY
+    o += 1
+    for i in range(count):
+        if cap - o < 40:
+            return np.int64(SPACE)
+        if i > 0:
+            out[o] = COMMA
+            o += 1
+        at = p + 4 + width * i
+        o = _number(single(u32(b, at) if width == 4 else half(u16(b, at))), True, out, o, cap)
+    if cap - o < 1:
+        return np.int64(SPACE)
+    out[o] = CLOSE_ARRAY
+    return np.int64(o + 1)
+
+
+@compiled
+def json_value(op, arg, b, p, n, out, o, cap):
+    """One non-null value as JSON."""
+    if op == OP_TEXT or op == OP_JSONB:
+        if op == OP_JSONB:
+            if n < 1 or b[p] != 1:
+                return np.int64(MALFORMED)
+            p += 1
+            n -= 1
+        if arg == 0:
+            return json_string(b, p, n, out, o, cap)
+        if cap - o < n:
+            return np.int64(SPACE)
+        return np.int64(copy_bytes(b, p, n, out, o))
+    if op == OP_HEX:
+        if cap - o < 2 * n + 2:
+            return np.int64(SPACE)
+        out[o] = QUOTE
+        for i in range(n):
+            out[o + 1 + 2 * i] = HEX[b[p + i] >> 4]
+            out[o + 2 + 2 * i] = HEX[b[p + i] & 15]
+        o += 1 + 2 * n
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_MAP:
+        return _object(b, p, n, out, o, cap)
+    if op == OP_FLOATS:
+        return _numbers(arg, b, p, n, out, o, cap)
+    if op == OP_DOUBLE:
+        if is_malformed(b, p, n):
+            return np.int64(MALFORMED)
+        room, number = nearest_double(b, p, out, o, cap)
+        if not room:
+            return np.int64(SPACE)
+        return _number(number, False, out, o, cap)
+    if op == OP_BYTEA:
+        if cap - o < (n + 2) // 3 * 4 + 2:
+            return np.int64(SPACE)
+        out[o] = QUOTE
+        o = _base64(b, p, n, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_DECIMAL or op == OP_NUMERIC_TEXT:
+        if is_malformed(b, p, n):
+            return np.int64(MALFORMED)
+        sign = u16(b, p + 4)
+        if sign == NUMERIC_NAN:
+            return quoted(NAN, out, o, cap)
+        if sign == NUMERIC_PINF:
+            return quoted(INFINITY, out, o, cap)
+        if sign == NUMERIC_NINF:
+            return quoted(MINUS_INFINITY, out, o, cap)
+        if cap - o < text_size(b, p) + 2:
+            return np.int64(SPACE)
+        if op == OP_NUMERIC_TEXT and arg == 1:
+            return np.int64(write_text(b, p, out, o))
+        out[o] = QUOTE
+        o = write_text(b, p, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if cap - o < 96:
+        return np.int64(SPACE)
+    if op == OP_INT4:
+        return np.int64(integer(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+    if op == OP_INT8:
+        return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
+    if op == OP_INT2:
+        return np.int64(integer(i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
+    if op == OP_BOOL:
+        if n != 1 or b[p] > 1:
+            return np.int64(MALFORMED)
+        return literal(TRUE, out, o, cap) if b[p] == 1 else literal(FALSE, out, o, cap)
+    if op == OP_FLOAT4 or op == OP_FLOAT8:
+        if n != (4 if op == OP_FLOAT4 else 8):
+            return np.int64(MALFORMED)
+        return _number(single(u32(b, p)) if n == 4 else double(i64(b, p)), op == OP_FLOAT4, out, o, cap)
+    if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
+        if n != (4 if op == OP_DATE else 8):
+            return np.int64(MALFORMED)
+        v = i32(b, p) if op == OP_DATE else i64(b, p)
+        if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
+            return quoted(LOWER_INFINITY, out, o, cap)
+        if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
+            return quoted(LOWER_MINUS_INFINITY, out, o, cap)
+        out[o] = QUOTE
+        o += 1
+        if op == OP_DATE:
+            o = year_month_day(v, out, o)
+        elif op == OP_TIME:
+            if v < 0 or v > 86400000000:
+                return np.int64(MALFORMED)
+            o = clock(v, out, o)
+        else:
+            days = v // 86400000000
+            o = year_month_day(days, out, o)
+            out[o] = 84
+            o = clock(v - days * 86400000000, out, o + 1)
+            if op == OP_TIMESTAMPTZ:
+                out[o] = 90
+                o += 1
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_UUID:
+        if n != 16:
+            return np.int64(MALFORMED)
+        out[o] = QUOTE
+        o = uuid(b, p, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_INET:
+        if inet_is_malformed(b, p, n):
+            return np.int64(MALFORMED)
+        out[o] = QUOTE
+        o = inet(b, p, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_UINT32:
+        return np.int64(integer(u32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+    if op == OP_UINT32_TEXT:
+        if n != 4:
+            return np.int64(MALFORMED)
+        out[o] = QUOTE
+        o = unsigned(np.uint64(u32(b, p)), out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_UINT64:
+        return np.int64(unsigned(np.uint64(i64(b, p)), out, o)) if n == 8 else np.int64(MALFORMED)
+    if op == OP_MONEY:
+        if n != 8:
+            return np.int64(MALFORMED)
+        out[o] = QUOTE
+        o = scaled(i64(b, p), arg, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_TIMETZ:
+        v = i64(b, p) if n == 12 else np.int64(-1)
+        if v < 0 or v > 86400000000:
+            return np.int64(MALFORMED)
+        out[o] = QUOTE
+        o = zone(-i32(b, p + 8), out, clock(v, out, o + 1))
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_INTERVAL:
+        if n != 16:
+            return np.int64(MALFORMED)
+        micros, days, months = i64(b, p), i32(b, p + 8), i32(b, p + 12)
+        if months == INTERVAL_INFINITY and days == INTERVAL_INFINITY and micros == TIMESTAMP_INFINITY:
+            return quoted(LOWER_INFINITY, out, o, cap)
+        if months == INTERVAL_MINUS_INFINITY and days == INTERVAL_MINUS_INFINITY and micros == TIMESTAMP_MINUS_INFINITY:
+            return quoted(LOWER_MINUS_INFINITY, out, o, cap)
+        out[o] = QUOTE
+        o = duration(months, days, micros, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    return np.int64(MALFORMED)

@@ -1,0 +1,146 @@
+"""Columns and types that change under a running pipeline, against a real registry at each level of compatibility."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from fix_topics import Flow, read
+
+from airflow_bottledwater.errors import Outage, RecordError
+from airflow_bottledwater.flow import redrive
+from airflow_bottledwater.kafka.scan import scan
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.registry import SchemaRegistry
+
+MakeFlow = Callable[..., Flow]
+
+LEVELS = {"BACKWARD", "FORWARD", "FULL"}
+PREPARE = (
+    "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+    "CREATE TYPE pair AS (a int, b text)",
+    "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, b text, m mood, p pair)",
+)
+#: (change, a row behind it, what the new row's record says of it, the levels that take it)
+CHANGES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
+    "add": ("ALTER TABLE t ADD extra text", "(2, 2, 'x', 'ok', '(1,y)', 'new')", {"extra": "new"}, LEVELS),
+    "drop": ("ALTER TABLE t DROP b", "(2, 2, 'ok', '(1,y)')", {"m": "ok"}, LEVELS),
+    "rename": ("ALTER TABLE t RENAME b TO c", "(2, 2, 'x', 'ok', '(1,y)')", {"c": "x"}, LEVELS),
+    "wider": ("ALTER TABLE t ALTER n TYPE bigint", "(2, 3000000000, 'x', 'ok', '(1,y)')", {"n": 3 * 10**9}, {"BACKWARD"}),
+    "other": ("ALTER TABLE t ALTER n TYPE text", "(2, 'two', 'x', 'ok', '(1,y)')", {"n": "two"}, set()),
+    "label": ("ALTER TYPE mood ADD VALUE 'glad' BEFORE 'ok'", "(2, 2, 'x', 'glad', '(1,y)')", {"m": "glad"}, {"BACKWARD"}),
+    "attribute": (
+        "ALTER TYPE pair ADD ATTRIBUTE c date",
+        "(2, 2, 'x', 'ok', '(1,y,2000-01-01)')",
+        {"p": {"a": 1, "b": "y", "c": date(2000, 1, 1)}},
+        LEVELS,
+    ),
+    "nullable": ("ALTER TABLE t ALTER n DROP NOT NULL", "(2, NULL, 'x', 'ok', '(1,y)')", {"n": None}, {"BACKWARD"}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def make_flow(database: str, kafka: KafkaBroker, registry: SchemaRegistry) -> MakeFlow:
+    def make(level: str, **settings: Any) -> Flow:
+        flow = Flow(database, kafka, registry, enums="enum", not_null="required", **settings)
+        flow.execute(*PREPARE, "INSERT INTO t VALUES (1, 1, 'x', 'sad', '(1,x)')")
+        flow.create()
+        SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-value", level=level)
+        flow.snapshot()
+        return flow
+
+    return make
+
+
+def records(flow: Flow) -> dict[int, dict[str, Any] | None]:
+    """The topic's rows by id (None: deleted), as fastavro reads them with the schemas that they were written with."""
+    assert flow.registry is not None
+    client = SchemaRegistryClient({"url": flow.registry.url})
+
+    def decoded(data: bytes) -> dict[str, Any]:
+        schema = json.loads(client.get_schema(int.from_bytes(data[1:5], "big")).schema_str)
+        row = fastavro.schemaless_reader(io.BytesIO(data[5:]), schema)
+        assert isinstance(row, dict)
+        return row
+
+    found: dict[int, dict[str, Any] | None] = {}
+    for message in scan(flow.pipeline.kafka, flow.topic("t"), Topics(flow.pipeline.kafka).ends(flow.topic("t"), 1)):
+        value = message.value()
+        found[decoded(message.key())["id"]] = None if value is None else decoded(value)
+    return found
+
+
+def letters(flow: Flow) -> list[Any]:
+    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+
+
+def says(flow: Flow, id: int, expected: dict[str, Any]) -> bool:
+    """Whether the row's last record has these values."""
+    row = records(flow)[id]
+    return row is not None and expected.items() <= row.items()
+
+
+@pytest.mark.parametrize("level", sorted(LEVELS))
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_columns_or_types_is_published_or_a_record_error(
+    make_flow: MakeFlow, registry: SchemaRegistry, change: str, level: str
+) -> None:
+    statement, row, expected, levels = CHANGES[change]
+    flow = make_flow(level)
+    flow.execute(statement, f"INSERT INTO t VALUES {row}")
+    if level in levels:
+        flow.stream()
+    else:
+        for _ in range(2):
+            with pytest.raises(RecordError, match=r"cannot be published .* The schema registry .* refuses the schema"):
+                flow.stream()
+            assert set(records(flow)) == {1}
+        # by a person's decision the rows become letters, one each, and the stream goes on
+        flow.change(on_error="log")
+        flow.execute("INSERT INTO t SELECT 3, n, b, m, p FROM t WHERE id = 2", "DELETE FROM t WHERE id = 3")
+        assert flow.stream()["dead_letters"] == 2
+        assert [letter["op"] for letter in letters(flow)] == ["c", "c"]
+        assert "refuses the schema" in letters(flow)[0]["error"]
+        assert redrive.redrive(flow.pipeline) == redrive.Result(failed=2)
+        # the subject takes it now, and the delete has overtaken one of them
+        SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-value", level="NONE")
+        assert redrive.redrive(flow.pipeline) == redrive.Result(published=1, overtaken=1)
+    assert says(flow, 1, {"n": 1, "m": "sad"})
+    assert says(flow, 2, expected)
+
+
+@pytest.mark.parametrize("change", ["label", "attribute", "nullable"])
+def test_a_type_that_changes_while_the_stream_runs_is_read_anew(make_flow: MakeFlow, change: str) -> None:
+    """Nothing in the stream says so: no Relation message comes, and a value that does not fit is the first that is heard of it."""
+    statement, row, expected, _ = CHANGES[change]
+    flow = make_flow("BACKWARD")
+    with flow.streaming() as errors:
+        flow.execute("UPDATE t SET b = 'y'")
+        deadline = time.monotonic() + 30
+        while not says(flow, 1, {"b": "y"}):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        flow.execute(statement, f"INSERT INTO t VALUES {row}")
+        while not errors:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    (error,) = errors
+    assert isinstance(error, Outage)
+    assert "type in public.t was altered while the stream ran" in str(error)
+    flow.stream()
+    assert says(flow, 2, expected)
+
+
+def test_attributes_that_the_catalog_does_not_know_are_a_record_error(make_flow: MakeFlow) -> None:
+    flow = make_flow("BACKWARD")
+    flow.execute("INSERT INTO t VALUES (2, 2, 'x', 'ok', '(1,y)')", "ALTER TYPE pair DROP ATTRIBUTE b")
+    with pytest.raises(RecordError, match=r"column 'p': the value does not fit what the catalog says of its type"):
+        flow.stream()

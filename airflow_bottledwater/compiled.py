@@ -52,6 +52,9 @@ import llvmlite.binding as llvm  # noqa: E402  (numba reads the cache folder whe
 import numba  # noqa: E402
 from numba import types  # noqa: E402
 
+# somebody (a plugin of pytest) may have imported it before us
+numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+
 __all__ = ["OPTIONS", "allocating", "compiled", "external", "memcpy", "numba", "types"]
 
 _kept: list[ctypes.CDLL] = []

@@ -12,8 +12,9 @@ import hypothesis
 import psycopg
 import pytest
 
+from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.registry import SchemaRegistry
 
 # helpers of several test files are the modules fix_*.py beside this one, whatever the import mode
@@ -38,6 +39,21 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     version = os.environ.get("BOTTLEDWATER_TEST_POSTGRES", "16")
     settings = {"max_prepared_transactions": 50}
     with PostgresServer(tmp_path_factory.mktemp("postgres"), version=version, settings=settings) as server:
+        yield server
+
+
+#: what can be had: 16 and 18 come with the dependencies, 15 where Debian's is installed
+VERSIONS = ["15", "16", "18"]
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def each_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A server of each version."""
+    try:
+        programs(request.param)
+    except LocalServerError as error:
+        pytest.skip(str(error))
+    with PostgresServer(tmp_path_factory.mktemp("postgres"), version=request.param) as server:
         yield server
 
 

@@ -86,11 +86,11 @@ class Habit:
 
 
 SHORT = Habit(hot=True)
-LONG = Habit(open_for=(0.2, 0.5))
+LONG = Habit(open_for=(0.3, 0.8))
 PREPARING = Habit(open_for=(0.0, 0.05), prepared=0.7)
 ASYNCHRONOUS = Habit(asynchronous=True, hot=True)
-#: twelve keep transactions open, so that some are in progress at every boundary
-CROWD = (*[LONG] * 12, SHORT, ASYNCHRONOUS, PREPARING)
+#: sixteen keep transactions open, so that some are in progress at every boundary
+CROWD = (*[LONG] * 16, SHORT, ASYNCHRONOUS, PREPARING)
 
 
 @dataclass(slots=True)

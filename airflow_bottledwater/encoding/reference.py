@@ -9,6 +9,7 @@ import base64
 import functools
 import io
 import json
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -265,6 +266,8 @@ def native(column: ColumnType, text: str) -> Any:
         return int(text)
     if opcode == wire.OP_FLOAT4:
         return _single(text)
+    if opcode == wire.OP_DOUBLE and math.isinf(float(text)) and "Inf" not in text:
+        raise Unrepresentable(text)
     if opcode in (wire.OP_FLOAT8, wire.OP_DOUBLE):
         return float(text)
     if opcode == wire.OP_BYTEA:

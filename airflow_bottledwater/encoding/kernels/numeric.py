@@ -168,15 +168,16 @@ def write_decimal(b, p, scale, out, o, cap):
 
 @compiled
 def nearest_double(b, p, out, o, cap):
-    """Whether there was room, and the double nearest to it; its text is written to ``out`` on the way."""
+    """0 or a code, and the double nearest to it; its text is written to ``out`` on the way."""
     sign = u16(b, p + 4)
     if sign == NUMERIC_NAN:
-        return True, np.nan
+        return 0, np.nan
     if sign == NUMERIC_PINF:
-        return True, np.inf
+        return 0, np.inf
     if sign == NUMERIC_NINF:
-        return True, -np.inf
+        return 0, -np.inf
     if cap - o < text_size(b, p) + 1:
-        return False, 0.0
+        return SPACE, 0.0
     out[write_text(b, p, out, o)] = 0
-    return True, strtod(out.ctypes.data + o, 0)
+    v = strtod(out.ctypes.data + o, 0)
+    return NO_REPRESENTATION if np.isinf(v) else 0, v

@@ -164,9 +164,9 @@ def avro_value(op, arg, b, p, n, out, o, cap):
     if op == OP_DOUBLE:
         if is_malformed(b, p, n):
             return np.int64(MALFORMED)
-        room, number = nearest_double(b, p, out, o, cap)
-        if not room or cap - o < 8:
-            return np.int64(SPACE)
+        code, number = nearest_double(b, p, out, o, cap)
+        if code < 0 or cap - o < 8:
+            return np.int64(code if code < 0 else SPACE)
         bits = bits_of(number)
         for i in range(8):
             out[o + i] = np.uint8((bits >> (8 * i)) & 255)

@@ -87,6 +87,8 @@ from airflow_bottledwater.encoding.wire import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
+#: as PostGIS prints its types
+_UPPER_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
@@ -257,8 +259,8 @@ def json_value(op, arg, b, p, n, out, o, cap):
             return np.int64(SPACE)
         out[o] = QUOTE
         for i in range(n):
-            out[o + 1 + 2 * i] = HEX[b[p + i] >> 4]
-            out[o + 2 + 2 * i] = HEX[b[p + i] & 15]
+            out[o + 1 + 2 * i] = _UPPER_HEX[b[p + i] >> 4]
+            out[o + 2 + 2 * i] = _UPPER_HEX[b[p + i] & 15]
         o += 1 + 2 * n
         out[o] = QUOTE
         return np.int64(o + 1)
@@ -269,9 +271,9 @@ def json_value(op, arg, b, p, n, out, o, cap):
     if op == OP_DOUBLE:
         if is_malformed(b, p, n):
             return np.int64(MALFORMED)
-        room, number = nearest_double(b, p, out, o, cap)
-        if not room:
-            return np.int64(SPACE)
+        code, number = nearest_double(b, p, out, o, cap)
+        if code < 0:
+            return np.int64(code)
         return _number(number, False, out, o, cap)
     if op == OP_BYTEA:
         if cap - o < (n + 2) // 3 * 4 + 2:

@@ -135,6 +135,11 @@ def _tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list
         f"Table {name} has a row-level policy that would hide rows from this role. Use a role with BYPASSRLS, or leave it out."
         for name in catalog.filtered_by_policy(connection, found.tables)
     ]
+    problems += [
+        f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: PostgreSQL's stream would end at "
+        "its first row. Leave the column out of the publication (a column list), or the table out of the pipeline."
+        for name, column, kind in catalog.unsendable(connection, found.tables)
+    ]
     by_topic: dict[str, Table] = {}
     for table in found.tables:
         topic = names.topic(table.schema, table.name, pipeline.topic_prefix)

@@ -30,6 +30,27 @@ WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 
+#: what columns are made of, without what is only a domain of it: below the first level a type needs a send function
+_UNSENDABLE = """
+WITH RECURSIVE parts AS (
+    SELECT attrelid, attname, atttypid AS oid, false AS inside FROM pg_attribute
+    WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+    UNION
+    SELECT p.attrelid, p.attname, below.oid, p.inside OR below.inside
+    FROM parts p JOIN pg_type t ON t.oid = p.oid CROSS JOIN LATERAL (
+        SELECT t.typbasetype AS oid, false AS inside WHERE t.typtype = 'd'
+        UNION ALL SELECT t.typelem, true WHERE t.typcategory = 'A' AND t.typelem <> 0
+        UNION ALL SELECT a.atttypid, true FROM pg_attribute a
+                  WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL SELECT r.rngsubtype, true FROM pg_range r WHERE r.rngtypid = t.oid
+        UNION ALL SELECT r.rngtypid, true FROM pg_range r WHERE r.rngmultitypid = t.oid
+    ) below
+)
+SELECT n.nspname || '.' || c.relname, p.attname, t.typname
+FROM parts p JOIN pg_type t USING (oid) JOIN pg_class c ON c.oid = p.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.inside AND t.typsend = 0 ORDER BY 1, 2
+"""
+
 #: candidates for the key; an index that is deferrable is none: a key change could run over a live row
 _INDEXES = """
 SELECT i.indrelid, i.indisreplident, i.indisprimary, i.indimmediate, i.indisvalid,
@@ -184,6 +205,12 @@ def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
     ).fetchall()
     denied = {row[0] for row in rows}
     return [t.qualified for t in tables if t.oid in denied]
+
+
+def unsendable(connection: Connection, tables: Sequence[Table]) -> list[tuple[str, str, str]]:
+    """Table, column and type, where a column is made of a type without a send function: pgoutput then fails for every row
+    (logicalrep_write_tuple in src/backend/replication/logical/proto.c looks at the column's own type only)."""
+    return connection.execute(_UNSENDABLE, ([t.oid for t in tables],)).fetchall()  # type: ignore[return-value]
 
 
 def filtered_by_policy(connection: Connection, tables: Sequence[Table]) -> list[str]:

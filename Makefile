@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system test-faults test-security test-mutants bench lock clean
+.PHONY: help setup demo up down lint test test-unit test-integration test-system test-faults test-security test-mutants fuzz bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -67,6 +67,12 @@ test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documente
 
 test-mutants: setup ## each rule taken out once, to see that a test notices (MUTANT=word)
 	@$(BIN)/python -m tests.mutants
+
+fuzz: setup ## damaged rows and random tables with new seeds for MINUTES=10
+	@end=$$(( $$(date +%s) + 60 * $(or $(MINUTES),10) )); while [ $$(date +%s) -lt $$end ]; do \
+	  seed=$$(od -An -N3 -tu4 /dev/urandom | tr -d ' '); echo "seed $$seed"; \
+	  $(PYTEST) tests/unit/encoding/test_fuzz.py tests/integration/test_types_against_postgres.py -q -n 2 -k "damaged or numeric or random" \
+	    --hypothesis-seed=$$seed || exit 1; done
 
 bench: setup ## all benchmarks, or one (BENCH=name); sizes times BENCH_SCALE
 	@$(BIN)/python -m tests.benchmarks $(BENCH)

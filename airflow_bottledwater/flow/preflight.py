@@ -92,6 +92,11 @@ def _server(connection: Connection, found: Findings) -> list[str]:
             + _setting(connection, "wal_level")
             + ": set wal_level = logical and restart PostgreSQL (rds.logical_replication = 1 on RDS, cloudsql.logical_decoding = on)."
         )
+    if _setting(connection, "server_encoding") == "SQL_ASCII":
+        problems.append(
+            f"Database {found.cluster.database!r} has the encoding SQL_ASCII: what the bytes of its texts mean is not known, and records are "
+            "UTF-8. Copy it into a database with an encoding (pg_dump, then createdb --encoding)."
+        )
     row = connection.execute(
         "SELECT rolsuper OR rolreplication OR pg_has_role(current_user, oid, 'usage') AND rolname LIKE 'rds_replication', rolname FROM pg_roles"
         " WHERE rolname = current_user"
@@ -137,7 +142,7 @@ def _tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list
     ]
     problems += [
         f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: PostgreSQL's stream would end at "
-        "its first row. Leave the column out of the publication (a column list), or the table out of the pipeline."
+        "its first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's type, or leave the table out."
         for name, column, kind in catalog.unsendable(connection, found.tables)
     ]
     by_topic: dict[str, Table] = {}

@@ -199,6 +199,16 @@ def test_a_role_without_select_is_refused(source: Source) -> None:
     )
 
 
+def test_a_database_without_an_encoding_is_refused(source: Source) -> None:
+    with psycopg.connect(source.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {source.name}_ascii ENCODING SQL_ASCII TEMPLATE template0 LOCALE 'C'")
+        try:
+            dsn = make_conninfo(source.dsn, dbname=f"{source.name}_ascii")
+            refuses(source, source.pipeline.with_(postgres=dsn, tables=()), "has the encoding SQL_ASCII", "pg_dump")
+        finally:
+            connection.execute(f"DROP DATABASE {source.name}_ascii WITH (FORCE)")
+
+
 def test_a_schema_without_usage_is_refused(source: Source) -> None:
     source.execute(
         "CREATE SCHEMA hidden", "CREATE TABLE hidden.t (id int PRIMARY KEY)", "GRANT SELECT ON hidden.t TO PUBLIC"
@@ -322,6 +332,28 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
         ['CREATE TABLE "' + "ä" * 31 + '" (id int PRIMARY KEY)'],
         {"tables": ("ä*",), "topic_prefix": "p" * 20},
         ["is longer than Kafka's 249 characters", "Shorten topic_prefix"],
+    ),
+    "made of a type that cannot be sent": (
+        ["CREATE TYPE granted AS (id int, rights aclitem)", "CREATE TABLE acl (id int PRIMARY KEY, a granted[])"],
+        {"tables": ("acl",)},
+        [
+            "Column 'a' of table public.acl is made of type aclitem, which has no binary send function",
+            "change the column's type",
+        ],
+    ),
+    "with two types of one name": (
+        [
+            'CREATE TYPE "a b" AS (x int)',
+            "CREATE TYPE a_20_b AS (y int)",
+            'CREATE TABLE twins (id int PRIMARY KEY, p "a b", q a_20_b)',
+        ],
+        {"tables": ("twins",)},
+        ["Two types in public.twins both become the Avro name bottledwater.public.a_20_b", "Rename one of them"],
+    ),
+    "with two labels of one name": (
+        ["CREATE TYPE mood AS ENUM ('a b', 'a_20_b')", "CREATE TABLE moods (id int PRIMARY KEY, m mood)"],
+        {"tables": ("moods",), "enums": "enum"},
+        ["In public.moods, two of type mood become the same Avro name (a_20_b, a_20_b)", "enums = string"],
     ),
     "with two columns for one field": (
         ['CREATE TABLE twice (id int PRIMARY KEY, "a b" int, a_20_b int)'],

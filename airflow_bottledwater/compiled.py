@@ -5,11 +5,14 @@ Importing this module imports numba; only the data plane's hot loops do.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
+import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,33 +54,75 @@ os.environ.setdefault("NUMBA_CACHE_DIR", _cache_directory())
 import llvmlite.binding as llvm  # noqa: E402  (numba reads the cache folder when it is imported)
 import numba  # noqa: E402
 from numba import types  # noqa: E402
+from numba.core.caching import FunctionCache  # noqa: E402
 
 # somebody (a plugin of pytest) may have imported it before us
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
-__all__ = ["OPTIONS", "allocating", "compiled", "external", "memcpy", "numba", "types"]
+__all__ = ["allocating", "compiled", "external", "filling_cache", "memcpy", "numba", "types"]
 
+log = logging.getLogger(__name__)
 _kept: list[ctypes.CDLL] = []
 
 
-#: how everything is compiled: without the interpreter and its lock, kept on disk between processes
-OPTIONS: dict[str, Any] = {"cache": bool(os.environ["NUMBA_CACHE_DIR"]), "nogil": True, "error_model": "numpy"}
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """numba's, for which a full disk costs compiling at each start and not the job."""
+
+    _told = False
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            if not _Cache._told:
+                log.warning("Compiled code cannot be kept, each start compiles anew: %s", error)
+            _Cache._told = True
+
+
+def _jitted(function: F, *, nrt: bool) -> F:
+    """Compiled when it is called, without the interpreter and its lock, kept on disk between processes."""
+    jitted = numba.njit(nogil=True, error_model="numpy", _nrt=nrt)(function)
+    if os.environ["NUMBA_CACHE_DIR"]:
+        jitted._cache = _Cache(function)  # what enable_caching() does (numba/core/dispatcher.py)
+    return jitted  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def filling_cache() -> Iterator[None]:
+    """Around compiling for the first time: one process at a time, for the others find what the first has left.
+
+    numba numbers the files of a function's variants without a lock: two processes that compile different ones at once can take
+    each other's for their own.
+    """
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    done = folder / "complete"
+    if not os.environ["NUMBA_CACHE_DIR"] or done.exists():
+        yield
+        return
+    try:
+        lock = (folder / "lock").open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        with contextlib.suppress(OSError):
+            done.touch()
 
 
 def compiled(function: F) -> F:
-    """Compile a function with :data:`OPTIONS` and without reference counts.
+    """Compile a function, without reference counts.
 
     Every array in it is an argument that the caller keeps alive; atomic increments and decrements at each call took two
     thirds of the time of a row. Code compiled so cannot make an array.
     """
-    jitted: F = numba.njit(**OPTIONS, _nrt=False)(function)
-    return jitted
+    return _jitted(function, nrt=False)
 
 
 def allocating(function: F) -> F:
     """The same for a function that makes an array (said explicitly: a callee inherits its caller's way otherwise)."""
-    jitted: F = numba.njit(**OPTIONS, _nrt=True)(function)
-    return jitted
+    return _jitted(function, nrt=True)
 
 
 def external(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 
+from airflow_bottledwater.compiled import filling_cache
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import compile_programs
 from airflow_bottledwater.flow.rows import NOTHING_CONVERTED
@@ -23,11 +24,12 @@ def warm_up() -> None:
     """Call every compiled function with nothing to do: from the cache this takes a second, without it half a minute."""
     started = time.monotonic()
     told = False
-    for step in (_receive, _cut, _encode, _produce):
-        step()
-        if not told and time.monotonic() - started > 3:
-            told = True
-            log.info("Compiling for this machine; the next start finds it in %s.", _cache())
+    with filling_cache():
+        for step in (_receive, _cut, _encode, _produce):
+            step()
+            if not told and time.monotonic() - started > 3:
+                told = True
+                log.info("Compiling for this machine; the next start finds it in %s.", _cache())
     if told:
         log.info("Compiled in %.0f s.", time.monotonic() - started)
 

@@ -167,10 +167,10 @@ class Source:
         """``pg_current_wal_flush_lsn()``."""
         return str(self.execute("SELECT pg_current_wal_flush_lsn()")[0][0])
 
-    def table(self) -> Table:
-        """The table as the catalog has it."""
+    def table(self, name: str = "bench") -> Table:
+        """A table as the catalog has it."""
         with connect(self.dsn) as connection:
-            row = connection.execute("SELECT 'public.bench'::regclass::oid::int").fetchone()
+            row = connection.execute("SELECT ('public.' || %s::text)::regclass::oid::int", (name,)).fetchone()
             assert row is not None
             return catalog.load(connection, [row[0]])[0]
 

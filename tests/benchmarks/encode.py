@@ -24,7 +24,27 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.receive import Block
 from tests.benchmarks.common import Source, copy_all, drain, emit, scaled
 
-_ROWS = 1_000_000
+_ROWS = 2_000_000
+_WIDE_ROWS = 200_000
+#: forty columns: their type, and the value in row i of column k
+_KINDS = (
+    ("numeric(12,2)", "(i * {k} % 100000000) / 100.0"),
+    ("timestamptz", "timestamptz '2024-01-01 00:00:00+00' + i * interval '{k}.000123 s'"),
+    ("text", "'row ' || i || ' column {k} ' || md5((i * {k})::text)"),
+    ("int[]", "ARRAY[i, {k}, NULL, i + {k}]"),
+    ("jsonb", "jsonb_build_object('id', i, 'k', {k}, 'tags', ARRAY['a', 'b'])"),
+    ("bigint", "i::bigint * {k} * 1000003"),
+    ("date", "date '2024-01-01' + i % 10000"),
+    ("double precision", "i / {k}.0"),
+    ("boolean", "i % {k} = 0"),
+    ("uuid", "md5((i + {k})::text)::uuid"),
+)
+_COLUMNS = [(f"c{k}", *_KINDS[k % len(_KINDS)]) for k in range(1, 40)]
+_WIDE = f"CREATE TABLE wide (id bigint PRIMARY KEY, {', '.join(f'{name} {kind}' for name, kind, _ in _COLUMNS)})"
+_WIDE_FILL = (
+    f"INSERT INTO wide SELECT i, {', '.join(value.format(k=k) for k, (_, _, value) in enumerate(_COLUMNS, 1))}"
+    " FROM generate_series(1, {rows}) i"
+)
 _PEER_ROWS = 100_000
 _REPEAT = 3
 
@@ -108,27 +128,32 @@ def _timed_peer(source: Source, table: Table, rows: int) -> float:
     return time.perf_counter() - started
 
 
+def _measure(source: Source, table: Table, rows: int) -> tuple[dict[str, float], float]:
+    """Rates of both formats, of reading and encoding, and the size; and that of draining COPY."""
+    query = copy_all(table)
+    blocks = read_blocks(source.dsn, query)
+    assert sum(b.count for b in blocks) == rows
+    size = sum(int(b.offsets[-1]) for b in blocks)
+    rates = {
+        output_format: best(rows, *(timed_encode(table, output_format, blocks) for _ in range(_REPEAT)))
+        for output_format in ("avro", "json")
+    }
+    rates["with_copy"] = best(rows, *(_timed_both(source, table, query) for _ in range(_REPEAT)))
+    rates["bytes_per_s"] = size / rows * rates["avro"]
+    return rates, best(rows, *(_timed_drain(source, query) for _ in range(_REPEAT)))
+
+
 def run(stack: DataStack) -> None:
-    """See the module."""
+    """See the module; the second line is of a wide table."""
     source = Source(stack)
     rows, peer_rows = scaled(_ROWS, 1000), scaled(_PEER_ROWS, 1000)
     source.insert(rows)
     source.execute("VACUUM ANALYZE bench")
     table = source.table()
-    query = copy_all(table)
-    blocks = read_blocks(source.dsn, query)
-    assert sum(b.count for b in blocks) == rows
-    avro_rate = best(rows, *(timed_encode(table, "avro", blocks) for _ in range(_REPEAT)))
-    json_rate = best(rows, *(timed_encode(table, "json", blocks) for _ in range(_REPEAT)))
-    emit(
-        "encode",
-        avro_rate,
-        "rows/s",
-        {
-            "raw_copy": best(rows, *(_timed_drain(source, query) for _ in range(_REPEAT))),
-            "psycopg_fastavro": best(peer_rows, *(_timed_peer(source, table, peer_rows) for _ in range(2))),
-        },
-        json=json_rate,
-        with_copy=best(rows, *(_timed_both(source, table, query) for _ in range(_REPEAT))),
-        rows=rows,
-    )
+    rates, raw = _measure(source, table, rows)
+    peer = best(peer_rows, *(_timed_peer(source, table, peer_rows) for _ in range(2)))
+    emit("encode", rates.pop("avro"), "rows/s", {"raw_copy": raw, "psycopg_fastavro": peer}, **rates, rows=rows)
+    rows = scaled(_WIDE_ROWS, 1000)
+    source.execute(_WIDE, _WIDE_FILL.format(rows=rows), "VACUUM ANALYZE wide")
+    rates, raw = _measure(source, source.table("wide"), rows)
+    emit("encode", rates.pop("avro"), "rows/s", {"raw_copy": raw}, **rates, rows=rows, table="wide")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
-from airflow_bottledwater.compiled import allocating, compiled
+from airflow_bottledwater.compiled import allocating, compiled, external, types
 from airflow_bottledwater.encoding.kernels.reading import i16, u16
-from airflow_bottledwater.encoding.kernels.text import strtod
 from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, ZERO, integer, padded, varint
 from airflow_bottledwater.encoding.wire import (
     NO_REPRESENTATION,
@@ -17,6 +18,7 @@ from airflow_bottledwater.encoding.wire import (
     SPACE,
 )
 
+_strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types.intp)
 #: a numeric of more decimal digits than this cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000,
 #: scales from -1000 to 1000)
 _MAX_DECIMAL_DIGITS = 2100
@@ -179,5 +181,5 @@ def nearest_double(b, p, out, o, cap):
     if cap - o < text_size(b, p) + 1:
         return SPACE, 0.0
     out[write_text(b, p, out, o)] = 0
-    v = strtod(out.ctypes.data + o, 0)
+    v = _strtod(out.ctypes.data + o, 0)
     return NO_REPRESENTATION if np.isinf(v) else 0, v

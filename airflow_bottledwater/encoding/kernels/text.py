@@ -1,21 +1,13 @@
-"""Values as text: identifiers, addresses, dates and times, floats."""
+"""Values as text: identifiers, addresses, dates and times."""
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
-from airflow_bottledwater.compiled import allocating, compiled, external, types
+from airflow_bottledwater.compiled import compiled
 from airflow_bottledwater.encoding.kernels.reading import u16
 from airflow_bottledwater.encoding.kernels.writing import COLON, DOT, HEX, MINUS, PLUS, ZERO, integer, padded, unsigned
 from airflow_bottledwater.encoding.wire import EPOCH_DAYS
-
-_libc = ctypes.CDLL(None)
-#: glibc's gcvt writes %.<n>g; with strtod it finds the shortest of 15, 16 and 17 digits that reads back the same
-_gcvt = external(_libc, "gcvt", types.intp, types.float64, types.int32, types.intp)
-strtod = external(_libc, "strtod", types.float64, types.intp, types.intp)
-_strtof = external(_libc, "strtof", types.float32, types.intp, types.intp)
 
 
 @compiled
@@ -231,63 +223,3 @@ def duration(months, days, micros, out, o):
             o -= 1
     out[o] = 83
     return o + 1
-
-
-@allocating
-def single(bits):
-    """The float4 of these 32 bits."""
-    scratch = np.empty(1, dtype=np.uint32)
-    scratch[0] = bits
-    return np.float64(scratch.view(np.float32)[0])
-
-
-@allocating
-def double(bits):
-    """The float8 of these 64 bits."""
-    scratch = np.empty(1, dtype=np.int64)
-    scratch[0] = bits
-    return scratch.view(np.float64)[0]
-
-
-@allocating
-def bits_of(v):
-    """The 64 bits of a float8."""
-    scratch = np.empty(1, dtype=np.float64)
-    scratch[0] = v
-    return scratch.view(np.int64)[0]
-
-
-@compiled
-def half(h):
-    """The 32 bits of the float4 that equals a number of 16 (IEEE 754 binary16)."""
-    sign, exponent, fraction = (h >> 15) << 31, (h >> 10) & 31, h & 1023
-    if exponent == 31:
-        return sign | (255 << 23) | (fraction << 13)
-    if exponent > 0:
-        return sign | ((exponent + 112) << 23) | (fraction << 13)
-    if fraction == 0:
-        return sign
-    exponent = np.int64(113)
-    while fraction & 1024 == 0:
-        fraction <<= 1
-        exponent -= 1
-    return sign | (exponent << 23) | ((fraction & 1023) << 13)
-
-
-@compiled
-def shortest(v, is_single, out, o):
-    """The shortest of 15, 16 and 17 significant digits (6 to 9 for a float4) that reads back as the same number."""
-    at = out.ctypes.data + o
-    first, last = (6, 9) if is_single else (15, 17)
-    for digits in range(first, last + 1):
-        _gcvt(v, np.int32(digits), at)
-        if is_single:
-            same = np.float64(_strtof(at, 0)) == v
-        else:
-            same = strtod(at, 0) == v
-        if same:
-            break
-    end = o
-    while out[end] != 0:
-        end += 1
-    return end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.encoding.kernels.floats import bits_of, half
 from airflow_bottledwater.encoding.kernels.numeric import (
     bit_length,
     is_malformed,
@@ -14,7 +15,7 @@ from airflow_bottledwater.encoding.kernels.numeric import (
     write_text,
 )
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
-from airflow_bottledwater.encoding.kernels.text import bits_of, half, inet, inet_is_malformed, uuid
+from airflow_bottledwater.encoding.kernels.text import inet, inet_is_malformed, uuid
 from airflow_bottledwater.encoding.kernels.writing import (
     INFINITY,
     MINUS_INFINITY,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.encoding.kernels.floats import bits_of, half, write_shortest
 from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
 from airflow_bottledwater.encoding.kernels.text import (
     clock,
-    double,
     duration,
-    half,
     inet,
     inet_is_malformed,
     scaled,
-    shortest,
-    single,
     uuid,
     year_month_day,
     zone,
@@ -170,14 +167,17 @@ def _base64(b, p, n, out, o):
 
 
 @compiled
-def _number(v, is_single, out, o, cap):
-    if cap - o < 32:
+def _number(bits, digits, out, o, cap):
+    """A float of these bits, of which so many are its significand's: 52 or 23."""
+    if cap - o < 64:
         return np.int64(SPACE)
-    if np.isnan(v):
-        return quoted(NAN, out, o, cap)
-    if np.isinf(v):
-        return quoted(INFINITY if v > 0 else MINUS_INFINITY, out, o, cap)
-    return np.int64(shortest(v, is_single, out, o))
+    infinite = (np.int64(2047) << 52) if digits == 52 else (np.int64(255) << 23)
+    if bits & infinite == infinite:
+        if bits & ((np.int64(1) << digits) - 1):
+            return quoted(NAN, out, o, cap)
+        sign = (bits >> (63 if digits == 52 else 31)) & 1
+        return quoted(MINUS_INFINITY if sign else INFINITY, out, o, cap)
+    return np.int64(write_shortest(bits, digits, out, o))
 
 
 @compiled
@@ -233,7 +233,7 @@ def _numbers(width, b, p, n, out, o, cap):
             out[o] = COMMA
             o += 1
         at = p + 4 + width * i
-        o = _number(single(u32(b, at) if width == 4 else half(u16(b, at))), True, out, o, cap)
+        o = _number(u32(b, at) if width == 4 else half(u16(b, at)), 23, out, o, cap)
     if cap - o < 1:
         return np.int64(SPACE)
     out[o] = CLOSE_ARRAY
@@ -274,7 +274,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
         code, number = nearest_double(b, p, out, o, cap)
         if code < 0:
             return np.int64(code)
-        return _number(number, False, out, o, cap)
+        return _number(bits_of(number), 52, out, o, cap)
     if op == OP_BYTEA:
         if cap - o < (n + 2) // 3 * 4 + 2:
             return np.int64(SPACE)
@@ -315,7 +315,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
     if op == OP_FLOAT4 or op == OP_FLOAT8:
         if n != (4 if op == OP_FLOAT4 else 8):
             return np.int64(MALFORMED)
-        return _number(single(u32(b, p)) if n == 4 else double(i64(b, p)), op == OP_FLOAT4, out, o, cap)
+        return _number(u32(b, p), 23, out, o, cap) if n == 4 else _number(i64(b, p), 52, out, o, cap)
     if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
         if n != (4 if op == OP_DATE else 8):
             return np.int64(MALFORMED)

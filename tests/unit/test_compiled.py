@@ -1,0 +1,82 @@
+"""The cache of compiled code: shared by processes, and not needed by any."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import logging, os, resource, sys
+if limit := int(os.environ["LIMIT"]):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+logging.basicConfig(level=logging.INFO)
+import numpy as np
+from airflow_bottledwater.compiled import compiled, filling_cache
+@compiled
+def twice(a):
+    return a[0] * 2
+with filling_cache():
+    made = [int(twice(np.array([21], dtype=kind))) for kind in sys.argv[1:]]
+print(made, len(twice.stats.cache_hits))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    def start(*kinds: str, cache: str = "cache", limit: int = 0) -> subprocess.Popen[str]:
+        module = tmp_path / "module.py"
+        module.write_text(CODE)
+        (tmp_path / "temporary").mkdir(exist_ok=True)
+        environment = {
+            "XDG_CACHE_HOME": str(tmp_path / cache),
+            "TMPDIR": str(tmp_path / "temporary"),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "HOME": str(tmp_path),
+            "LIMIT": str(limit),
+        }
+        return subprocess.Popen(
+            [sys.executable, str(module), *kinds],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def result(process: subprocess.Popen[str]) -> tuple[str, str]:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.strip(), err
+
+
+def test_processes_that_start_cold_at_once_leave_a_cache_for_the_next(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    kinds = ["int64", "float64", "uint8"]
+    cold = [start(*order) for order in (kinds, kinds[::-1], kinds[1:])]
+    assert {result(process)[0].partition("]")[0] for process in cold} == {"[42, 42, 42", "[42, 42"}
+    assert list((tmp_path / "cache").glob("bottledwater/compiled/*/complete"))
+    # each variant is found, and is what it says that it is
+    assert result(start(*kinds))[0] == "[42, 42, 42] 3"
+
+
+def test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert result(start("int64", cache="file"))[0] == "[42] 0"
+    assert result(start("int64", cache="file"))[0] == "[42] 1"
+    assert list((tmp_path / "temporary").glob("bottledwater-*/complete"))
+
+
+def test_a_full_disk_costs_compiling_and_is_said(start: Callable[..., subprocess.Popen[str]]) -> None:
+    for _ in range(2):
+        out, err = result(start("int64", "float64", limit=1000))
+        assert out == "[42, 42] 0"
+        assert err.count("Compiled code cannot be kept, each start compiles anew") == 1

@@ -43,6 +43,10 @@ from airflow_bottledwater.settings import Pipeline
 log = logging.getLogger(__name__)
 
 
+#: bytes of a record without a topic's limit: librdkafka's message.max.bytes at most
+LARGEST = 1_000_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A change (or a row of a snapshot's block) that cannot be published, and why.
@@ -99,7 +103,7 @@ class Channel:
         self._publisher = Publisher(
             {
                 **pipeline.kafka,
-                "message.max.bytes": str(min(1_000_000_000, max(DEFAULT_MAX_BYTES, int(self.limits.max())))),
+                "message.max.bytes": str(min(LARGEST, max(DEFAULT_MAX_BYTES, self.most))),
                 # a batch must fit the smallest topic: the broker refuses a whole one
                 "batch.size": str(min(1_000_000, int(self.limits.min() * 0.9))),
             },
@@ -137,6 +141,11 @@ class Channel:
         """Which records exceed their topic's max.message.bytes."""
         found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]
         return found
+
+    @property
+    def most(self) -> int:
+        """Bytes of the largest record that any of the topics takes."""
+        return int(self.limits.max())
 
     @property
     def letter_limit(self) -> int:
@@ -266,7 +275,7 @@ class StreamPublisher:
         programs = self._channel.programs(batch.versions, copied=False)
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
-        encoded = encode_changes(completed, programs, headers=headers)
+        encoded = encode_changes(completed, programs, headers=headers, most=self._channel.most)
         records, verdicts = encoded.records, [*refused, *encoded.verdicts, *_failed(completed)]
         self._check_definitions(completed.batch, programs, encoded.verdicts)
         verdicts += _without_schema(completed.batch, records)
@@ -443,10 +452,13 @@ def _too_large(records: Records, i: int, channel: Channel) -> str:
     return f"the record has {size:,} bytes, the topic's max.message.bytes is {limit:,}"
 
 
-def encode_changes(completed: Completed, programs: Programs, *, headers: int = wire.HEADERS) -> Encoded:
+def encode_changes(
+    completed: Completed, programs: Programs, *, headers: int = wire.HEADERS, most: int = LARGEST
+) -> Encoded:
     """Encode a whole batch into one buffer.
 
     :param headers: see :class:`Records`.
+    :param most: bytes of the largest record that any of the topics takes: no more room is made for a single change than that takes.
     """
     batch = completed.batch
     out: npt.NDArray[np.uint8] = np.empty(2 * batch.data.size + 64 * 1024, dtype=np.uint8)
@@ -467,6 +479,25 @@ def encode_changes(completed: Completed, programs: Programs, *, headers: int = w
             verdicts.append(Verdict(change, reason, code))
         used += size
         count += made
-        if start < len(batch) and failed < len(errors):
-            out = np.concatenate([out, np.empty_like(out)])
+        if start == len(batch) or failed == len(errors):
+            continue
+        if not made and not failed and out.size - used > room_for(most):
+            verdicts.append(Verdict(start, too_large(most)))
+            cursor += kernels.find_conversions(
+                batch.data, batch.changes[start : start + 1], 1, programs.relations, programs.columns, programs.keys, scratch,
+                np.zeros((0, 4), dtype=np.int64),
+            )  # fmt: skip
+            start += 1
+        else:
+            out = np.concatenate([out, np.empty(min(out.size, room_for(most)), dtype=np.uint8)])
     return Encoded(Records(records[:count], out, headers), verdicts)
+
+
+def room_for(most: int) -> int:
+    """What a change's old key, new key and row can take, each as large as a record may be, and what kernels keep free."""
+    return 3 * most + 64 * 1024
+
+
+def too_large(most: int) -> str:
+    """Why a row is not even encoded to its end."""
+    return f"the record has more than {most:,} bytes, which is the largest max.message.bytes of the pipeline's topics"

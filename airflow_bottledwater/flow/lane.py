@@ -17,7 +17,7 @@ from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow.delivery import Channel
+from airflow_bottledwater.flow.delivery import Channel, room_for, too_large
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import column_texts
 from airflow_bottledwater.flow.warm import warm_up
@@ -235,7 +235,13 @@ class _Lane:
             counts["rows"] += len(records)
             counts["bytes"] += used
             if start == before and not failed:
-                self._out = np.empty(self._out.size * 2, dtype=np.uint8)
+                room = room_for(self._channel.most)
+                if self._out.size > room:
+                    reason = too_large(self._channel.most)
+                    self._set_aside(publisher, pinned, block, records, {start: reason}, counts)
+                    start += 1
+                else:
+                    self._out = np.empty(self._out.size + min(self._out.size, room), dtype=np.uint8)
         return checksum
 
     def _set_aside(
@@ -256,7 +262,9 @@ class _Lane:
                     "to the dead-letter topic.",
                     topic=pinned.topic,
                 )
-            message = _as_insert(table, bytes(block.data[block.offsets[row] : block.offsets[row + 1]]))
+            raw = memoryview(block.data)[block.offsets[row] : block.offsets[row + 1]]  # type: ignore[arg-type]
+            whole = len(raw) < self._channel.letter_limit
+            message = _as_insert(table, raw, most=len(raw) if whole else deadletter.MAX_BYTES)
             log.error("Dead letter for a row of %s: %s", table.qualified, reason)
             value = deadletter.letter(
                 topic=pinned.topic,
@@ -267,7 +275,7 @@ class _Lane:
                 columns=column_texts(table, message),
                 error=reason,
                 again=pinned.version.to_json(),
-                message=message,
+                message=message if whole else None,
                 limit=self._channel.letter_limit,
             )
             publisher.produce(single(self._channel.letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value))
@@ -276,12 +284,17 @@ class _Lane:
         return Records(records.table[kept], records.data, records.headers)
 
 
-def _as_insert(table: Table, raw: bytes) -> bytes:
-    """A COPY row in the form of an Insert message, for the one decoder of rows."""
+def _as_insert(table: Table, raw: memoryview, *, most: int) -> bytes:
+    """A COPY row in the form of an Insert message, for the one decoder of rows.
+
+    :param most: bytes at which a value is cut.
+    """
     fields, at = [], 2
     for _ in table.columns:
         (length,) = struct.unpack_from(">i", raw, at)
         at += 4
-        fields.append(pgoutput.Field("n") if length < 0 else pgoutput.Field("b", raw[at : at + length]))
+        fields.append(
+            pgoutput.Field("n") if length < 0 else pgoutput.Field("b", bytes(raw[at : at + min(length, most)]))
+        )
         at += max(length, 0)
     return pgoutput.RowMessage("I", table.oid, "", None, fields).encode()

@@ -177,7 +177,7 @@ class _Redrive:
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         if letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
-        encoded = encode_changes(completed, programs, headers=headers)
+        encoded = encode_changes(completed, programs, headers=headers, most=self._channel.most)
         if letter.copied:
             encoded.records.table[:, wire.R_OP] = ord(_SNAPSHOT)
         reasons = [*completed.failed.values(), *(v.reason for v in encoded.verdicts)]

@@ -18,6 +18,7 @@ from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage, ProtocolError
 from airflow_bottledwater.flow.batch import Batch
+from airflow_bottledwater.kafka import deadletter
 from airflow_bottledwater.kafka.publisher import Waiting
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.relation import Table, quote
@@ -332,9 +333,15 @@ def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
         if value.kind in "nu":
             texts[column.name] = None
             continue
-        try:
-            printable = value.data.decode()
-            texts[column.name] = printable if printable.isprintable() else f"\\x{value.data.hex()}"
-        except UnicodeDecodeError:
-            texts[column.name] = f"\\x{value.data.hex()}"
+        texts[column.name] = _printable(value.data[: deadletter.MAX_BYTES])
     return texts
+
+
+def _printable(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        if len(data) < deadletter.MAX_BYTES or error.start < len(data) - 3:
+            return f"\\x{data.hex()}"
+        text = data[: error.start].decode()  # cut inside a character
+    return text if text.isprintable() else f"\\x{data.hex()}"

@@ -7,8 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-#: a letter is cut to this many bytes of row text
+#: a letter is cut to this many characters of row text; so many bytes of a value are enough for them
 MAX_TEXT = 64 * 1024
+MAX_BYTES = 4 * (MAX_TEXT + 1)
 
 
 def letter(
@@ -21,7 +22,7 @@ def letter(
     columns: dict[str, str | None],
     error: str,
     again: dict[str, Any],
-    message: bytes,
+    message: bytes | None,
     limit: int,
 ) -> bytes:
     """A dead letter as JSON.
@@ -29,7 +30,7 @@ def letter(
     :param key: the names of the key columns.
     :param columns: the row as text where it has one, hex of its binary form elsewhere; cut when too large.
     :param again: what it takes to encode ``message`` (pgoutput's) later; left out together with it where the letter would
-        exceed ``limit`` bytes, and then it cannot be re-driven.
+        exceed ``limit`` bytes (or there is none), and then it cannot be re-driven.
     """
     kept: dict[str, Any] = {}
     size = 0
@@ -47,9 +48,9 @@ def letter(
         "truncated": size > MAX_TEXT,
         "error": error,
     }
-    whole = json.dumps(
-        {**record, "again": {**again, "message": base64.b64encode(message).decode()}}, ensure_ascii=False
-    )
-    if len(found := whole.encode()) <= limit:
-        return found
+    if message is not None and len(message) < limit:
+        encoded = base64.b64encode(message).decode()
+        whole = json.dumps({**record, "again": {**again, "message": encoded}}, ensure_ascii=False)
+        if len(found := whole.encode()) <= limit:
+            return found
     return json.dumps({**record, "truncated": True}, ensure_ascii=False).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import uuid
 from collections.abc import Iterator
@@ -40,6 +41,18 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     settings = {"max_prepared_transactions": 50}
     with PostgresServer(tmp_path_factory.mktemp("postgres"), version=version, settings=settings) as server:
         yield server
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One seed for all random values of a run, the same in each of its processes."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.randrange(1 << 24))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With which it can be repeated."""
+    terminalreporter.write_line(f"random values: --hypothesis-seed={config.option.hypothesis_seed}")
 
 
 #: what can be had: 16 and 18 come with the dependencies, 15 where Debian's is installed

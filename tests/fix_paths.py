@@ -61,7 +61,7 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
     found: dict[int, Made] = {}
     out = np.empty(room, dtype=np.uint8)
     records = np.zeros((50, wire.RECORD_WIDTH), dtype=np.int64)
-    errors = np.zeros((3, 3), dtype=np.int64)
+    errors = np.zeros((3, wire.ERROR_WIDTH), dtype=np.int64)
     start = 0
     while start < block.count:
         before = start
@@ -84,8 +84,8 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
         )
         for row in records[:count].tolist():
             found[row[wire.R_MESSAGE]] = made(row, out, op=False)
-        for i, code, column in errors[:failed].tolist():
-            found[i] = Made(error=programs.error(0, code, column))
+        for i, code, column, offset in errors[:failed].tolist():
+            found[i] = Made(error=programs.error(0, code, column, offset))
         if start == before:
             out = np.empty(2 * out.size, dtype=np.uint8)
     return [found[i] for i in range(block.count)]

@@ -53,11 +53,15 @@ class Programs:
         """Room for one row's fields."""
         return np.zeros((3, self.width), dtype=np.int64)
 
-    def error(self, relation: int, code: int, column: int) -> str:
-        """A kernel's verdict as a sentence."""
+    def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
+        """A kernel's verdict as a sentence.
+
+        :param offset: where the value is in its row, in bytes; -1: not in it.
+        """
         table = self.tables[relation]
-        name = table.columns[column].name if column < len(table.columns) else "?"
-        return f"{table.qualified}, column {name!r}: {wire.REASONS.get(code, code)}"
+        name = f", column {table.columns[column].name!r}" if 0 <= column < len(table.columns) else ""
+        place = f" (at byte {offset} of the row)" if code == wire.MALFORMED and offset >= 0 else ""
+        return f"{table.qualified}{name}: {wire.REASONS.get(code, code)}{place}"
 
 
 def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, copied: bool) -> Programs:

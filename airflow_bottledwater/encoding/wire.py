@@ -61,6 +61,15 @@ REASONS = {
     CHANGED: "the value does not fit what the catalog says of its type (which an ALTER TYPE or ALTER TABLE has changed since)",
 }
 
+# ---------------------------------------------------------------- columns of the table of what could not be encoded
+(
+    E_ROW,  # or change
+    E_CODE,
+    E_COLUMN,  # -1: none in particular
+    E_OFFSET,  # where it is, in bytes from the row's first one; -1: not in it
+) = range(4)
+ERROR_WIDTH = 4
+
 # ---------------------------------------------------------------- numbers of PostgreSQL
 #: days and microseconds from 1970-01-01 to 2000-01-01 (POSTGRES_EPOCH_JDATE, src/include/datatype/timestamp.h)
 EPOCH_DAYS = 10957

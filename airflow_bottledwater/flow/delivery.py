@@ -463,7 +463,7 @@ def encode_changes(
     batch = completed.batch
     out: npt.NDArray[np.uint8] = np.empty(2 * batch.data.size + 64 * 1024, dtype=np.uint8)
     records: npt.NDArray[np.int64] = np.zeros((2 * len(batch) + 2, wire.RECORD_WIDTH), dtype=np.int64)
-    errors: npt.NDArray[np.int64] = np.zeros((1024, 3), dtype=np.int64)
+    errors: npt.NDArray[np.int64] = np.zeros((1024, wire.ERROR_WIDTH), dtype=np.int64)
     scratch = programs.scratch()
     start = cursor = used = count = 0
     verdicts: list[Verdict] = []
@@ -474,8 +474,8 @@ def encode_changes(
         )  # fmt: skip
         records[count : count + made, wire.R_KEY] += used
         records[count : count + made, wire.R_VALUE] += used
-        for change, code, column in errors[:failed].tolist():
-            reason = programs.error(int(batch.changes[change, wire.C_RELATION]), code, column)
+        for change, code, column, offset in errors[:failed].tolist():
+            reason = programs.error(int(batch.changes[change, wire.C_RELATION]), code, column, offset)
             verdicts.append(Verdict(change, reason, code))
         used += size
         count += made

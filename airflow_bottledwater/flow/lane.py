@@ -100,7 +100,7 @@ class _Lane:
         self._tables = {t.table.oid: t for t in task.tables}
         self._out: npt.NDArray[np.uint8] = np.empty(_OUT_BYTES, dtype=np.uint8)
         self._records: npt.NDArray[np.int64] = np.zeros((_ROWS, wire.RECORD_WIDTH), dtype=np.int64)
-        self._errors: npt.NDArray[np.int64] = np.zeros((256, 3), dtype=np.int64)
+        self._errors: npt.NDArray[np.int64] = np.zeros((256, wire.ERROR_WIDTH), dtype=np.int64)
         self._totals = {"rows": 0, "bytes": 0, "dead_letters": 0}
 
     def close(self) -> None:
@@ -220,7 +220,8 @@ class _Lane:
             )  # fmt: skip
             records = Records(self._records[:made], self._out, wire.HEADERS if self._pipeline.snapshot_headers else 0)
             verdicts = {
-                int(row): programs.error(0, int(code), int(column)) for row, code, column in self._errors[:failed]
+                row: programs.error(0, code, column, offset)
+                for row, code, column, offset in self._errors[:failed].tolist()
             }
             for i in np.flatnonzero(self._channel.too_large(records)).tolist():
                 limit = int(self._channel.limits[self._channel.index[pinned.topic]])

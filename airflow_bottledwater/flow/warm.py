@@ -57,7 +57,7 @@ def _encode() -> None:
     scratch, data = programs.scratch(), np.zeros(1, dtype=np.uint8)
     records = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64)
     changes = np.zeros((0, wire.CHANGE_WIDTH), dtype=np.int64)
-    errors, found = np.zeros((1, 3), dtype=np.int64), np.zeros((1, 4), dtype=np.int64)
+    errors, found = np.zeros((1, wire.ERROR_WIDTH), dtype=np.int64), np.zeros((1, 4), dtype=np.int64)
     now = int(time.time() * 1000)
     kernels.encode_copy(
         data, np.zeros(1, dtype=np.int64), 0, 0, programs.json, programs.relations, 0, programs.columns, programs.keys,

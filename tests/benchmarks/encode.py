@@ -56,7 +56,7 @@ class Encoder:
         self._programs = compile_programs([(table, Target(0, 1, 1, 2))], output_format, copied=True)
         self._out = np.empty(4 << 20, dtype=np.uint8)
         self._records = np.zeros((1 << 15, wire.RECORD_WIDTH), dtype=np.int64)
-        self._errors = np.zeros((256, 3), dtype=np.int64)
+        self._errors = np.zeros((256, wire.ERROR_WIDTH), dtype=np.int64)
 
     def encode(self, block: Block) -> int:
         """:returns: records made."""

@@ -122,7 +122,7 @@ def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
         made: list[Records] = []
         out = np.empty(4 << 20, dtype=np.uint8)
         table = np.zeros((1 << 15, wire.RECORD_WIDTH), dtype=np.int64)
-        errors = np.zeros((256, 3), dtype=np.int64)
+        errors = np.zeros((256, wire.ERROR_WIDTH), dtype=np.int64)
         scratch = programs.scratch()
         for block in blocks:
             start = 0

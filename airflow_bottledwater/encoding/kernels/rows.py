@@ -18,6 +18,10 @@ from airflow_bottledwater.encoding.wire import (
     C_RELATION,
     C_TIME,
     CHANGED,
+    E_CODE,
+    E_COLUMN,
+    E_OFFSET,
+    E_ROW,
     FIELD_BINARY,
     FIELD_NULL,
     FIELD_SIDE,
@@ -58,29 +62,37 @@ from airflow_bottledwater.encoding.wire import (
 
 
 @compiled
+def _broken(column, p, position, length):
+    """A row that is not one: which field, and where it was seen, are left in the first entries."""
+    position[0] = p
+    length[0] = column
+    return MALFORMED
+
+
+@compiled
 def read_copy_row(b, p, end, count, position, length, kind):
     """Find the fields of one COPY row: int16 count, then int32 length (-1: NULL) and bytes each.
 
     https://www.postgresql.org/docs/current/sql-copy.html (Binary Format, Tuples)
     """
     if end - p < 2 or i16(b, p) != count:
-        return MALFORMED
+        return _broken(-1, p, position, length)
     p += 2
     for c in range(count):
         if end - p < 4:
-            return MALFORMED
+            return _broken(c, p, position, length)
         n = i32(b, p)
         p += 4
         if n == -1:
             kind[c] = FIELD_NULL
             continue
         if n < 0 or n > end - p:
-            return MALFORMED
+            return _broken(c, p, position, length)
         kind[c] = FIELD_BINARY
         position[c] = p
         length[c] = n
         p += n
-    return p if p == end else MALFORMED
+    return p if p == end else _broken(-1, p, position, length)
 
 
 @compiled
@@ -90,22 +102,22 @@ def read_tuple(b, p, end, count, position, length, kind):
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
     """
     if end - p < 2 or i16(b, p) != count:
-        return MALFORMED
+        return _broken(-1, p, position, length)
     p += 2
     for c in range(count):
         if end - p < 1:
-            return MALFORMED
+            return _broken(c, p, position, length)
         k = np.int64(b[p])
         p += 1
         kind[c] = k
         if k == FIELD_NULL or k == FIELD_UNCHANGED:
             continue
         if (k != FIELD_BINARY and k != FIELD_TEXT) or end - p < 4:
-            return MALFORMED
+            return _broken(c, p, position, length)
         n = i32(b, p)
         p += 4
         if n < 0 or n > end - p:
-            return MALFORMED
+            return _broken(c, p, position, length)
         position[c] = p
         length[c] = n
         p += n
@@ -143,7 +155,7 @@ def _encode_columns(
     count = relations[rel, L_KEY_COUNT] if is_key else relations[rel, L_COLUMN_COUNT]
     schema_id = relations[rel, L_KEY_SCHEMA] if is_key else relations[rel, L_VALUE_SCHEMA]
     if cap - o < 8:
-        return np.int64(SPACE), 0
+        return np.int64(SPACE), np.int64(-1)
     if json:
         out[o] = OPEN
         o += 1
@@ -190,10 +202,10 @@ def _encode_columns(
             return o, c
     if json:
         if cap - o < 1:
-            return np.int64(SPACE), 0
+            return np.int64(SPACE), np.int64(-1)
         out[o] = CLOSE
         o += 1
-    return np.int64(o), 0
+    return np.int64(o), np.int64(-1)
 
 
 @compiled
@@ -253,6 +265,19 @@ def _record(records, r, relations, rel, key, key_len, value, value_len, out, mes
 
 
 @compiled
+def _error(errors, e, row, code, column, broken, start, position, length, kind):
+    at = np.int64(-1)
+    if broken:
+        column, at = length[0], position[0] - start
+    elif column >= 0 and kind[column] == FIELD_BINARY:
+        at = position[column] - start
+    errors[e, E_ROW] = row
+    errors[e, E_CODE] = code
+    errors[e, E_COLUMN] = column
+    errors[e, E_OFFSET] = at
+
+
+@compiled
 def encode_copy(
     b, offsets, start, rows, json, relations, rel, programs, keys, names, fields, records, errors, out, now
 ):
@@ -270,8 +295,9 @@ def encode_copy(
         if r == records.shape[0] or e == errors.shape[0]:
             return i, o, r, e
         begin = o
-        column = 0
+        column = np.int64(-1)
         status = read_copy_row(b, offsets[i], offsets[i + 1], relations[rel, L_COLUMN_COUNT], position, length, kind)
+        broken = status < 0
         key_len = np.int64(-1)
         value = o
         if status >= 0:
@@ -289,9 +315,7 @@ def encode_copy(
         if status == SPACE:
             return i, begin, r, e
         if status < 0:
-            errors[e, 0] = i
-            errors[e, 1] = status
-            errors[e, 2] = column
+            _error(errors, e, i, status, column, broken, offsets[i], position, length, kind)
             e += 1
             o = begin
             continue
@@ -440,7 +464,8 @@ def encode_changes(
         keyed = relations[rel, L_KEY_COUNT] > 0
         begin = o
         begin_cursor = cursor
-        column = 0
+        column = np.int64(-1)
+        broken = False
         p = changes[i, C_OFFSET] + 5
         end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
         status = o
@@ -456,6 +481,7 @@ def encode_changes(
             p = read_tuple(b, p + 1, end, columns, position, length, kind)
             if p < 0:
                 status = np.int64(MALFORMED)
+                broken = True
                 break
             cursor = _convert_fields(
                 relations, rel, programs, keys, tag != 78, kind, position, length, side_offsets, cursor
@@ -485,12 +511,11 @@ def encode_changes(
         # a delete has an old row, the others a new one
         if status >= 0 and (value < 0 if op != 68 else (value >= 0 or (keyed and old_key < 0))):
             status = np.int64(MALFORMED)
+            column = np.int64(-1)
         if status == SPACE:
             return i, begin_cursor, begin, r, e
         if status < 0:
-            errors[e, 0] = i
-            errors[e, 1] = status
-            errors[e, 2] = column
+            _error(errors, e, i, status, column, broken, changes[i, C_OFFSET], position, length, kind)
             e += 1
             o = begin
             # the values of a row that failed half-way are used up all the same

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import fix_wire as w
 import numpy as np
+from fix_paths import encode_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -309,7 +310,7 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str,
     source = guarded_bytes(b"".join(given_rows))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in given_rows])]).astype(np.int64)
     out, fields = Guarded(size), scratch_of(programs)
-    records, errors = Guarded(2, "int64", wire.RECORD_WIDTH), Guarded(2, "int64", 3)
+    records, errors = Guarded(2, "int64", wire.RECORD_WIDTH), Guarded(2, "int64", wire.ERROR_WIDTH)
     following, used, made, failed = kernels.encode_copy(
         source.view,
         offsets,
@@ -331,13 +332,15 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str,
         guarded.check()
     assert made + failed == following
     check_records(records.view[:made], used, size)
-    for row, code, column in errors.view[:failed].tolist():
+    for row, code, column, offset in errors.view[:failed].tolist():
         assert 0 <= row < len(given_rows)
-        assert programs.error(relation, code, column)
+        assert -1 <= column < len(COLUMNS)
+        assert -1 <= offset <= len(given_rows[row])
+        assert programs.error(relation, code, column, offset)
         assert code in wire.REASONS
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(rows(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]))
 def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
     values: list[bytes | None], output_format: str, relation: int
@@ -345,7 +348,7 @@ def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
     programs = ALL[output_format, True]
     source = guarded_bytes(w.copy_row(*values))
     offsets = np.array([0, len(source.view)], dtype=np.int64)
-    records, errors = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64), np.zeros((2, 3), dtype=np.int64)
+    records, errors = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64), np.zeros((2, wire.ERROR_WIDTH), dtype=np.int64)
     ends = set()
     for size in [*range(1500), 1 << 19]:
         out = Guarded(size)
@@ -437,7 +440,10 @@ def test_damaged_changes_are_verdicts(
     side = guarded_bytes(b"".join(texts) or b"\0")
     side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
     out = Guarded(size)
-    records, errors = Guarded(2 * len(messages), "int64", wire.RECORD_WIDTH), Guarded(len(messages) + 1, "int64", 3)
+    records, errors = (
+        Guarded(2 * len(messages), "int64", wire.RECORD_WIDTH),
+        Guarded(len(messages) + 1, "int64", wire.ERROR_WIDTH),
+    )
     following, cursor, used, made, failed = kernels.encode_changes(
         source.view,
         table,
@@ -461,10 +467,12 @@ def test_damaged_changes_are_verdicts(
     check_records(records.view[:made], used, size)
     assert 0 <= cursor <= wanted
     assert following < len(messages) or cursor == wanted
-    for change, code, column in errors.view[:failed].tolist():
+    for change, code, column, offset in errors.view[:failed].tolist():
         assert 0 <= change < len(messages)
+        assert -1 <= column < len(COLUMNS)
+        assert -1 <= offset <= len(messages[change])
         assert code in wire.REASONS
-        assert programs.error(int(table[change, wire.C_RELATION]), code, column)
+        assert programs.error(int(table[change, wire.C_RELATION]), code, column, offset)
 
 
 @settings(max_examples=300)
@@ -503,7 +511,10 @@ def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, output_format
     for message in (kind + struct.pack(">I", 1) + key, b"D" + struct.pack(">I", 1) + b"N" + key[1:]):
         table = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
         table[0, wire.C_KIND], table[0, wire.C_LENGTH] = message[0], len(message)
-        errors, records = np.zeros((5, 3), dtype=np.int64), np.zeros((5, wire.RECORD_WIDTH), dtype=np.int64)
+        errors, records = (
+            np.zeros((5, wire.ERROR_WIDTH), dtype=np.int64),
+            np.zeros((5, wire.RECORD_WIDTH), dtype=np.int64),
+        )
         *_, made, failed = kernels.encode_changes(
             np.frombuffer(message, dtype=np.uint8).copy(),
             table,
@@ -523,3 +534,23 @@ def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, output_format
             np.zeros(4096, dtype=np.uint8),
         )
         assert (made, failed, errors[0, 1]) == (0, 1, wire.MALFORMED)
+
+
+def test_what_is_damaged_is_said_with_its_column_and_place() -> None:
+    programs = compile_programs(
+        [(Table(1, "public", "t", "d", (), (Column("a", w.plain(23)), Column("b", w.plain(16)))), Target(0, 1))],
+        "avro",
+        copied=True,
+    )
+    good, wrong = w.copy_row(b"\0\0\0\1", b"\1"), w.copy_row(b"\0\0\0\1", b"\7")
+    given = [good, wrong, good[:-3], good + b"\0", b"\0"]
+    block = w.block(given)
+    found = [made.error for made in encode_block(block, programs)]
+    layout = "the value's bytes do not have the layout of its type"
+    assert found == [
+        "",
+        f"public.t, column 'b': {layout} (at byte 14 of the row)",
+        f"public.t, column 'b': {layout} (at byte 10 of the row)",
+        f"public.t: {layout} (at byte 15 of the row)",
+        f"public.t: {layout} (at byte 0 of the row)",
+    ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_PIPELINE, _RECOVERY, _HANDOVER, _RANDOM = (
-    f"tests/integration/test_{name}.py" for name in ("pipeline", "recovery", "handover", "handover_random")
+_PIPELINE, _RECOVERY, _HANDOVER, _RANDOM, _EVOLUTION = (
+    f"tests/integration/test_{name}.py" for name in ("pipeline", "recovery", "handover", "handover_random", "evolution")
 )
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -312,5 +312,47 @@ MUTANTS = (
         '            "ordinal": batch.end.ordinal,',
         '            "ordinal": 0,',
         f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
+    ),
+    Mutant(
+        "a row without a schema is a record error",
+        "flow/delivery.py",
+        "        verdicts += _without_schema(completed.batch, records)\n",
+        "",
+        f"{_EVOLUTION}::test_a_change_of_columns_or_types_is_published_or_a_record_error[other-FULL]",
+    ),
+    Mutant(
+        "a dead letter of a refused schema is registered again when it is re-driven",
+        "flow/redrive.py",
+        "        if not version.refused:",
+        "        if True:",
+        f"{_EVOLUTION}::test_a_change_of_columns_or_types_is_published_or_a_record_error[other-FULL]",
+    ),
+    Mutant(
+        "a type that was altered is read anew",
+        "flow/delivery.py",
+        "        self._check_definitions(completed.batch, programs, encoded.verdicts)\n",
+        "",
+        f"{_EVOLUTION}::test_a_type_that_changes_while_the_stream_runs_is_read_anew[attribute]",
+    ),
+    Mutant(
+        "what pgoutput cannot send is refused beforehand",
+        "flow/preflight.py",
+        "catalog.unsendable(connection, found.tables)",
+        "()",
+        "tests/integration/test_bad_input.py::test_a_table_is_refused[made of a type that cannot be sent]",
+    ),
+    Mutant(
+        "two types do not share a name in Avro",
+        "encoding/avro.py",
+        "if seen.setdefault(name, schema) != schema:",
+        "if False:",
+        "tests/integration/test_bad_input.py::test_a_table_is_refused[with two types of one name]",
+    ),
+    Mutant(
+        "a change that is too large takes no room without end",
+        "flow/delivery.py",
+        "if not made and not failed and out.size - used > room_for(most):",
+        "if False:",
+        "tests/integration/test_large_values.py::test_a_value_of_500_megabytes_takes_at_most_four_times_its_size[json-1048576-1-made3]",
     ),
 )

@@ -128,14 +128,17 @@ def year_month_day(days, out, o):
 
 @compiled
 def clock(micros, out, o):
-    o = padded(micros // 3600000000, 2, out, o)
+    """Of microseconds since midnight, which are not negative."""
+    second, micro = divmod(np.uint64(micros), np.uint64(1000000))
+    minute = second // np.uint64(60)
+    o = padded(minute // np.uint64(60), 2, out, o)
     out[o] = COLON
-    o = padded(micros // 60000000 % 60, 2, out, o + 1)
+    o = padded(minute % np.uint64(60), 2, out, o + 1)
     out[o] = COLON
-    o = padded(micros // 1000000 % 60, 2, out, o + 1)
-    if micros % 1000000 != 0:
+    o = padded(second % np.uint64(60), 2, out, o + 1)
+    if micro != np.uint64(0):
         out[o] = DOT
-        o = padded(micros % 1000000, 6, out, o + 1)
+        o = padded(micro, 6, out, o + 1)
     return o
 
 

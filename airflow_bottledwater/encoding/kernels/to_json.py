@@ -109,6 +109,15 @@ def json_string(b, p, n, out, o, cap):
         return np.int64(SPACE)
     out[o] = QUOTE
     o += 1
+    # most need none; this loop takes many bytes at once
+    escapes = np.uint8(0)
+    for i in range(n):
+        c = b[p + i]
+        escapes |= np.uint8(c < 32) | np.uint8(c == QUOTE) | np.uint8(c == BACKSLASH)
+    if escapes == 0:
+        o = copy_bytes(b, p, n, out, o)
+        out[o] = QUOTE
+        return np.int64(o + 1)
     for i in range(n):
         c = b[p + i]
         if c == QUOTE or c == BACKSLASH:

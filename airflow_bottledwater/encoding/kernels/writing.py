@@ -75,9 +75,11 @@ def unsigned(magnitude, out, o):
 
 @compiled
 def padded(v, width, out, o):
+    """So many digits of a number that is not negative."""
+    rest = np.uint64(v)  # dividing is much cheaper without a sign
     for i in range(width - 1, -1, -1):
-        out[o + i] = np.uint8(ZERO + v % 10)
-        v //= 10
+        out[o + i] = np.uint8(np.uint64(ZERO) + rest % np.uint64(10))
+        rest //= np.uint64(10)
     return o + width
 
 

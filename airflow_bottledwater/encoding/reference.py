@@ -363,7 +363,7 @@ def json_native(column: ColumnType, text: str) -> Any:
     if opcode == wire.OP_NUMERIC_TEXT and column.form == "number":
         return text if text in ("NaN", "Infinity", "-Infinity") else Decimal(text)
     if column.form in ("value", "geojson"):
-        return json.loads(text, parse_float=Decimal, parse_int=Decimal)
+        return json.loads(text)
     if opcode == wire.OP_MONEY:
         return f"{_money(column, text):f}"
     if opcode == wire.OP_TIMETZ:

@@ -338,7 +338,10 @@ def parsed(table: Table, record: dict[str, Any]) -> dict[str, Any]:
             return {k: plain("", v) for k, v in value.items()}
         if isinstance(value, list):
             return [plain("", v) for v in value]
-        return float(value) if isinstance(value, Decimal) else value
+        if isinstance(value, Decimal):
+            # as json.loads does with the text of it
+            return int(value) if value.as_tuple().exponent == 0 else float(value)
+        return value
 
     return {name: plain(name, value) for name, value in record.items()}
 

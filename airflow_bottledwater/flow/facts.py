@@ -13,6 +13,8 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from airflow_bottledwater.encoding import types
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.flow.batch import Version
 from airflow_bottledwater.kafka.state import Facts
 from airflow_bottledwater.model.boundary import Boundary
@@ -76,6 +78,11 @@ class Job:
         return f"{self.kind} job {self.id[:8]} (epoch {self.epoch}, process {self.pid} on {self.host})"
 
 
+def _key_types(table: Table) -> list[object]:
+    kinds = {c.name: c.type for c in table.columns}
+    return [(t.oid, t.typmod, t.form, types.mapping(t).avro(t)) for t in (kinds[name] for name in table.key)]
+
+
 @dataclass(frozen=True, slots=True)
 class PinnedTable:
     """A table of the pipeline with what must not change by itself.
@@ -100,6 +107,21 @@ class PinnedTable:
     def from_json(cls, data: dict[str, Any]) -> PinnedTable:
         """The inverse of :meth:`to_json`."""
         return cls(**{**data, "table": Table.from_json(data["table"])})
+
+    def check_key(self, table: Table) -> None:
+        """Whether the table's keys are still those that are in its topic.
+
+        :raises Refused: they are not.
+        """
+        if table.key == self.table.key and _key_types(table) == _key_types(self.table):
+            return
+        what = f"from ({', '.join(self.table.key)}) to ({', '.join(table.key)})"
+        if table.key == self.table.key:
+            what = f"({', '.join(table.key)}: the type of a column, or the form that the settings choose for it)"
+        raise Refused(
+            f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.",
+            "Undo the change, or drop the slot and start again with a snapshot under another topic prefix.",
+        )
 
     @property
     def version(self) -> Version:

@@ -158,11 +158,7 @@ class _Driver:
             pinned = self._claim.state.tables[table.oid]
             if catalog.definition(table) == catalog.definition(pinned.table):
                 continue
-            if table.key != pinned.table.key:
-                raise Refused(
-                    f"The key of {table.qualified} changed from ({', '.join(pinned.table.key)}) to ({', '.join(table.key)}).",
-                    "Drop the slot and start again.",
-                )
+            pinned.check_key(table)
             value_schema = 0
             if self._pipeline.output_format == "avro":
                 value_schema = Registry(self._pipeline.registry).register(

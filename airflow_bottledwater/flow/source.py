@@ -73,12 +73,7 @@ class Resolver:
             )
         known = current.table if current else pinned.table
         table = self._table(message, pinned, {c.name: c for c in known.columns})
-        if table.key != pinned.table.key or _key_types(table) != _key_types(pinned.table):
-            raise Refused(
-                f"The key of {table.qualified} changed from ({', '.join(pinned.table.key)}) to ({', '.join(table.key)}): "
-                "the keys in its topic no longer mean the same.",
-                "Drop the slot and start again with a snapshot under another topic prefix.",
-            )
+        pinned.check_key(table)
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
@@ -135,11 +130,6 @@ class Resolver:
         return Table(
             message.oid, message.schema, message.name, message.identity, key, tuple(columns), 0, pinned.table.comment
         )
-
-
-def _key_types(table: Table) -> list[tuple[int, int]]:
-    columns = {c.name: c.type for c in table.columns}
-    return [(columns[k].oid, columns[k].typmod) for k in table.key if k in columns]
 
 
 class ChangeSource:

@@ -193,7 +193,8 @@ def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
 
 def definition(table: Table) -> str:
     """What must not differ between a table and its plan: its columns and key, as one comparable string."""
-    return json.dumps([[asdict(c) for c in table.columns], list(table.key), table.identity])
+    columns = [[c.name, asdict(c.type), c.required] for c in table.columns]
+    return json.dumps([columns, list(table.key), table.identity])
 
 
 def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from fix_topics import Flow, read
 
-from airflow_bottledwater.errors import Outage, RecordError
+from airflow_bottledwater.errors import Outage, RecordError, Refused
 from airflow_bottledwater.flow import redrive
 from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
@@ -144,3 +144,17 @@ def test_attributes_that_the_catalog_does_not_know_are_a_record_error(make_flow:
     flow.execute("INSERT INTO t VALUES (2, 2, 'x', 'ok', '(1,y)')", "ALTER TYPE pair DROP ATTRIBUTE b")
     with pytest.raises(RecordError, match=r"column 'p': the value does not fit what the catalog says of its type"):
         flow.stream()
+
+
+def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, registry: SchemaRegistry) -> None:
+    flow = Flow(database, kafka, registry, tables="k")
+    flow.execute("CREATE TABLE k (id numeric(5,1) PRIMARY KEY)", "INSERT INTO k VALUES (1)")
+    flow.create()
+    for step, row in ((flow.snapshot, 2), (flow.stream, 3)):
+        flow.execute(f"INSERT INTO k VALUES ({row})")
+        flow.change(numerics="string")
+        with pytest.raises(Refused, match=r"The key of public\.k changed \(id: the type of a column, or the form"):
+            step()
+        flow.change(numerics="decimal")
+        step()
+    assert flow.compare("k").differences == []

@@ -67,8 +67,8 @@ class Pipeline:
     composites: str = "record"
     ranges: str = "text"
     enums: str = "string"
-    numerics: str = "decimal"
-    json_numerics: str = "string"
+    numeric: str = "decimal"
+    json_numeric: str = "string"
     json_documents: str = "string"
     json_geometries: str = "ewkb"
     regs: str = "number"
@@ -123,13 +123,13 @@ class Pipeline:
     def forms(self) -> Forms:
         """The forms of types that this output format has."""
         as_json = self.output_format == "json"
-        exact = as_json and self.json_numerics == "number" and self.numerics != "double"
+        exact = as_json and self.json_numeric == "number" and self.numeric != "double"
         return Forms(
             arrays=self.arrays,
             composites=self.composites,
             ranges=self.ranges,
             enums="string" if as_json else self.enums,
-            numerics="number" if exact else self.numerics,
+            numeric="number" if exact else self.numeric,
             documents=self.json_documents if as_json else "string",
             regs=self.regs,
             geometries=self.json_geometries if as_json else "ewkb",
@@ -198,8 +198,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "composites": _one_of("record", "text"),
     "ranges": _one_of("text", "record"),
     "enums": _one_of("string", "enum"),
-    "numerics": _one_of("decimal", "string", "double"),
-    "json_numerics": _one_of("string", "number"),
+    "numeric": _one_of("decimal", "string", "double"),
+    "json_numeric": _one_of("string", "number"),
     "json_documents": _one_of("string", "value"),
     "json_geometries": _one_of("ewkb", "geojson"),
     "regs": _one_of("number", "name"),

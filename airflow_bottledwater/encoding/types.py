@@ -183,7 +183,7 @@ _OWN_CASTS = {18, 142}
 def mapping(column: ColumnType) -> TypeMapping:
     """The row of a column's type: a domain is its base type, what is made of others follows from them."""
     if column.element is not None:
-        return _ARRAY_OF[column.kind](column, column.element)
+        return _MADE_OF[column.kind](column, column.element)
     if column.form == "record" and column.kind == "c":
         return _composite(column)
     if column.labels:
@@ -294,4 +294,4 @@ def _enum(column: ColumnType) -> TypeMapping:
     )
 
 
-_ARRAY_OF = {"b": _array, "r": _range, "m": _multirange}
+_MADE_OF = {"b": _array, "r": _range, "m": _multirange}

@@ -13,7 +13,7 @@ class Forms:
     :param composites: ``record`` or ``text``.
     :param ranges: ``text`` or ``record``.
     :param enums: ``string`` or ``enum`` (of Avro).
-    :param numerics: ``decimal`` (string without a precision), ``string``, ``double``, or ``number`` (of JSON, exact).
+    :param numeric: ``decimal`` (string without a precision), ``string``, ``double``, or ``number`` (of JSON, exact).
     :param documents: json and jsonb: ``string`` or ``value`` (of JSON).
     :param regs: ``number`` or ``name``.
     :param geometries: of PostGIS, ``ewkb`` or ``geojson`` (in JSON).
@@ -24,7 +24,7 @@ class Forms:
     composites: str = "record"
     ranges: str = "text"
     enums: str = "string"
-    numerics: str = "decimal"
+    numeric: str = "decimal"
     documents: str = "string"
     regs: str = "number"
     geometries: str = "ewkb"

@@ -135,7 +135,7 @@ class _Catalog:
         if oid in _DOCUMENTS:
             return forms.documents
         if oid == _NUMERIC:
-            return forms.numerics
+            return forms.numeric
         if row.extension == "postgis":
             return forms.geometries
         return {"c": forms.composites, "r": forms.ranges, "m": forms.ranges, "e": forms.enums}.get(row.kind, "")

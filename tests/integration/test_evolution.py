@@ -152,9 +152,9 @@ def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, reg
     flow.create()
     for step, row in ((flow.snapshot, 2), (flow.stream, 3)):
         flow.execute(f"INSERT INTO k VALUES ({row})")
-        flow.change(numerics="string")
+        flow.change(numeric="string")
         with pytest.raises(Refused, match=r"The key of public\.k changed \(id: the type of a column, or the form"):
             step()
-        flow.change(numerics="decimal")
+        flow.change(numeric="decimal")
         step()
     assert flow.compare("k").differences == []

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.settings import Pipeline, merge, read_config_file
 
 DSN = "host=db dbname=shop user=cdc password=hunter2"
@@ -241,3 +242,23 @@ def test_a_changed_copy_is_checked_too() -> None:
     assert made.with_(slot="other").publication_name == "other"
     with pytest.raises(SettingError):
         made.with_(slot="Other")
+
+
+# ---------------------------------------------------------------------- forms of types
+
+
+def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
+    asked = {
+        "enums": "enum", "not_null": "required", "json_numeric": "number", "json_documents": "value", "json_geometries": "geojson",
+        "arrays": "text", "composites": "text", "ranges": "record", "regs": "name",
+    }  # fmt: skip
+    both = {"arrays": "text", "composites": "text", "ranges": "record", "regs": "name"}
+    assert Pipeline.of(postgres="host=db", **asked).forms == Forms(enums="enum", not_null="required", **both)
+    assert Pipeline.of(postgres="host=db", output_format="json", **asked).forms == Forms(
+        numeric="number", documents="value", geometries="geojson", **both
+    )
+    # a double stays one, in both
+    assert Pipeline.of(
+        postgres="host=db", output_format="json", numeric="double", json_numeric="number"
+    ).forms == Forms(numeric="double")
+    assert Pipeline.of(postgres="host=db").forms == DEFAULT_FORMS

@@ -26,7 +26,7 @@ def digits(text: str) -> tuple[int, ...]:
     return Decimal(text).normalize().as_tuple().digits
 
 
-@settings(max_examples=5000)
+@settings(max_examples=1500)
 @given(
     st.integers(0, 2**64 - 1) | st.floats(allow_nan=False).map(lambda v: struct.unpack(">Q", struct.pack(">d", v))[0])
 )
@@ -44,7 +44,7 @@ def test_a_double_is_the_shortest_that_reads_back_and_the_nearest_of_those(bits:
     assert digits(text) == digits(repr(v))
 
 
-@settings(max_examples=5000)
+@settings(max_examples=1500)
 @given(
     st.integers(0, 2**32 - 1)
     | st.floats(width=32, allow_nan=False).map(lambda v: struct.unpack(">I", struct.pack(">f", v))[0])

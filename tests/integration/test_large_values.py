@@ -60,7 +60,7 @@ def test_a_value_of_500_megabytes_takes_at_most_four_times_its_size(
 ) -> None:
     process = subprocess.run(
         [sys.executable, "-c", ENCODE, "500000000", output_format, str(limit), str(fill)],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     records, verdicts, times = process.stdout.split()
     assert (int(records), int(verdicts)) == made

@@ -236,13 +236,15 @@ def _numbers(width, b, p, n, out, o, cap):
     out[o] = OPEN_ARRAY
     o += 1
     for i in range(count):
-        if cap - o < 40:
+        if cap - o < 1:
             return np.int64(SPACE)
         if i > 0:
             out[o] = COMMA
             o += 1
         at = p + 4 + width * i
         o = _number(u32(b, at) if width == 4 else half(u16(b, at)), 23, out, o, cap)
+        if o < 0:
+            return np.int64(o)
     if cap - o < 1:
         return np.int64(SPACE)
     out[o] = CLOSE_ARRAY

@@ -183,7 +183,7 @@ _OWN_CASTS = {18, 142}
 def mapping(column: ColumnType) -> TypeMapping:
     """The row of a column's type: a domain is its base type, what is made of others follows from them."""
     if column.element is not None:
-        return _MADE_OF[column.kind](column, column.element)
+        return _MADE_OF[column.kind](column.element)
     if column.form == "record" and column.kind == "c":
         return _composite(column)
     if column.labels:
@@ -201,7 +201,7 @@ def mapping(column: ColumnType) -> TypeMapping:
     return _DECIMAL if column.base_oid == NUMERIC and column.base_typmod >= 0 else found
 
 
-def _array(column: ColumnType, element: ColumnType) -> TypeMapping:
+def _array(element: ColumnType) -> TypeMapping:
     inner = mapping(element)
 
     def schema(column: ColumnType) -> Schema:
@@ -260,7 +260,7 @@ def _composite(column: ColumnType) -> TypeMapping:
     )
 
 
-def _range(column: ColumnType, bound: ColumnType) -> TypeMapping:
+def _range(bound: ColumnType) -> TypeMapping:
     inner = mapping(bound)
     if inner.convert is not None:
         return TEXT
@@ -274,7 +274,7 @@ def _range(column: ColumnType, bound: ColumnType) -> TypeMapping:
     return TypeMapping(wire.OP_RANGE, schema, lambda column: 2, None, parts)
 
 
-def _multirange(column: ColumnType, one: ColumnType) -> TypeMapping:
+def _multirange(one: ColumnType) -> TypeMapping:
     inner = mapping(one)
     if inner.convert is not None:
         return TEXT

@@ -224,6 +224,27 @@ def _single(text: str) -> float:
     return found
 
 
+_NESTED = {wire.OP_ARRAY, wire.OP_RECORD, wire.OP_RANGE, wire.OP_MULTIRANGE, wire.OP_MAP, wire.OP_FLOATS}
+
+
+def _nested(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any], named: Callable[[str], str]) -> Any:
+    """What is made of other values, each of which ``make`` makes; attributes have the names that ``named`` gives them."""
+    opcode = mapping(column).opcode
+    if opcode == wire.OP_ARRAY:
+        return _each(column, _elements(column, text), make)
+    if opcode == wire.OP_RECORD:
+        fields = [named(attribute.name) for attribute in column.attributes]
+        return dict(zip(fields, _attributes(column, text, make), strict=True))
+    if opcode == wire.OP_RANGE:
+        return _bounds(column, text, make)
+    if opcode == wire.OP_MULTIRANGE:
+        assert column.element is not None
+        return [make(column.element, each) for each in _ranges(text)]
+    if opcode == wire.OP_MAP:
+        return _pairs(text)
+    return [_single(each) for each in text[1:-1].split(",")]
+
+
 def native(column: ColumnType, text: str) -> Any:
     """What fastavro has to be given for a value, without its logical types (they cannot hold every value).
 
@@ -231,20 +252,8 @@ def native(column: ColumnType, text: str) -> Any:
     :raises Unrepresentable: Avro cannot hold it.
     """
     opcode = mapping(column).opcode
-    if opcode == wire.OP_ARRAY:
-        return _each(column, _elements(column, text), native)
-    if opcode == wire.OP_RECORD:
-        fields = [names.mangle(attribute.name) for attribute in column.attributes]
-        return dict(zip(fields, _attributes(column, text, native), strict=True))
-    if opcode == wire.OP_RANGE:
-        return _bounds(column, text, native)
-    if opcode == wire.OP_MULTIRANGE:
-        assert column.element is not None
-        return [native(column.element, each) for each in _ranges(text)]
-    if opcode == wire.OP_MAP:
-        return _pairs(text)
-    if opcode == wire.OP_FLOATS:
-        return [_single(each) for each in text[1:-1].split(",")]
+    if opcode in _NESTED:
+        return _nested(column, text, native, names.mangle)
     if opcode == wire.OP_ENUM:
         return names.mangle(text)
     if opcode == wire.OP_HEX:
@@ -346,20 +355,8 @@ def _iso(opcode: int, text: str) -> str:
 def json_native(column: ColumnType, text: str) -> Any:
     """What the JSON value of a column is, parsed."""
     opcode = mapping(column).opcode
-    if opcode == wire.OP_ARRAY:
-        return _each(column, _elements(column, text), json_native)
-    if opcode == wire.OP_RECORD:
-        fields = [attribute.name for attribute in column.attributes]
-        return dict(zip(fields, _attributes(column, text, json_native), strict=True))
-    if opcode == wire.OP_RANGE:
-        return _bounds(column, text, json_native)
-    if opcode == wire.OP_MULTIRANGE:
-        assert column.element is not None
-        return [json_native(column.element, each) for each in _ranges(text)]
-    if opcode == wire.OP_MAP:
-        return _pairs(text)
-    if opcode == wire.OP_FLOATS:
-        return [_single(each) for each in text[1:-1].split(",")]
+    if opcode in _NESTED:
+        return _nested(column, text, json_native, str)
     if opcode == wire.OP_NUMERIC_TEXT and column.form == "number":
         return text if text in ("NaN", "Infinity", "-Infinity") else Decimal(text)
     if column.form in ("value", "geojson"):

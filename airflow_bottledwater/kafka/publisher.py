@@ -164,7 +164,10 @@ class Publisher:
             raise Refused(f"Kafka setting: {error}", "See librdkafka's CONFIGURATION.md for the properties.") from None
         self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
         # before the first begin: a record for a topic without metadata registers partition -1 in the transaction
-        for topic, rkt in zip(self._topics, self._rkts, strict=True):
+        topics = list(zip(self._topics, self._rkts, strict=True))
+        # one of them twice: the first answer names the brokers, and librdkafka leaves the bootstrap server for one of them; who
+        # initialises before that one is connected finds no coordinator and asks again half a second later
+        for topic, rkt in [*topics, *topics[:1]]:
             self._fetch(topic, int(rkt))
         self._call(
             f"initialising transactional id {self.transactional_id!r}",

@@ -20,11 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _fingerprint() -> str:
-    """Of the sources whose functions and numbers are compiled into those of other files: numba itself only looks at the file
-    that a function is in."""
+    """Of the sources whose functions, numbers and ways of compiling go into the code of other files: numba itself only looks at the
+    file that a function is in."""
     encoding = Path(__file__).parent / "encoding"
     digest = hashlib.sha256()
-    for source in (encoding / "wire.py", *sorted((encoding / "kernels").glob("*.py"))):
+    for source in (Path(__file__), encoding / "wire.py", *sorted((encoding / "kernels").glob("*.py"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -59,7 +59,7 @@ from numba.core.caching import FunctionCache  # noqa: E402
 # somebody (a plugin of pytest) may have imported it before us
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
-__all__ = ["allocating", "compiled", "external", "filling_cache", "memcpy", "numba", "types"]
+__all__ = ["allocating", "compiled", "external", "filling_cache", "inlined", "memcpy", "numba", "types"]
 
 log = logging.getLogger(__name__)
 _kept: list[ctypes.CDLL] = []
@@ -79,9 +79,9 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             _Cache._told = True
 
 
-def _jitted(function: F, *, nrt: bool) -> F:
+def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
     """Compiled when it is called, without the interpreter and its lock, kept on disk between processes."""
-    jitted = numba.njit(nogil=True, error_model="numpy", _nrt=nrt)(function)
+    jitted = numba.njit(nogil=True, error_model="numpy", _nrt=nrt, forceinline=inline)(function)
     if os.environ["NUMBA_CACHE_DIR"]:
         jitted._cache = _Cache(function)  # what enable_caching() does (numba/core/dispatcher.py)
     return jitted  # type: ignore[no-any-return]
@@ -118,6 +118,12 @@ def compiled(function: F) -> F:
     thirds of the time of a row. Code compiled so cannot make an array.
     """
     return _jitted(function, nrt=False)
+
+
+def inlined(function: F) -> F:
+    """The same for a function that becomes part of each caller: an array argument is seven words on the stack, which for what is
+    done to every value costs more than the work."""
+    return _jitted(function, nrt=False, inline=True)
 
 
 def allocating(function: F) -> F:

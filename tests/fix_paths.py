@@ -80,7 +80,6 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
             records,
             errors,
             out,
-            0,
         )
         for row in records[:count].tolist():
             found[row[wire.R_MESSAGE]] = made(row, out, op=False)

@@ -211,12 +211,12 @@ class _Lane:
         counts: dict[str, int],
         checksum: np.uint64,
     ) -> np.uint64:
-        start, scratch, now = 0, programs.scratch(), int(time.time() * 1000)
+        start, scratch = 0, programs.scratch()
         while start < block.count:
             before = start
             start, used, made, failed = kernels.encode_copy(
                 block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns, programs.keys,
-                programs.names, scratch, self._records, self._errors, self._out, now,
+                programs.names, scratch, self._records, self._errors, self._out,
             )  # fmt: skip
             records = Records(self._records[:made], self._out, wire.HEADERS if self._pipeline.snapshot_headers else 0)
             verdicts = {

@@ -58,10 +58,9 @@ def _encode() -> None:
     records = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64)
     changes = np.zeros((0, wire.CHANGE_WIDTH), dtype=np.int64)
     errors, found = np.zeros((1, wire.ERROR_WIDTH), dtype=np.int64), np.zeros((1, 4), dtype=np.int64)
-    now = int(time.time() * 1000)
     kernels.encode_copy(
         data, np.zeros(1, dtype=np.int64), 0, 0, programs.json, programs.relations, 0, programs.columns, programs.keys,
-        programs.names, scratch, records, errors, data, now,
+        programs.names, scratch, records, errors, data,
     )  # fmt: skip
     kernels.checksum(np.zeros(1, dtype=np.uint64), np.uint64(0))
     kernels.find_conversions(data, changes, 0, programs.relations, programs.columns, programs.keys, scratch, found)
@@ -74,9 +73,8 @@ def _encode() -> None:
 
 def _produce() -> None:
     records = np.zeros((0, wire.RECORD_WIDTH), dtype=np.int64)
-    words = np.zeros((12, librdkafka.VU_WORDS), dtype=np.int64)
-    data, topics = np.zeros(librdkafka.SCRATCH, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    librdkafka.produce(0, topics, records, 0, 0, data, 1, 0, 0, words, data)
+    data, topics = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    librdkafka.produce(0, topics, records, 0, 0, data, 1, 0, 0, *librdkafka.scratch())
 
 
 if __name__ == "__main__":

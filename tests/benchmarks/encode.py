@@ -65,7 +65,7 @@ class Encoder:
         while start < block.count:
             start, _, count, failed = kernels.encode_copy(
                 block.data, block.offsets, start, block.count, p.json, p.relations, 0, p.columns, p.keys, p.names, scratch,
-                self._records, self._errors, self._out, 0,
+                self._records, self._errors, self._out,
             )  # fmt: skip
             assert not failed
             made += count

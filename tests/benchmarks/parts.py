@@ -129,7 +129,7 @@ def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
             while start < block.count:
                 start, used, count, _ = kernels.encode_copy(
                     block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns,
-                    programs.keys, programs.names, scratch, table, errors, out, 1,
+                    programs.keys, programs.names, scratch, table, errors, out,
                 )  # fmt: skip
                 made.append(Records(table[:count].copy(), out[:used].copy(), 0))
         return made

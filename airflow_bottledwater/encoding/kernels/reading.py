@@ -1,4 +1,8 @@
-"""Big-endian integers, as PostgreSQL sends them, for compiled code."""
+"""Big-endian integers, as PostgreSQL sends them, for compiled code.
+
+Positions become unsigned here: a signed one could be negative, that is counted from the array's end, and the check for it at each
+byte keeps the compiler from reading a whole integer at once.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,43 @@ import numpy as np
 
 from airflow_bottledwater.compiled import compiled
 
+_EIGHT = np.uint64(8)
+
 
 @compiled
 def u16(b, p):
     """Two bytes, unsigned."""
-    return (np.int64(b[p]) << 8) | np.int64(b[p + 1])
+    q = np.uint64(p)
+    return (np.int64(b[q]) << 8) | np.int64(b[q + np.uint64(1)])
 
 
 @compiled
 def i16(b, p):
     """Two bytes, signed."""
-    v = (np.int64(b[p]) << 8) | np.int64(b[p + 1])
-    return v - 65536 if v >= 32768 else v
+    return (u16(b, p) ^ 0x8000) - 0x8000
 
 
 @compiled
 def u32(b, p):
     """Four bytes, unsigned."""
-    return (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
+    q = np.uint64(p)
+    v = np.uint64(0)
+    for i in range(4):
+        v = (v << _EIGHT) | np.uint64(b[q + np.uint64(i)])
+    return np.int64(v)
 
 
 @compiled
 def i32(b, p):
     """Four bytes, signed."""
-    v = (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
-    return v - 4294967296 if v >= 2147483648 else v
+    return (u32(b, p) ^ 0x80000000) - 0x80000000
 
 
 @compiled
 def i64(b, p):
     """Eight bytes, signed."""
-    v = np.int64(0)
+    q = np.uint64(p)
+    v = np.uint64(0)
     for i in range(8):
-        v = (v << 8) | np.int64(b[p + i])
-    return v
+        v = (v << _EIGHT) | np.uint64(b[q + np.uint64(i)])
+    return np.int64(v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.encoding.kernels.nested import write_value
 from airflow_bottledwater.encoding.kernels.reading import i16, i32
 from airflow_bottledwater.encoding.kernels.to_avro import avro_value
@@ -138,7 +138,7 @@ def _frame(schema_id, out, o):
     return o + 5
 
 
-@compiled
+@inlined
 def _field(json, programs, names, column, k, b, side, p, n, out, o, cap):
     if k == FIELD_UNCHANGED:
         return np.int64(UNCHANGED)
@@ -289,9 +289,7 @@ def _error(errors, e, row, code, column, broken, start, position, length, kind):
 
 
 @compiled
-def encode_copy(
-    b, offsets, start, rows, json, relations, rel, programs, keys, names, fields, records, errors, out, now
-):
+def encode_copy(b, offsets, start, rows, json, relations, rel, programs, keys, names, fields, records, errors, out):
     """Encode COPY rows ``start`` to ``rows``; returns (next row, bytes used, records, errors).
 
     ``offsets`` has one entry more than rows. It stops early where ``out`` is full: the caller publishes and goes on.
@@ -331,7 +329,7 @@ def encode_copy(
             o = begin
             continue
         o = status
-        _record(records, r, relations, rel, begin, key_len, value, o - value, out, i, 114, now, 0, 0, 0)
+        _record(records, r, relations, rel, begin, key_len, value, o - value, out, i, 114, 0, 0, 0, 0)
         r += 1
     return rows, o, r, e
 

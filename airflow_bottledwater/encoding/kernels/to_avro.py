@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.encoding.kernels.floats import bits_of, half
 from airflow_bottledwater.encoding.kernels.numeric import (
     bit_length,
@@ -122,12 +122,7 @@ def _floats(width, b, p, n, out, o, cap):
 
 
 @compiled
-def avro_value(op, arg, b, p, n, out, o, cap):
-    """One non-null value in Avro binary, without its union branch."""
-    if op == OP_TEXT or op == OP_BYTEA or op == OP_HEX:
-        if cap - o < n + 10:
-            return np.int64(SPACE)
-        return np.int64(copy_bytes(b, p, n, out, varint(np.int64(n), out, o)))
+def _less_common(op, arg, b, p, n, out, o, cap):
     if op == OP_DECIMAL:
         if is_malformed(b, p, n):
             return np.int64(MALFORMED)
@@ -174,25 +169,6 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         return np.int64(o + 8)
     if cap - o < 64:
         return np.int64(SPACE)
-    if op == OP_INT4:
-        return np.int64(varint(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
-    if op == OP_INT8 or op == OP_TIME:
-        return np.int64(varint(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
-    if op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
-        if n != 8:
-            return np.int64(MALFORMED)
-        t = i64(b, p)
-        if t != TIMESTAMP_INFINITY and t != TIMESTAMP_MINUS_INFINITY:
-            # the greatest number stands for infinity
-            if t >= TIMESTAMP_INFINITY - EPOCH_MICROS:
-                return np.int64(NO_REPRESENTATION)
-            t += EPOCH_MICROS
-        return np.int64(varint(t, out, o))
-    if op == OP_BOOL:
-        if n != 1 or b[p] > 1:
-            return np.int64(MALFORMED)
-        out[o] = b[p]
-        return np.int64(o + 1)
     if op == OP_INT2:
         return np.int64(varint(i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
     if op == OP_FLOAT4 or op == OP_FLOAT8:
@@ -253,3 +229,34 @@ def avro_value(op, arg, b, p, n, out, o, cap):
         o = varint(i32(b, p + 12), out, o)
         return np.int64(varint(i64(b, p), out, varint(i32(b, p + 8), out, o)))
     return np.int64(MALFORMED)
+
+
+@inlined
+def avro_value(op, arg, b, p, n, out, o, cap):
+    """One non-null value in Avro binary, without its union branch. What most columns are is done in place."""
+    if op == OP_TEXT or op == OP_BYTEA or op == OP_HEX:
+        if cap - o < n + 10:
+            return np.int64(SPACE)
+        return np.int64(copy_bytes(b, p, n, out, varint(np.int64(n), out, o)))
+    if cap - o < 64:
+        return np.int64(SPACE)
+    if op == OP_INT4:
+        return np.int64(varint(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+    if op == OP_INT8 or op == OP_TIME:
+        return np.int64(varint(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
+    if op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
+        if n != 8:
+            return np.int64(MALFORMED)
+        t = i64(b, p)
+        if t != TIMESTAMP_INFINITY and t != TIMESTAMP_MINUS_INFINITY:
+            # the greatest number stands for infinity
+            if t >= TIMESTAMP_INFINITY - EPOCH_MICROS:
+                return np.int64(NO_REPRESENTATION)
+            t += EPOCH_MICROS
+        return np.int64(varint(t, out, o))
+    if op == OP_BOOL:
+        if n != 1 or b[p] > 1:
+            return np.int64(MALFORMED)
+        out[o] = b[p]
+        return np.int64(o + 1)
+    return _less_common(op, arg, b, p, n, out, o, cap)

@@ -23,8 +23,10 @@ OPEN, CLOSE, OPEN_ARRAY, CLOSE_ARRAY = 123, 125, 91, 93
 @compiled
 def copy_bytes(b, p, n, out, o):
     if n < 32:
-        for i in range(n):
-            out[o + i] = b[p + i]
+        # unsigned, as in reading
+        source, target = np.uint64(p), np.uint64(o)
+        for i in range(np.uint64(n)):
+            out[target + i] = b[source + i]
     else:
         memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
     return o + n
@@ -43,12 +45,13 @@ def literal(word, out, o, cap):
 def varint(v, out, o):
     """Avro long: zig-zag, seven bits a byte (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
     z = np.uint64((v << 1) ^ (v >> 63))
+    at = np.uint64(o)
     while z >= np.uint64(128):
-        out[o] = np.uint8((z & np.uint64(127)) | np.uint64(128))
+        out[at] = np.uint8((z & np.uint64(127)) | np.uint64(128))
         z >>= np.uint64(7)
-        o += 1
-    out[o] = np.uint8(z)
-    return o + 1
+        at += np.uint64(1)
+    out[at] = np.uint8(z)
+    return np.int64(at) + 1
 
 
 @compiled

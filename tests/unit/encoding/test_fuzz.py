@@ -327,7 +327,6 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str,
         records.view,
         errors.view,
         out.view,
-        5,
     )
     for guarded in (source, out, fields, records, errors):
         guarded.check()
@@ -368,7 +367,6 @@ def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
             records,
             errors,
             out.view,
-            5,
         )
         out.check()
         if following:
@@ -397,7 +395,7 @@ def test_so_is_a_value_of_each_type_by_itself(output_format: str, column: int, d
         out = Guarded(size)
         following, used, made, failed = kernels.encode_copy(
             source.view, offsets, 0, 1, programs.json, programs.relations, 0, programs.columns, programs.keys, programs.names,
-            programs.scratch(), records, errors, out.view, 5,
+            programs.scratch(), records, errors, out.view,
         )  # fmt: skip
         out.check()
         if following:

@@ -1,7 +1,8 @@
 """librdkafka's C API, from confluent-kafka's wheel, for whole batches.
 
-A Python call per record costs more than everything else together; here a compiled loop calls ``rd_kafka_produceva`` and a
-compiled callback counts the delivery reports. Structures and numbers: rdkafka.h (its ABI is stable and public).
+A Python call per record costs more than everything else together; here a compiled loop calls ``rd_kafka_produce_batch``, or
+``rd_kafka_produceva`` for records with headers or a time of their own, and a compiled callback counts the delivery reports.
+Structures and numbers: rdkafka.h (its ABI is stable and public).
 """
 
 from __future__ import annotations
@@ -77,11 +78,18 @@ QUEUE_FULL = -184  # RD_KAFKA_RESP_ERR__QUEUE_FULL
 
 # rd_kafka_vtype_t; rd_kafka_vu_t is the type and a union of 64 bytes: nine words
 _VT_RKT, _VT_PARTITION, _VT_VALUE, _VT_KEY, _VT_OPAQUE, _VT_FLAGS, _VT_TIME, _VT_HEADER = 2, 3, 4, 5, 6, 7, 8, 9
-VU_WORDS = 9
+# rd_kafka_message_t is nine words, too: err, rkt, partition, payload, len, key, key_len, offset, _private
+_M_ERROR, _M_PARTITION, _M_VALUE, _M_VALUE_LEN, _M_KEY, _M_KEY_LEN, _M_OPAQUE = 0, 2, 3, 4, 5, 6, 8
+_WORDS = 9
+#: records handed over at once, for which there are rd_kafka_message_t
+_BATCH = 512
 #: bytes for the text of a position, an op and a transaction id
-SCRATCH = 48
-_COPY = 0x2  # RD_KAFKA_MSG_F_COPY
+_TEXT_BYTES = 48
+_COPY, _PARTITION = 0x2, 0x8  # RD_KAFKA_MSG_F_COPY, _PARTITION (each message's own)
 
+_produce_batch = external(
+    _library, "rd_kafka_produce_batch", types.int32, types.intp, types.int32, types.int32, types.intp, types.int32
+)
 _produceva = external(_library, "rd_kafka_produceva", types.intp, types.intp, types.intp, types.intp)
 _error_code = external(_library, "rd_kafka_error_code", types.int32, types.intp)
 _error_destroy = external(_library, "rd_kafka_error_destroy", types.void, types.intp)
@@ -120,79 +128,122 @@ def _failed(producer, error, reason, counters):
         counters[4] += 1
 
 
+def scratch() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """What :func:`produce` works with: the rd_kafka_message_t of a batch or the rd_kafka_vu_t of a record, and texts of headers."""
+    return np.zeros((_BATCH, _WORDS), dtype=np.int64), np.zeros(_TEXT_BYTES, dtype=np.uint8)
+
+
 @compiled
-def produce(producer, topics, records, start, count, data, headers, now, latest, vus, position):
+def _plain(topics, records, start, count, base, words):
+    """Hand over records without headers and time, as many as there are of one topic and as fit; returns (next record, error code)."""
+    topic = records[start, R_TOPIC]
+    n = 0
+    i = start
+    while i < count and n < words.shape[0] and records[i, R_TIME] == 0 and records[i, R_TOPIC] == topic:
+        words[n, _M_PARTITION] = records[i, R_PARTITION]
+        words[n, _M_VALUE] = base + records[i, R_VALUE] if records[i, R_VALUE_LEN] >= 0 else 0
+        words[n, _M_VALUE_LEN] = max(records[i, R_VALUE_LEN], 0)
+        words[n, _M_KEY] = base + records[i, R_KEY] if records[i, R_KEY_LEN] >= 0 else 0
+        words[n, _M_KEY_LEN] = max(records[i, R_KEY_LEN], 0)
+        words[n, _M_OPAQUE] = i
+        n += 1
+        i += 1
+    made = _produce_batch(topics[topic], np.int32(-1), np.int32(_COPY | _PARTITION), words.ctypes.data, np.int32(n))
+    if made < n:
+        # a full queue refuses all that follow (rd_kafka_produce_batch, src/rdkafka_msg.c), so that nothing is left out
+        for k in range(n):
+            code = words[k, _M_ERROR] << 32 >> 32
+            if code != 0:
+                return start + k, code
+    return i, np.int64(0)
+
+
+@compiled
+def _with_headers(producer, topics, records, i, base, headers, now, latest, vus, texts):
+    """Hand over one record; returns an error code."""
+    names = _STRINGS.ctypes.data
+    vus[0, 0] = _VT_RKT
+    vus[0, 1] = topics[records[i, R_TOPIC]]
+    vus[1, 0] = _VT_FLAGS
+    vus[1, 1] = _COPY
+    vus[2, 0] = _VT_OPAQUE
+    vus[2, 1] = i
+    vus[3, 0] = _VT_PARTITION
+    vus[3, 1] = records[i, R_PARTITION]
+    vus[4, 0] = _VT_TIME
+    vus[4, 1] = records[i, R_TIME] if 0 < records[i, R_TIME] <= latest else now
+    n = 5
+    if records[i, R_KEY_LEN] >= 0:
+        vus[n, 0] = _VT_KEY
+        vus[n, 1] = base + records[i, R_KEY]
+        vus[n, 2] = records[i, R_KEY_LEN]
+        n += 1
+    if records[i, R_VALUE_LEN] >= 0:
+        vus[n, 0] = _VT_VALUE
+        vus[n, 1] = base + records[i, R_VALUE]
+        vus[n, 2] = records[i, R_VALUE_LEN]
+        n += 1
+    if headers:
+        lsn, ordinal = records[i, R_LSN], records[i, R_ORDINAL]
+        for k in range(16):
+            texts[k] = _HEX[(lsn >> (60 - 4 * k)) & 15]
+        texts[16] = 47
+        for k in range(8):
+            texts[17 + k] = _HEX[(ordinal >> (28 - 4 * k)) & 15]
+        texts[25] = np.uint8(records[i, R_OP])
+        vus[n, 0] = _VT_HEADER
+        vus[n, 1] = names + _AT_OP
+        vus[n, 2] = texts.ctypes.data + 25
+        vus[n, 3] = 1
+        vus[n + 1, 0] = _VT_HEADER
+        vus[n + 1, 1] = names + _AT_POS
+        vus[n + 1, 2] = texts.ctypes.data
+        vus[n + 1, 3] = 25
+        n += 2
+        if records[i, R_FLAGS] & FLAG_REREAD:
+            vus[n, 0] = _VT_HEADER
+            vus[n, 1] = names + _AT_TOAST
+            vus[n, 2] = names + _AT_REREAD
+            vus[n, 3] = 6
+            n += 1
+        xid = records[i, R_FLAGS] >> FLAG_XID_SHIFT
+        if headers & HEADER_XID and xid > 0:
+            end = texts.size
+            at = end
+            while xid > 0:
+                at -= 1
+                texts[at] = np.uint8(48 + xid % 10)
+                xid //= 10
+            vus[n, 0] = _VT_HEADER
+            vus[n, 1] = names + _AT_XID
+            vus[n, 2] = texts.ctypes.data + at
+            vus[n, 3] = end - at
+            n += 1
+    error = _produceva(producer, vus.ctypes.data, n)
+    if error == 0:
+        return np.int64(0)
+    code = np.int64(_error_code(error))
+    _error_destroy(error)
+    return code
+
+
+@compiled
+def produce(producer, topics, records, start, count, data, headers, now, latest, words, texts):
     """Hand records ``start`` to ``count`` to librdkafka; returns (next record, error code).
 
     :param headers: write ``op`` and ``pos``, and with ``HEADER_XID`` also the transaction's id.
-    :param now: milliseconds; the timestamp of records that lie beyond ``latest``, which the broker would refuse.
-    :param vus: scratch of twelve rd_kafka_vu_t.
-    :param position: scratch of :data:`SCRATCH` bytes.
+    :param now: milliseconds; the timestamp of records that have none, or one beyond ``latest``, which the broker would refuse.
+    :param words: see :func:`scratch`; ``texts`` too.
     """
     base = data.ctypes.data
-    names = _STRINGS.ctypes.data
-    for i in range(start, count):
-        vus[0, 0] = _VT_RKT
-        vus[0, 1] = topics[records[i, R_TOPIC]]
-        vus[1, 0] = _VT_FLAGS
-        vus[1, 1] = _COPY
-        vus[2, 0] = _VT_OPAQUE
-        vus[2, 1] = i
-        vus[3, 0] = _VT_PARTITION
-        vus[3, 1] = records[i, R_PARTITION]
-        vus[4, 0] = _VT_TIME
-        vus[4, 1] = records[i, R_TIME] if 0 < records[i, R_TIME] <= latest else now
-        n = 5
-        if records[i, R_KEY_LEN] >= 0:
-            vus[n, 0] = _VT_KEY
-            vus[n, 1] = base + records[i, R_KEY]
-            vus[n, 2] = records[i, R_KEY_LEN]
-            n += 1
-        if records[i, R_VALUE_LEN] >= 0:
-            vus[n, 0] = _VT_VALUE
-            vus[n, 1] = base + records[i, R_VALUE]
-            vus[n, 2] = records[i, R_VALUE_LEN]
-            n += 1
-        if headers:
-            lsn, ordinal = records[i, R_LSN], records[i, R_ORDINAL]
-            for k in range(16):
-                position[k] = _HEX[(lsn >> (60 - 4 * k)) & 15]
-            position[16] = 47
-            for k in range(8):
-                position[17 + k] = _HEX[(ordinal >> (28 - 4 * k)) & 15]
-            position[25] = np.uint8(records[i, R_OP])
-            vus[n, 0] = _VT_HEADER
-            vus[n, 1] = names + _AT_OP
-            vus[n, 2] = position.ctypes.data + 25
-            vus[n, 3] = 1
-            vus[n + 1, 0] = _VT_HEADER
-            vus[n + 1, 1] = names + _AT_POS
-            vus[n + 1, 2] = position.ctypes.data
-            vus[n + 1, 3] = 25
-            n += 2
-            if records[i, R_FLAGS] & FLAG_REREAD:
-                vus[n, 0] = _VT_HEADER
-                vus[n, 1] = names + _AT_TOAST
-                vus[n, 2] = names + _AT_REREAD
-                vus[n, 3] = 6
-                n += 1
-            xid = records[i, R_FLAGS] >> FLAG_XID_SHIFT
-            if headers & HEADER_XID and xid > 0:
-                end = position.size
-                at = end
-                while xid > 0:
-                    at -= 1
-                    position[at] = np.uint8(48 + xid % 10)
-                    xid //= 10
-                vus[n, 0] = _VT_HEADER
-                vus[n, 1] = names + _AT_XID
-                vus[n, 2] = position.ctypes.data + at
-                vus[n, 3] = end - at
-                n += 1
-        error = _produceva(producer, vus.ctypes.data, n)
-        if error != 0:
-            code = np.int64(_error_code(error))
-            _error_destroy(error)
+    i = start
+    while i < count:
+        if headers == 0 and records[i, R_TIME] == 0:
+            i, code = _plain(topics, records, i, count, base, words)
+        else:
+            code = _with_headers(producer, topics, records, i, base, headers, now, latest, words, texts)
+            i += 1 if code == 0 else 0
+        if code != 0:
             return i, code
     return count, np.int64(0)
 

@@ -143,8 +143,7 @@ class Publisher:
         # a time-out of its own would drop records inside a transaction
         self._config.pop("message.timeout.ms", None)
         self._counters: npt.NDArray[np.int64] = np.zeros(rd.COUNTERS, dtype=np.int64)
-        self._vus: npt.NDArray[np.int64] = np.zeros((12, rd.VU_WORDS), dtype=np.int64)
-        self._position: npt.NDArray[np.uint8] = np.zeros(rd.SCRATCH, dtype=np.uint8)
+        self._scratch = rd.scratch()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._sent = 0
@@ -232,7 +231,7 @@ class Publisher:
         while i < len(records):
             i, code = rd.produce(
                 self._handle, self._rkts, records.table, i, len(records), records.data, records.headers, now,
-                now + self._future, self._vus, self._position,
+                now + self._future, *self._scratch,
             )  # fmt: skip
             if code == rd.QUEUE_FULL:
                 rd.poll(self._handle, 10)

@@ -48,6 +48,8 @@ _SETTINGS = {
     # the default takes half of our heap
     "log.cleaner.dedupe.buffer.size": "16777216",
 }
+#: KAFKA_JVM_PERFORMANCE_OPTS of bin/kafka-run-class.sh
+_PRODUCTION = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"]
 
 
 class KafkaBroker(ServerProcess):
@@ -56,7 +58,7 @@ class KafkaBroker(ServerProcess):
     :param port: 0 picks a free one; it stays the folder's.
     :param settings: lines of server.properties over the defaults here.
     :param fast_start: compile little and share class data: for tests. Without it, the JVM is as in production, for
-        measuring throughput (then give it `java_heap="512m"`, too).
+        measuring throughput (then give it `java_heap="1g"`, too: what bin/kafka-server-start.sh gives).
     """
 
     name = "kafka"
@@ -89,8 +91,10 @@ class KafkaBroker(ServerProcess):
     def prepare(self) -> None:
         ports.check(self.port)
         ports.check(self.controller_port)
-        self._java_options = ["-Xms64m", f"-Xmx{self.java_heap}"]
-        if self.fast_start:
+        self._java_options = [f"-Xms{'64m' if self.fast_start else self.java_heap}", f"-Xmx{self.java_heap}"]
+        if not self.fast_start:
+            self._java_options += _PRODUCTION
+        else:
             self._java_options += ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
             if archive := _class_data(self.cache):
                 # -Xshare:auto: an archive that does not fit is ignored

@@ -93,6 +93,8 @@ def emit(
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
     if isinstance(value, float):
         return round(value, 3) if abs(value) < 100 else round(value)
     return value
@@ -111,7 +113,7 @@ def servers() -> Iterator[DataStack]:
         DataStack(
             folder,
             postgres_options={"version": VERSION, "settings": settings},
-            kafka_options={"fast_start": False, "java_heap": "512m"},
+            kafka_options={"fast_start": False, "java_heap": "1g"},
         ) as stack,
     ):
         yield stack

@@ -38,7 +38,7 @@ MUTANTS = (
         "flow/transactions.py",
         "        if running[i] == wide:\n            return False",
         "        if running[i] == wide:\n            return True",
-        f"{_PIPELINE}::test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothing[0]",
+        f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
     ),
     Mutant(
         "inside a transaction, ordinals up to P's are skipped",

@@ -48,6 +48,7 @@ _SETTINGS = {
     # the default takes half of our heap
     "log.cleaner.dedupe.buffer.size": "16777216",
 }
+_QUICK = ["-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 #: KAFKA_JVM_PERFORMANCE_OPTS of bin/kafka-run-class.sh
 _PRODUCTION = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"]
 
@@ -91,14 +92,7 @@ class KafkaBroker(ServerProcess):
     def prepare(self) -> None:
         ports.check(self.port)
         ports.check(self.controller_port)
-        self._java_options = [f"-Xms{'64m' if self.fast_start else self.java_heap}", f"-Xmx{self.java_heap}"]
-        if not self.fast_start:
-            self._java_options += _PRODUCTION
-        else:
-            self._java_options += ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-            if archive := _class_data(self.cache):
-                # -Xshare:auto: an archive that does not fit is ignored
-                self._java_options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
+        self._java_options = [f"-Xmx{self.java_heap}", *self._jvm()]
         listener, controller = f"{ports.HOST}:{self.port}", f"{ports.HOST}:{self.controller_port}"
         properties = {
             **_SETTINGS,
@@ -111,6 +105,14 @@ class KafkaBroker(ServerProcess):
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         if not (self.folder / "data" / "meta.properties").exists():
             self._format()
+
+    def _jvm(self) -> list[str]:
+        if not self.fast_start:
+            return [f"-Xms{self.java_heap}", *_PRODUCTION]
+        archive = _class_data(self.cache)
+        # -Xshare:auto: an archive that does not fit is ignored
+        shared = [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"] if archive else []
+        return [*_QUICK, *shared]
 
     def command(self) -> list[str]:
         return [*_java(self.cache), *self._java_options, "kafka.Kafka", str(self._properties)]
@@ -165,7 +167,7 @@ def _class_data(cache: Path) -> Path | None:
         folder = Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
         try:
             fresh = folder / "classes.jsa"
-            trainer = _Trainer(folder / "broker", fast_start=False, cache=cache)
+            trainer = _Trainer(folder / "broker", cache=cache)
             trainer.archive = fresh
             trainer.start()
             trainer.stop()
@@ -186,5 +188,8 @@ class _Trainer(KafkaBroker):
 
     def prepare(self) -> None:
         super().prepare()
-        options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={self.archive}"]
-        self._java_options += [*options, "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+        # behind the formatting of the storage, which would leave an archive, too
+        self._java_options += [f"-XX:ArchiveClassesAtExit={self.archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+
+    def _jvm(self) -> list[str]:
+        return _QUICK

@@ -146,6 +146,15 @@ class TestKafka:
         producer.produce(topic, b"more")
         producer.commit_transaction(20)
 
+    def test_starts_from_archived_classes_also_where_there_are_none_yet(self, stack: DataStack, tmp_path: Path) -> None:
+        (tmp_path / "cache").mkdir()
+        for folder in stack.kafka.cache.glob("kafka-*/"):
+            (tmp_path / "cache" / folder.name).symlink_to(folder)
+        with KafkaBroker(tmp_path / "broker", cache=tmp_path / "cache") as broker:
+            (archive,) = (tmp_path / "cache").glob("kafka-classes-*.jsa")
+            assert f"-XX:SharedArchiveFile={archive}" in broker.command()
+            assert self.read(broker, self.write(broker)) == b"value"
+
     def test_makes_no_topic_unasked(self, stack: DataStack) -> None:
         topic = f"topic-{uuid.uuid4().hex}"
         client = AdminClient({"bootstrap.servers": stack.kafka.bootstrap})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.encoding.kernels.reading import i32
 from airflow_bottledwater.encoding.kernels.to_avro import avro_value
 from airflow_bottledwater.encoding.kernels.to_json import json_value
@@ -131,6 +131,15 @@ def _label(programs, names, node, b, p, n, out, o, cap):
     return np.int64(CHANGED)
 
 
+@inlined
+def single_value(json, programs, node, b, p, n, out, o, cap):
+    """One non-null value that is not made of others, of either format."""
+    op = programs[node, P_OP]
+    if json:
+        return json_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+    return avro_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+
+
 @compiled
 def write_value(json, programs, names, node, b, p, n, out, o, cap):
     """One non-null value of any type, without its union branch.
@@ -145,9 +154,7 @@ def write_value(json, programs, names, node, b, p, n, out, o, cap):
     """
     op = programs[node, P_OP]
     if op < OP_ENUM:
-        if json:
-            return json_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
-        return avro_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+        return single_value(json, programs, node, b, p, n, out, o, cap)
     if cap - o < 256:
         return np.int64(SPACE)
     if op == OP_ENUM:

@@ -14,10 +14,18 @@ _EIGHT = np.uint64(8)
 
 
 @compiled
+def _unsigned(b, p, width):
+    q = np.uint64(p)
+    v = np.uint64(0)
+    for i in range(width):
+        v = (v << _EIGHT) | np.uint64(b[q + np.uint64(i)])
+    return np.int64(v)
+
+
+@compiled
 def u16(b, p):
     """Two bytes, unsigned."""
-    q = np.uint64(p)
-    return (np.int64(b[q]) << 8) | np.int64(b[q + np.uint64(1)])
+    return _unsigned(b, p, 2)
 
 
 @compiled
@@ -29,11 +37,7 @@ def i16(b, p):
 @compiled
 def u32(b, p):
     """Four bytes, unsigned."""
-    q = np.uint64(p)
-    v = np.uint64(0)
-    for i in range(4):
-        v = (v << _EIGHT) | np.uint64(b[q + np.uint64(i)])
-    return np.int64(v)
+    return _unsigned(b, p, 4)
 
 
 @compiled
@@ -45,8 +49,4 @@ def i32(b, p):
 @compiled
 def i64(b, p):
     """Eight bytes, signed."""
-    q = np.uint64(p)
-    v = np.uint64(0)
-    for i in range(8):
-        v = (v << _EIGHT) | np.uint64(b[q + np.uint64(i)])
-    return np.int64(v)
+    return _unsigned(b, p, 8)

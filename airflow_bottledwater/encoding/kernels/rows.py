@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import compiled, inlined
-from airflow_bottledwater.encoding.kernels.nested import write_value
+from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
 from airflow_bottledwater.encoding.kernels.reading import i16, i32
-from airflow_bottledwater.encoding.kernels.to_avro import avro_value
-from airflow_bottledwater.encoding.kernels.to_json import json_value
 from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_bytes, literal
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
@@ -42,7 +40,6 @@ from airflow_bottledwater.encoding.wire import (
     MALFORMED,
     OP_ENUM,
     OP_TEXT,
-    P_ARG,
     P_CONVERT,
     P_NAME,
     P_NAME_LEN,
@@ -145,13 +142,9 @@ def _field(json, programs, names, column, k, b, side, p, n, out, o, cap):
     if k == FIELD_TEXT and programs[column, P_OP] != OP_TEXT:
         return np.int64(MALFORMED)  # text comes of types without a send function only
     source = side if k == FIELD_SIDE else b
-    op = programs[column, P_OP]
-    if op >= OP_ENUM:
+    if programs[column, P_OP] >= OP_ENUM:
         return write_value(json, programs, names, column, source, p, n, out, o, cap)
-    # as there, without the call of a function that cannot be inlined
-    if json:
-        return json_value(op, programs[column, P_ARG], source, p, n, out, o, cap)
-    return avro_value(op, programs[column, P_ARG], source, p, n, out, o, cap)
+    return single_value(json, programs, column, source, p, n, out, o, cap)
 
 
 @compiled

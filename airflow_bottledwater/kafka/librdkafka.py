@@ -159,8 +159,8 @@ def _plain(topics, records, start, count, base, words):
 
 
 @compiled
-def _with_headers(producer, topics, records, i, base, headers, now, latest, vus, texts):
-    """Hand over one record; returns an error code."""
+def _single(producer, topics, records, i, base, headers, now, latest, vus, texts):
+    """Hand over one record with its headers and time; returns an error code."""
     names = _STRINGS.ctypes.data
     vus[0, 0] = _VT_RKT
     vus[0, 1] = topics[records[i, R_TOPIC]]
@@ -241,7 +241,7 @@ def produce(producer, topics, records, start, count, data, headers, now, latest,
         if headers == 0 and records[i, R_TIME] == 0:
             i, code = _plain(topics, records, i, count, base, words)
         else:
-            code = _with_headers(producer, topics, records, i, base, headers, now, latest, words, texts)
+            code = _single(producer, topics, records, i, base, headers, now, latest, words, texts)
             i += 1 if code == 0 else 0
         if code != 0:
             return i, code

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from airflow_bottledwater.encoding.program import select_list
@@ -60,23 +61,21 @@ def _publish(stack: DataStack, engine: str, rows: int) -> dict[str, Any]:
     source.execute("VACUUM ANALYZE bench")
     source.create()
     before = _raw(source, rows)
-    started = time.monotonic()
+    cpu, started = Cpu(stack), time.monotonic()
     if engine == RUNNER:
-        cpu = Cpu(stack)
-        result = snapshot.run(source.pipeline, snapshot.in_threads(source.pipeline))
-        done, seconds, total = result.rows, result.seconds, time.monotonic() - started
+        outcome = asdict(snapshot.run(source.pipeline, snapshot.in_threads(source.pipeline)))
     else:
         with Job(source.pipeline, "snapshot") as job:
-            cpu = Cpu(stack)
             outcome = job.wait()
-        done, seconds, total = outcome["rows"], outcome["seconds"], time.monotonic() - started
-    broker = cpu.used()["broker"]
-    assert done == rows, done
+    total, broker = time.monotonic() - started, cpu.used()["broker"]
+    assert outcome["rows"] == rows, outcome
+    value, reference = rows / outcome["seconds"], (before + _raw(source, rows)) / 2
     found = {
-        "value": rows / seconds,
-        "reference": (before + _raw(source, rows)) / 2,
+        "value": value,
+        "reference": reference,
+        "ratio": value / reference,
         "with_start": rows / total,
-        "seconds": seconds,
+        "seconds": outcome["seconds"],
         "seconds_with_start": total,
         "parts": _progress(source),
         "broker_cpu_seconds": broker,
@@ -92,10 +91,8 @@ def run(stack: DataStack) -> None:
     for _ in range(_WARMING):
         _publish(stack, RUNNER, rows)
     for engine in ("spark", RUNNER):
-        runs = sorted(
-            (_publish(stack, engine, rows) for _ in range(_REPEAT)), key=lambda r: r["value"] / r["reference"]
-        )
-        ratios = [r["value"] / r["reference"] for r in runs]
+        runs = sorted((_publish(stack, engine, rows) for _ in range(_REPEAT)), key=lambda r: r["ratio"])
+        ratios = [r.pop("ratio") for r in runs]
         found = runs[_REPEAT // 2]
         value, reference = found.pop("value"), found.pop("reference")
         emit(

@@ -340,42 +340,33 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str,
         assert code in wire.REASONS
 
 
+def assert_one_form(programs: Programs, relation: int, row: bytes, largest: int) -> None:
+    """The row is whole or not there in a buffer of any size below ``largest``, and the same in each that it fits in."""
+    source, offsets = guarded_bytes(row), np.array([0, len(row)], dtype=np.int64)
+    records, errors = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64), np.zeros((2, wire.ERROR_WIDTH), dtype=np.int64)
+    ends = set()
+    for size in [*range(largest), 1 << 19]:
+        out = Guarded(size)
+        following, used, made, failed = kernels.encode_copy(
+            source.view, offsets, 0, 1, programs.json, programs.relations, relation, programs.columns, programs.keys,
+            programs.names, programs.scratch(), records, errors, out.view,
+        )  # fmt: skip
+        out.check()
+        if following:
+            # a value may be refused before or after the buffer is full, but a row has one form only
+            ends.add((used, made, failed, bytes(out.view[:used])))
+            check_records(records[:made], used, size)
+        else:
+            assert (used, made, failed) == (0, 0, 0)
+    assert len(ends) == 1
+
+
 @settings(max_examples=15)
 @given(rows(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]))
 def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
     values: list[bytes | None], output_format: str, relation: int
 ) -> None:
-    programs = ALL[output_format, True]
-    source = guarded_bytes(w.copy_row(*values))
-    offsets = np.array([0, len(source.view)], dtype=np.int64)
-    records, errors = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64), np.zeros((2, wire.ERROR_WIDTH), dtype=np.int64)
-    ends = set()
-    for size in [*range(1500), 1 << 19]:
-        out = Guarded(size)
-        following, used, made, failed = kernels.encode_copy(
-            source.view,
-            offsets,
-            0,
-            1,
-            programs.json,
-            programs.relations,
-            relation,
-            programs.columns,
-            programs.keys,
-            programs.names,
-            programs.scratch(),
-            records,
-            errors,
-            out.view,
-        )
-        out.check()
-        if following:
-            # a value may be refused before or after the buffer is full, but a row has one form only
-            ends.add((used, made, failed))
-            check_records(records[:made], used, size)
-        else:
-            assert (used, made, failed) == (0, 0, 0)
-    assert len(ends) == 1
+    assert_one_form(ALL[output_format, True], relation, w.copy_row(*values), 1500)
 
 
 @pytest.mark.parametrize("column", range(len(COLUMNS)))
@@ -387,22 +378,8 @@ def test_so_is_a_value_of_each_type_by_itself(output_format: str, column: int, d
     alone = Table(1, "public", "t", "d", (), (COLUMNS[column],))
     programs = compile_programs([(alone, Target(0, 1))], output_format, copied=True)
     kind = COLUMNS[column].type
-    row = w.copy_row(data.draw(sized if kind.base_oid == 3904 and not kind.attributes else good(kind)))
-    source, offsets = guarded_bytes(row), np.array([0, len(row)], dtype=np.int64)
-    records, errors = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64), np.zeros((2, wire.ERROR_WIDTH), dtype=np.int64)
-    ends = set()
-    for size in [*range(700), 1 << 19]:
-        out = Guarded(size)
-        following, used, made, failed = kernels.encode_copy(
-            source.view, offsets, 0, 1, programs.json, programs.relations, 0, programs.columns, programs.keys, programs.names,
-            programs.scratch(), records, errors, out.view,
-        )  # fmt: skip
-        out.check()
-        if following:
-            ends.add((used, made, failed, bytes(out.view[:used])))
-        else:
-            assert (used, made, failed) == (0, 0, 0)
-    assert len(ends) == 1
+    value = data.draw(sized if kind.base_oid == 3904 and not kind.attributes else good(kind))
+    assert_one_form(programs, 0, w.copy_row(value), 700)
 
 
 field_kinds = st.sampled_from("b" * 60 + "nut")

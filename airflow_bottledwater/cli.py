@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from psycopg import conninfo
@@ -24,14 +24,22 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from airflow_bottledwater import errors
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
+from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, SettingError
 from airflow_bottledwater.settings import Pipeline, merge, read_config_file
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.spark.supervise import LogReader
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("bottledwater")
 
 # bad usage exits with 1, as the original's
 click.UsageError.exit_code = 1
+
+#: how the names of the jobs' folders begin, in the folder for temporary files
+_RUN_FOLDER = "bottledwater-run-"
+#: bytes of a job's log that are shown at once
+_MOST = 1 << 20
 
 _PASSWORD_PROPERTIES = ("password", "secret", "user.info", "token", "ssl.key.pem")
 
@@ -189,13 +197,16 @@ def cli(
 def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None) -> None:
     from airflow_bottledwater.flow import setup
     from airflow_bottledwater.model.lsn import POSITION, Position
+    from airflow_bottledwater.spark import supervise
 
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
     stopped = threading.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: stopped.set())
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            signal.signal(signum, lambda *_: stopped.set())
+    supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{_RUN_FOLDER}*")))
     console = Console(stderr=True)
     log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
     if position is not None:
@@ -225,23 +236,26 @@ def _job(
     """
     from airflow_bottledwater.spark import submit, supervise
 
-    with tempfile.TemporaryDirectory(prefix="bottledwater-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_RUN_FOLDER) as folder:
         run = Path(folder)
         settings = pipeline.write(run)
         command = submit.command(name, settings, master=master, conf=spark_conf, bounded=bounded)
-        supervise.start(run, command, submit.environment())
+        # a command that is killed takes its job with it: nobody would see that it goes on
+        supervise.start(run, command, submit.environment(master=master), tied=True)
         log.info("%s job started.", name.capitalize())
-        shown = 0
+        follower = supervise.LogReader(run)
         with console.status(f"{name} …"):
             while supervise.running(run):
-                shown = _show_log(run, shown)
+                _show_log(follower)
                 if stopped.wait(0.3):
                     log.info("Terminated, shutting down...")
                     supervise.stop(run)
-        _show_log(run, shown)
+        while _show_log(follower):
+            pass
         outcome, code = supervise.outcome(run), supervise.exit_code(run)
         if outcome is None or not outcome["ok"]:
-            if stopped.is_set() and outcome is None:
+            # the signal was for the command; a terminal or a service manager sends it to the job's processes, too
+            if stopped.is_set() and (outcome is None or outcome["kind"] == Interrupted.__name__):
                 return False
             what = (
                 outcome["error"]
@@ -253,23 +267,15 @@ def _job(
         return not outcome.get("stopped")
 
 
-def _show_log(run: Path, shown: int) -> int:
-    """The job's own lines (not Spark's) as they come."""
-    from airflow_bottledwater.spark import supervise
-
-    path = run / supervise.LOG
-    if not path.exists():
-        return shown
-    with path.open("rb") as file:
-        file.seek(shown)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
+def _show_log(follower: LogReader) -> bool:
+    """The job's own lines (not Spark's) as they come; whether there were any lines."""
+    lines = follower.read(_MOST)
+    for line in lines:
         if " INFO " in line or " WARNING " in line or " ERROR " in line:
             _, _, message = line.partition(" INFO ") if " INFO " in line else line.partition(" ")
             if line[:4].isdigit():  # ours begin with the year, Spark's with two digits of it
                 log.info("%s", message)
-    return shown + len(whole)
+    return bool(lines)
 
 
 @cli.command()
@@ -331,11 +337,17 @@ def status(as_json: bool, **values: Any) -> None:
     show_default=True,
     help="retired: only if the stream was stopped for good.",
 )
-def drop_slot(when: str, **values: Any) -> None:
-    """Drop slot and publications, and forget the slot's facts."""
+@click.option(
+    "--forget-cluster",
+    metavar="SYSTEM_IDENTIFIER",
+    help="Only delete the saved state of a slot of this name in another cluster that is gone for good; touch no database.",
+)
+def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
+    """Drop slot and publications, and delete the slot's saved state."""
     from airflow_bottledwater.flow import setup
 
-    click.echo(setup.drop(_pipeline(values), when=when), err=True)
+    pipeline = _pipeline(values)
+    click.echo(setup.forget(pipeline, forget_cluster) if forget_cluster else setup.drop(pipeline, when=when), err=True)
 
 
 @cli.command()

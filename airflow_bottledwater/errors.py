@@ -5,6 +5,8 @@ The class decides what the runners do with it (:mod:`airflow_bottledwater.flow.p
 
 from __future__ import annotations
 
+import signal
+
 
 class BottledWaterError(Exception):
     """Base of all our errors.
@@ -51,6 +53,24 @@ class Outage(BottledWaterError):
     """A server is away. Never a record's fault: waited out with back-off, and reported."""
 
 
+class Interrupted(Outage):
+    """A signal that nobody of ours sent ended the job, for example of a host that reboots: it may be submitted again.
+
+    :param signum: the signal's number.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(
+            f"The job was ended by {signal.Signals(signum).name} from outside; nobody had asked it to stop.",
+            "Start it again, it goes on where it was (Airflow submits it again by itself). To stop it, use 'bottledwater stop', or mark "
+            "its task.",
+        )
+        self.signum = signum
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+        return type(self), (self.signum,)
+
+
 class Refused(BottledWaterError):
     """Going on would lose, double or invent data, or is not permitted; a person has to decide."""
 
@@ -81,7 +101,8 @@ class TakenOver(BottledWaterError):
 
 
 class StaleBatch(BottledWaterError):
-    """The batch does not start where the state says that the stream is; publishing it would repeat or skip."""
+    """The batch does not start where the state says that the stream is: another attempt of the job went on meanwhile. Publishing
+    it would repeat or skip; a job that is started again goes on from the state."""
 
 
 class RecordError(BottledWaterError):

@@ -62,8 +62,8 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-class-name": "airflow_bottledwater.hooks.schema_registry.SchemaRegistryHook",
                 "hook-name": "Schema Registry",
                 "ui-field-behaviour": {
-                    "hidden-fields": ["schema", "port"],
-                    "relabeling": {"host": "URL", "login": "User"},
+                    "hidden-fields": [],
+                    "relabeling": {"host": "URL", "login": "User", "schema": "http or https"},
                     "placeholders": {
                         "host": "https://registry.example.com",
                         "extra": '{"ssl.ca.location": "/etc/ssl/registry.pem"}',

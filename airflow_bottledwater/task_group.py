@@ -44,8 +44,9 @@ class BottledWaterTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         with self:
-            self.preflight = ReplicationPreflightOperator(task_id="preflight", **pipeline)
-            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **pipeline)
+            spark = {"spark_conn_id": spark_conn_id, "stream_executor": (stream or {}).get("executor")}
+            self.preflight = ReplicationPreflightOperator(task_id="preflight", **spark, **pipeline)
+            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **spark, **pipeline)
             self.snapshot = SnapshotToKafkaOperator(
                 task_id="snapshot", conn_id=spark_conn_id, **pipeline, **(snapshot or {})
             )

@@ -23,6 +23,7 @@ class Change:
     :param n: its place; taken while the row was locked, so for one key it is the order of the commits.
     :param op: :data:`MOVE` is an update of the key.
     :param version: identifies the row's new version, in any table; 0 for a delete.
+    :param large: identifies the large value that the new version has, which most changes leave as it is; 0 for none.
     """
 
     n: int
@@ -32,11 +33,15 @@ class Change:
     new: int | None
     op: str
     version: int
+    large: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of a topic, as a consumer has it; a snapshot's row has no position and op ``r``."""
+    """A record of a topic, as a consumer has it; a snapshot's row has no position and op ``r``.
+
+    :param reread: its header says that the large value was read from the table afterwards.
+    """
 
     table: str
     partition: int
@@ -46,6 +51,8 @@ class Record:
     op: str
     pos: str = ""
     xid: int = 0
+    large: int = 0
+    reread: bool = False
 
     def __str__(self) -> str:
         at = f"{self.pos}, transaction {self.xid}" if self.pos else "a snapshot row"
@@ -181,6 +188,11 @@ class Checker:
         for change in self._log:
             self._transactions[change.xid & 0xFFFFFFFF].append(change)
         self._report = Report()
+        #: every large value that was ever committed under a key
+        self._large: dict[tuple[str, int], set[int]] = defaultdict(set)
+        for change in self._log:
+            if change.new is not None:
+                self._large[change.table, change.new].add(change.large)
 
     def check(self, records: Sequence[Record]) -> Report:
         """:param records: of all tables; per partition in the order of their offsets."""
@@ -194,6 +206,8 @@ class Checker:
         found = self._identify(stream)
         self._check_missing(found)
         self._check_order(records, found)
+        if self._complete:
+            self._check_last(records)
         self._check_whole(records, found)
         self._report.statistics = self._count(len(rows), len(stream))
         return self._report
@@ -229,6 +243,8 @@ class Checker:
                 self._report.ahead.append(_finding("ahead", row, f"{row} is newer than the boundary"))
             elif at_boundary.get((row.table, row.key)) is not change:
                 self._wrong("stale", row, f"{row} was changed or deleted before the boundary")
+            if change is not None and row.large != change.large:
+                self._wrong("invented", row, f"{row} has the large value {row.large}, not {change.large}")
         for (table, key), change in at_boundary.items():
             if (table, key, change.version) not in seen and not (self._resumed and (table, key) in later):
                 self._miss(change, "the snapshot does not have what its boundary sees")
@@ -252,6 +268,7 @@ class Checker:
             if change is None or not expected:
                 self._wrong("invented", record, f"{record} is not what was committed there: {change}")
                 continue
+            self._check_large(record, change)
             identity = (record.xid, number, record.op)
             if identity in found:
                 before = found[identity][0]
@@ -262,9 +279,34 @@ class Checker:
                 found[identity] = (record, expected[0])
         return found
 
+    def _check_large(self, record: Record, change: Change) -> None:
+        """The value that the change left the row with; read afterwards, any that the key ever had."""
+        if record.version is None:
+            return
+        allowed = self._large[record.table, record.key] if record.reread else {change.large}
+        if record.large not in allowed:
+            self._wrong(
+                "invented", record, f"{record} has the large value {record.large}; it could be {sorted(allowed)}"
+            )
+
+    def _check_last(self, records: Sequence[Record]) -> None:
+        """What is read afterwards may be newer than its record, but the last record of a key has the last value."""
+        last = {(r.table, r.key): r for r in sorted(records, key=lambda r: r.offset)}
+        final: dict[tuple[str, int], Change] = {}
+        for change in self._log:
+            if change.old is not None:
+                final.pop((change.table, change.old), None)
+            if change.new is not None:
+                final[change.table, change.new] = change
+        for key, change in final.items():
+            record = last.get(key)
+            if record is not None and record.version is not None and record.large != change.large:
+                self._wrong("stale", record, f"{record} ends with the large value {record.large}, not {change.large}")
+
     def _check_missing(self, found: Mapping[tuple[int, int, str], object]) -> None:
         """Every record of every transaction that the boundary does not see."""
         candidates: list[Change] = []
+        tombstones: set[int] = set()
         published: dict[tuple[str, int], int] = {}
         for xid, changes in self._transactions.items():
             expected = [
@@ -275,17 +317,20 @@ class Checker:
             ]  # fmt: skip
             missing = [e for e in expected if (xid, e.ordinal, e.op) not in found]
             lost = {e.change.n for e in missing}
+            bare = {e.change.n for e in missing if e.op == "d"}  # not even the old key's tombstone is there
             for e in expected:
                 if e not in missing:
                     key = (e.change.table, e.key)
                     published[key] = max(published.get(key, 0), e.change.n)
             if missing and (self._complete or len(missing) < len(expected)):
                 candidates += [c for c in changes if c.n in lost]
+                tombstones |= bare
         for change in candidates:
             # a value that had to be read again when the row was gone: a later change of the key has come instead
             key = (change.table, change.new if change.new is not None else -1)
             if (
-                change.op == UPDATE
+                change.op in (UPDATE, MOVE)
+                and change.n not in tombstones
                 and len(self._report.superseded) < self._may_supersede
                 and published.get(key, 0) > change.n
             ):

@@ -180,6 +180,7 @@ class Proxy:
 
     :param target: a port of this host.
     :ivar mode: ``pass``, ``hang`` (nothing goes either way) or ``deaf`` (requests arrive, answers are lost).
+    :ivar frozen: connections of which nothing goes either way any more (:meth:`freeze`).
     """
 
     def __init__(self, target: int) -> None:
@@ -188,7 +189,12 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
+        self.frozen: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def freeze(self) -> None:
+        """Silence the connections that are open; new ones are served."""
+        self.frozen |= set(self._open)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -202,7 +208,7 @@ class Proxy:
     def _relay(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                while self.mode == "hang":
+                while self.mode == "hang" or source in self.frozen:
                     time.sleep(0.02)
                 if not (answers and self.mode == "deaf"):
                     sink.sendall(data)

@@ -33,6 +33,7 @@ class Message:
     pos: str
     timestamp: int
     xid: str = ""
+    toast: str = ""
 
 
 def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
@@ -49,6 +50,7 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
             **config,
             "group.id": uuid.uuid4().hex,
             "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 50,
             "isolation.level": "read_committed" if committed else "read_uncommitted",
         }
@@ -73,6 +75,7 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
                     headers.get("pos", ""),
                     message.timestamp()[1],
                     headers.get("xid", ""),
+                    headers.get("toast", ""),
                 )
             )
     consumer.close()

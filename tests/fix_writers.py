@@ -25,27 +25,32 @@ from airflow_bottledwater.model.lsn import Position
 _SCHEMA = (
     "CREATE SEQUENCE checker_n",
     "CREATE SEQUENCE checker_version",
-    "CREATE TABLE checker_log (n bigint, xid bigint, tbl text, old bigint, new bigint, op text, version bigint)",
+    "CREATE TABLE checker_log (n bigint, xid bigint, tbl text, old bigint, new bigint, op text, version bigint, large bigint)",
 )
 #: the log's line of each row that ``c`` returns: numbered when the row is written, and so while it is locked
 _LOG = (
     " INSERT INTO checker_log SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {old}, {new}, '{op}',"
-    " version FROM c"
+    " version, large FROM c"
 )
+#: a value that is stored out of line, and by what it is known
+_LARGE = "nextval('checker_version') || ':' || repeat('x', 2100)"
+_KNOWN_BY = "coalesce(split_part(left(large, 20), ':', 1)::bigint, 0) AS large"
 _INSERT = (
-    "WITH c AS (INSERT INTO {table} SELECT g, nextval('checker_version'), {text}, 0"
-    " FROM generate_series({first}::bigint, {last}::bigint) g ON CONFLICT DO NOTHING RETURNING id, version)"
-    + _LOG.format(table="{table}", old="NULL", new="id", op="c")
+    "WITH c AS (INSERT INTO {table} SELECT g, nextval('checker_version'), {text}, 0,"
+    f" CASE WHEN g % 3 = 0 THEN {_LARGE} END"
+    " FROM generate_series({first}::bigint, {last}::bigint) g ON CONFLICT DO NOTHING"
+    f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="NULL", new="id", op="c")
 )
 _UPDATE = (
-    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1 WHERE id BETWEEN {first} AND {last}"
-    " RETURNING id, version)" + _LOG.format(table="{table}", old="id", new="id", op="u")
+    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1{large} WHERE id BETWEEN {first} AND {last}"
+    f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="id", new="id", op="u")
 )
-_DELETE = "WITH c AS (DELETE FROM {table} WHERE id = {first} RETURNING id, 0 AS version)" + _LOG.format(
+_DELETE = "WITH c AS (DELETE FROM {table} WHERE id = {first} RETURNING id, 0 AS version, 0 AS large)" + _LOG.format(
     table="{table}", old="id", new="NULL", op="d"
 )
 _MOVE = (
-    "WITH c AS (UPDATE {table} SET id = {last}, version = nextval('checker_version') WHERE id = {first} RETURNING id, version)"
+    "WITH c AS (UPDATE {table} SET id = {last}, version = nextval('checker_version') WHERE id = {first}"
+    f" AND NOT EXISTS (SELECT FROM {{table}} WHERE id = {{last}}) RETURNING id, version, {_KNOWN_BY})"
     + _LOG.format(table="{table}", old="{first}", new="id", op="k")
 )
 #: what other writers or a stopping server do to a transaction; it is rolled back
@@ -63,7 +68,8 @@ def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
     flow.execute(*_SCHEMA)
     for table in tables:
         flow.execute(
-            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer)",
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text)",
+            f"ALTER TABLE {table} ALTER large SET STORAGE EXTERNAL",
             _INSERT.format(table=table, first=0, last=rows - 1, text="'row number ' || g"),
             f"ANALYZE {table}",
         )
@@ -95,7 +101,8 @@ CROWD = (*[LONG] * 16, SHORT, ASYNCHRONOUS, PREPARING)
 
 @dataclass(slots=True)
 class Writers:
-    """Sessions beside the block: inserts, updates, deletes, key changes, savepoints, roll-backs, prepared transactions.
+    """Sessions beside the block: inserts, updates, deletes, key changes, savepoints, roll-backs, prepared transactions. Keys that
+    were given up are used again, by other rows too, and large values are mostly left as they are.
 
     They survive the server's death: the log says what became of their transactions.
 
@@ -110,6 +117,7 @@ class Writers:
     habits: Sequence[Habit] = CROWD
     pause: tuple[float, float] = (0.0, 0.01)
     errors: list[BaseException] = field(default_factory=list)
+    _freed: dict[int, list[int]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -142,6 +150,7 @@ class Writers:
 
     def _session(self, number: int, habit: Habit) -> None:
         dice = random.Random(self.seed * 1000 + number)
+        self._freed[number] = []
         fresh = iter(range((number + 1) * 10_000_000, (number + 2) * 10_000_000))
         while not self._stopped.is_set():
             try:
@@ -194,22 +203,31 @@ class Writers:
         table = dice.choice(self.tables)
         hot = habit.hot and dice.random() < 0.3
         row = dice.randrange(0, 20) if hot else dice.randrange(20 + number, self.rows, len(self.habits))
+        freed = self._freed[number]
+        if freed and dice.random() < 0.3:
+            row = dice.choice(freed)  # a row that was moved, or another one that has its key
         act = dice.random()
         if act < 0.25:
-            new = row if dice.random() < 0.5 else next(fresh)  # a key that was deleted may come back
+            new = dice.choice([row, next(fresh), *freed[-1:]])  # a key that was given up may come back
             statement = _INSERT.format(table=table, first=new, last=new, text="'new'")
         elif act < 0.7:
-            statement = _UPDATE.format(table=table, first=row, last=row)
-        elif act < 0.85:
+            statement = _UPDATE.format(
+                table=table, first=row, last=row, large=f", large = {_LARGE}" if dice.random() < 0.2 else ""
+            )
+        elif act < 0.82:
             statement = _DELETE.format(table=table, first=row)
+            freed.append(row)
         else:
-            statement = _MOVE.format(table=table, first=row, last=next(fresh))
+            new = dice.choice([next(fresh), *freed[-3:]])
+            statement = _MOVE.format(table=table, first=row, last=new)
+            freed += [row, new]
+        del freed[:-20]
         connection.execute(statement)  # type: ignore[arg-type]
 
 
 def update(table: str, first: int, last: int) -> str:
     """A logged update of a range of keys, as a statement."""
-    return _UPDATE.format(table=table, first=first, last=last)
+    return _UPDATE.format(table=table, first=first, last=last, large="")
 
 
 def large_transaction(flow: Flow, table: str, first: int, count: int) -> None:
@@ -221,7 +239,7 @@ def read_log(flow: Flow) -> list[Change]:
     """What was committed."""
     return [
         Change(*row)
-        for row in flow.execute("SELECT n, xid, tbl, old, new, op, version FROM checker_log ORDER BY n")
+        for row in flow.execute("SELECT n, xid, tbl, old, new, op, version, large FROM checker_log ORDER BY n")
     ]  # fmt: skip
 
 
@@ -241,7 +259,18 @@ def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> lis
     """All records of the tables' topics, per partition in the order of their offsets."""
     found = read_all(flow.kafka, [flow.topic(table) for table in tables], committed=committed)
     return [
-        Record(table, m.partition, m.offset, m.key["id"], m.value and m.value["version"], m.op, m.pos, int(m.xid or 0))
+        Record(
+            table,
+            m.partition,
+            m.offset,
+            m.key["id"],
+            m.value and m.value["version"],
+            m.op,
+            m.pos,
+            int(m.xid or 0),
+            int(m.value["large"].partition(":")[0]) if m.value and m.value["large"] else 0,
+            m.toast == "reread",
+        )
         for table in tables
         for m in found[flow.topic(table)]
     ]

@@ -68,3 +68,11 @@ class Batch:
         count = int(np.searchsorted(self.changes[:, wire.C_LSN], final_lsn, side="left"))
         end = max(self.start, Position(final_lsn, 0))
         return Batch(self.start, end, self.data, self.changes[:count], self.versions)
+
+    def after(self, position: Position) -> Batch | None:
+        """The transactions of this batch that begin at or behind a position; None where it is no place between two of them."""
+        count = int(np.searchsorted(self.changes[:, wire.C_LSN], position.lsn, side="left"))
+        between = count < len(self.changes) and int(self.changes[count, wire.C_LSN]) == position.lsn
+        if position.ordinal or not between or not self.start < position < self.end:
+            return None
+        return Batch(position, self.end, self.data, self.changes[count:], self.versions)

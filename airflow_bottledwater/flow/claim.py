@@ -14,23 +14,24 @@ from typing import Any
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, StateError, TakenOver
 from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.identity import check_cluster
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, single
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
 
 
-def ensure_state_topics(pipeline: Pipeline, topic: str) -> None:
+def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
     """Create the shared and the slot's state topic where they are missing.
 
-    :raises StateError: one is missing and may not be created.
+    :raises StateError: one is missing and may not be created, or is one that forgets.
     """
-    topics = Topics(pipeline.kafka)
     present = topics.describe([state.CONTROL_TOPIC, topic])
     replication = min(pipeline.replication_factor, topics.brokers())
     for name in (state.CONTROL_TOPIC, topic):
@@ -39,33 +40,48 @@ def ensure_state_topics(pipeline: Pipeline, topic: str) -> None:
                 raise StateError(
                     f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted."
                 )
-            topics.create(name, partitions=1, replication=replication, config=state.TOPIC_CONFIG)
+            topics.make(state.new_topic(name, replication))
+        elif problem := state.unfit(present[name]):
+            raise StateError(problem)
 
 
-def read_state(pipeline: Pipeline, topic: str) -> f.State:
+def read_state(pipeline: Pipeline, topic: str, admin: Topics | None = None, *, must_exist: bool = False) -> f.State:
     """All facts, to the topic's end; an open transaction in it ends with its producer's time-out at the latest.
 
+    :param admin: the caller's client, where it has one.
+    :param must_exist: the topic was there before; else one that is missing has no facts.
     :raises Outage: they cannot be read, or a transaction stays open.
+    :raises StateError: the topic is gone that was there.
     """
-    return f.State(state.read_facts(pipeline.kafka, topic, timeout=pipeline.transaction_timeout + 30))
+    timeout = pipeline.transaction_timeout + 30
+    return f.State(state.read_facts(pipeline.kafka, topic, timeout=timeout, admin=admin, must_exist=must_exist))
 
 
-def read_behind(pipeline: Pipeline, topic: str, patience: Patience, release: Callable[[], None]) -> f.State:
+def read_behind(
+    pipeline: Pipeline, topic: str, patience: Patience, release: Callable[[], None], admin: Topics | None = None
+) -> f.State:
     """The state behind an initialisation, waited for.
 
     :param release: ends what an outage has left open for ever.
+    :param admin: the caller's client, where it has one.
+    :raises StateError: the topic is gone.
     """
     while True:
         try:
-            return read_state(pipeline, topic)
+            return read_state(pipeline, topic, admin, must_exist=True)
         except Outage as error:
             patience.wait(error)
             release()
 
 
-def still_ours(pipeline: Pipeline, topic: str, job: f.Job) -> None:
-    """Read the state and :func:`check` it."""
-    check(read_state(pipeline, topic), job)
+def reached(pipeline: Pipeline, topic: str, job: f.Job) -> Position | None:
+    """P as the state has it now.
+
+    :raises TakenOver: another job has claimed the slot.
+    """
+    found = read_state(pipeline, topic)
+    check(found, job)
+    return found.position
 
 
 def check(found: f.State, job: f.Job) -> None:
@@ -86,6 +102,7 @@ class Claim:
 
     :param kind: what the job does: create, snapshot, stream or drop.
     :raises TakenOver: another job claimed the slot at the same time.
+    :raises StateError: the state is another cluster's; nothing was changed.
     """
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, kind: str, patience: Patience) -> None:
@@ -93,13 +110,16 @@ class Claim:
         self.topic = state.facts_topic(cluster.database, pipeline.slot)
         self.prefix = f.id_prefix(cluster, pipeline.slot)
         self._patience = patience
-        ensure_state_topics(pipeline, self.topic)
+        self._admin = Topics(pipeline.kafka)
+        self._reader: state.Reader | None = None
+        ensure_state_topics(pipeline, self.topic, self._admin)
         self._publisher = self._make(f.facts_id(self.prefix))
         self._publisher.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != f.facts_id(self.prefix)])
-        self.state = read_behind(pipeline, self.topic, patience, lambda: self._release(before))
+        self.state = read_behind(pipeline, self.topic, patience, lambda: self._release(before), self._admin)
         check(self.state, self.job)
+        patience.over()
 
     def _release(self, known: f.State) -> None:
         """For all ids, in all topics: a commit of theirs must not take along what an outage has left open."""
@@ -116,7 +136,12 @@ class Claim:
         while True:
             # uncommitted: who died with its position written but not committed would hide the ids until its time-out; they
             # only ever become more, and only what is read behind the initialisations decides
-            before = f.State(state.read_facts(self.pipeline.kafka, self.topic, committed=False))
+            # The topic is there, whatever a broker says that has just started: taken for empty, the epoch would begin anew and
+            # the ids be forgotten.
+            before = f.State(
+                state.read_facts(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
+            )
+            check_cluster(before, self.cluster, self.topic)
             self.job = f.Job.next(before.claim, kind)
             try:
                 self._send(
@@ -127,7 +152,7 @@ class Claim:
                 # fenced by another claim, or an outcome that only the state can tell
                 log.warning("Writing the claim: %s", error)
                 self._publisher.open()
-                found = read_state(self.pipeline, self.topic)
+                found = read_state(self.pipeline, self.topic, self._admin, must_exist=True)
                 if found.claim is not None and found.claim["epoch"] >= self.job.epoch:
                     check(found, self.job)
                     return before
@@ -163,9 +188,28 @@ class Claim:
 
         :raises TakenOver: it is no longer ours.
         """
-        self.state = read_state(self.pipeline, self.topic)
+        self.state = f.State(self._read_on())
         check(self.state, self.job)
         return self.state
+
+    def _read_on(self) -> state.Facts:
+        """The facts up to the topic's present end, with one reader for as long as it works: a driver asks every two seconds."""
+        end = self._admin.ends(self.topic, 1)[0]
+        if self._reader is not None and end < self._reader.at:
+            # another topic of this name
+            self._leave()
+        if self._reader is None:
+            self._reader = state.Reader(self.pipeline.kafka, self.topic)
+        try:
+            return dict(self._reader.read_to(end, timeout=self.pipeline.transaction_timeout + 30))
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
 
     def record_ids(self, ids: Sequence[str]) -> None:
         """Record ids before their first use, so that the next job finds and initialises them."""
@@ -185,6 +229,7 @@ class Claim:
                 log.warning("Writing facts: %s", error)
                 self._publisher.open()
                 self.refresh()
+        self._patience.over()
         for key, value in values.items():
             if value is None:
                 self.state.facts.pop(key, None)
@@ -197,5 +242,6 @@ class Claim:
                 self._publisher.produce(single(0, 0, key.encode(), state.encode(value)))
 
     def close(self) -> None:
-        """Let go of the producer; the claim stays."""
+        """Let go of the producer and the reader; the claim stays."""
         self._publisher.close()
+        self._leave()

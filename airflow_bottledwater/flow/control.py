@@ -18,6 +18,11 @@ from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
 
+#: seconds for which a request to stop that nobody answered holds for the continuation of the job that it names
+REQUEST_HOLDS = 600.0
+#: how a job ends in order
+_IN_ORDER = ("stopped", "finished")
+
 
 def status_key(name: str) -> str:
     """The key of a pipeline's status."""
@@ -27,6 +32,31 @@ def status_key(name: str) -> str:
 def request_key(name: str) -> str:
     """The key of a request to a pipeline's job."""
     return f"request/{name}"
+
+
+def over(status: dict[str, Any]) -> bool:
+    """Whether the job that wrote this status has ended, and none continues it."""
+    return status.get("state") in _IN_ORDER or (status.get("state") == "failed" and bool(status.get("permanent")))
+
+
+def holds(request: dict[str, Any], status: dict[str, Any] | None, epoch: int, now: float) -> bool:
+    """Whether a job obeys a request that was there before it listened; the rules are :class:`Controller`'s.
+
+    :param status: the pipeline's last, perhaps an earlier job's.
+    :param epoch: the job's.
+    """
+    asked, at = request.get("epoch"), request.get("at")
+    if asked == epoch:
+        return True
+    if not isinstance(asked, int) or asked > epoch or not isinstance(at, int | float) or abs(now - at) > REQUEST_HOLDS:
+        return False
+    # a status of an even later job than the one that was asked: that one had its chance to answer
+    return status is not None and _epoch(status) == asked and not over(status)
+
+
+def _epoch(status: dict[str, Any]) -> int:
+    job = status.get("job")
+    return int(job.get("epoch", 0)) if isinstance(job, dict) else 0
 
 
 @dataclass(slots=True)
@@ -48,6 +78,17 @@ class Status:
 class Controller:
     """The job's voice and ear: a thread that writes heartbeats and reads requests.
 
+    A request to stop names the pipeline and the job that was seen last, by its epoch. It holds for that job, and for the next one if
+    that is its continuation: a stop that is asked for between a job's death and its restart must not be lost, and one that nobody
+    answered must not end what a person starts on purpose later. So a job obeys
+
+    * every request that is written while it listens, whatever earlier epoch it names;
+    * a request that was there before, and that no job has answered, if it names the job itself; or if it names an earlier one that
+      neither ended in order nor failed for good, and it is at most :data:`REQUEST_HOLDS` seconds old (a job that died or failed of
+      a transient cause is submitted again within that time).
+
+    Whatever else it finds is removed, as is what it has answered.
+
     :ivar stopped: set when somebody asks the job to stop.
     """
 
@@ -55,9 +96,15 @@ class Controller:
         self.name = pipeline_name(cluster, pipeline.slot)
         self.status = Status()
         self.stopped = threading.Event()
+        #: the request passes on a signal from outside (the number), of which nobody asked the job to stop
+        self.interrupted = 0
         self._pipeline, self._job = pipeline, job
         self._ended = threading.Event()
         self._control = state.Control(pipeline.kafka)
+        self._topics = Topics(pipeline.kafka)
+        self._silent = ""
+        #: whether what was in the topic before was looked at: a second reader finds only what was written meanwhile
+        self._heard = False
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
@@ -84,24 +131,58 @@ class Controller:
         while not self._ended.is_set():
             try:
                 if reader is None:
-                    reader = state.Reader(self._pipeline.kafka, state.CONTROL_TOPIC, committed=False)
+                    reader = self._listen()
                 for key, value in reader.poll(0.2):
                     if key == request_key(self.name) and value is not None:
-                        self._answer(value)
+                        self._hear(value)
                 if time.monotonic() - told >= self._pipeline.heartbeat_interval:
                     told = time.monotonic()
                     self._write(wait=0)
-            except BottledWaterError as error:
-                log.debug("Control: %s", error)
+                self._silent = ""
+            except Exception as error:
+                # whatever it is: a job that says and hears nothing more cannot be watched or stopped
+                self._tell(error)
                 self._ended.wait(1.0)
         if reader is not None:
             reader.close()
 
-    def _answer(self, request: dict[str, Any]) -> None:
-        if request.get("epoch") != self._job.epoch:
-            return  # of an earlier job
+    def _tell(self, error: Exception) -> None:
+        """Once, until the thread works again."""
+        if type(error).__name__ == self._silent:
+            return
+        self._silent = type(error).__name__
+        if isinstance(error, BottledWaterError):
+            log.info("Heartbeats and requests wait: %s", error)
+        else:
+            log.error("Heartbeats and requests do not work, the job goes on.", exc_info=error)
+
+    def _listen(self) -> state.Reader:
+        """A reader at the topic's end; what was there before is heard if it still holds."""
+        end = self._topics.ends(state.CONTROL_TOPIC, 1)[0]
+        reader = state.Reader(self._pipeline.kafka, state.CONTROL_TOPIC, committed=False)
+        try:
+            facts = reader.read_to(end, timeout=60.0)
+        except BaseException:
+            reader.close()
+            raise
+        request = facts.get(request_key(self.name))
+        if request is None:
+            return reader
+        if self._heard or holds(request, facts.get(status_key(self.name)), self._job.epoch, time.time()):
+            self._hear(request)
+        else:
+            log.info("A request to stop that an earlier job did not answer is removed: %s", request)
+            self._control.write(request_key(self.name), None, wait=0)
+        self._heard = True
+        return reader
+
+    def _hear(self, request: dict[str, Any]) -> None:
+        epoch = request.get("epoch")
+        if not isinstance(epoch, int) or epoch > self._job.epoch:
+            return  # to a later job
         log.info("Asked to stop%s.", " for good" if request.get("retire") else "")
         self.status.retired = bool(request.get("retire"))
+        self.interrupted = int(request.get("interrupted", 0))
         self.stopped.set()
         self._control.write(request_key(self.name), None, wait=0)
 
@@ -125,11 +206,13 @@ class Controller:
 
 def read_status(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
     """The last status of a pipeline."""
-    return state.read_facts(pipeline.kafka, state.CONTROL_TOPIC, committed=False).get(status_key(name))
+    found = state.read_facts(pipeline.kafka, state.CONTROL_TOPIC, committed=False).get(status_key(name))
+    return found if found is None or _epoch(found) else None
 
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> dict[str, Any] | None:
-    """Ask the running job of a slot to stop; returns the status that it was addressed by, None if there is none.
+    """Ask the running job of a slot to stop, or the one that continues it; returns the status that it was addressed by, None if
+    there is none. A job that has ended in order, or for good, is not asked: nothing runs, and nothing is continued.
 
     :param retire: for good: ``drop_slot(when='retired')`` may then drop the slot.
     """
@@ -137,8 +220,9 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     status = read_status(pipeline, name)
     if status is None:
         return None
-    _request(pipeline, name, status["job"]["epoch"], retire)
-    if retire and status["state"] in ("stopped", "finished", "failed"):
+    if not over(status):
+        _request(pipeline, name, status["job"]["epoch"], retire)
+    if retire and status["state"] in (*_IN_ORDER, "failed"):
         control = state.Control(pipeline.kafka)
         try:
             control.write(status_key(name), {**status, "retired": True})
@@ -147,18 +231,20 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     return status
 
 
-def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: f.Job) -> None:
+def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: f.Job, *, interrupted: int = 0) -> None:
     """Ask one job to stop, whether or not it has reported yet.
 
+    :param interrupted: the signal from outside that is passed on, of which nobody asked the job to stop.
     :raises Outage: Kafka does not take the request.
     """
-    _request(pipeline, pipeline_name(cluster, pipeline.slot), job.epoch, retire=False)
+    _request(pipeline, pipeline_name(cluster, pipeline.slot), job.epoch, retire=False, interrupted=interrupted)
 
 
-def _request(pipeline: Pipeline, name: str, epoch: int, retire: bool) -> None:
+def _request(pipeline: Pipeline, name: str, epoch: int, retire: bool, interrupted: int = 0) -> None:
+    request = {"command": "stop", "epoch": epoch, "retire": retire, "interrupted": interrupted, "at": time.time()}
     control = state.Control(pipeline.kafka)
     try:
-        control.write(request_key(name), {"command": "stop", "epoch": epoch, "retire": retire, "at": time.time()})
+        control.write(request_key(name), request)
     finally:
         control.close()
 
@@ -176,7 +262,12 @@ def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: fl
             return None
         while time.monotonic() < deadline:
             status = reader.values.get(status_key(name))
-            if status is None or status["job"]["id"] != job_id or status["state"] in ("stopped", "finished", "failed"):
+            if (
+                status is None
+                or not _epoch(status)
+                or status["job"]["id"] != job_id
+                or status["state"] in (*_IN_ORDER, "failed")
+            ):
                 return status
             reader.poll(0.2)
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from airflow_bottledwater.encoding import kernels, names, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.errors import Outage, RecordError, Refused, StaleBatch, StateError
+from airflow_bottledwater.errors import CredentialsRefused, Outage, RecordError, Refused, StaleBatch
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.claim import check, read_behind
+from airflow_bottledwater.flow.identity import check_topic
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import Completed, Completer, column_texts
 from airflow_bottledwater.flow.warm import warm_up
@@ -33,7 +34,7 @@ from airflow_bottledwater.kafka.publisher import (
     Records,
     single,
 )
-from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
+from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, GRANT, Topics
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.catalog import load
@@ -45,6 +46,12 @@ log = logging.getLogger(__name__)
 
 #: bytes of a record without a topic's limit: librdkafka's message.max.bytes at most
 LARGEST = 1_000_000_000
+#: seconds after which a channel looks at its topics again while its producer is at work
+_LOOK_AGAIN = 30.0
+#: https://kafka.apache.org/protocol#protocol_error_codes
+_MSG_SIZE_TOO_LARGE, _TOPIC_AUTHORIZATION_FAILED, _INVALID_TIMESTAMP = 10, 29, 32
+#: UNKNOWN_TOPIC_OR_PARTITION and librdkafka's own _UNKNOWN_TOPIC, INVALID_TOPIC_EXCEPTION
+_OF_A_TOPIC = (3, -188, 17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,8 @@ class Channel:
     """An open way into Kafka for one transactional id: topics by index, limits, and the claim checked at every opening.
 
     :param job: whose claim must stand.
-    :param topics: data topics; the service and state topics come behind them.
+    :param topics: data topics as they were pinned; the service and state topics come behind them.
+    :raises StateError: a topic is missing, or is no longer the one that was pinned.
     """
 
     def __init__(
@@ -79,63 +87,103 @@ class Channel:
         pipeline: Pipeline,
         job: f.Job,
         transactional_id: str,
-        topics: Iterable[str],
+        topics: Mapping[str, f.Pin],
         state_topic: str,
         patience: Patience,
     ) -> None:
         self.pipeline, self.job, self.patience = pipeline, job, patience
         self.state_topic = state_topic
-        data = sorted(set(topics))
+        self._id, self._pins = transactional_id, dict(topics)
         service = [
             names.service_topic("events", pipeline.topic_prefix),
             names.service_topic("dead_letters", pipeline.topic_prefix),
         ]
-        self._names = [*data, *service, state_topic]
+        self._names = [*sorted(self._pins), *service, state_topic]
         self.index = {name: i for i, name in enumerate(self._names)}
         self.events, self.letters, self._state = (self.index[name] for name in (*service, state_topic))
-        described = Topics(pipeline.kafka).describe(self._names)
-        if missing := [name for name in self._names if name not in described]:
-            raise StateError(
-                f"Topic {missing[0]!r} does not exist any more.", "Deleting topics of a running pipeline loses data."
-            )
+        self._admin = Topics(pipeline.kafka)
+        self.partitions: dict[str, int] = {}
+        self.limits: npt.NDArray[np.int64] = np.zeros(len(self._names), dtype=np.int64)
+        self._largest_batch = 1_000_000
+        self._publisher: Publisher | None = None
+        self._looked = 0.0
+        self._look()
+
+    def _look(self) -> bool:
+        """Ask the broker for the topics; returns whether their limits are others than at the last look.
+
+        :raises StateError: a topic is missing, or is no longer the one that was pinned.
+        """
+        while True:
+            try:
+                described = self._admin.describe(self._names, confirm=True)
+                break
+            except (Outage, CredentialsRefused) as error:
+                self.patience.wait(error)
+        for name in self._names:
+            check_topic(name, described.get(name), self._pins.get(name))
+        before = self.limits
+        self.limits = np.array([described[n].max_bytes for n in self._names], dtype=np.int64)
         self.partitions = {name: topic.partitions for name, topic in described.items()}
-        self.limits: npt.NDArray[np.int64] = np.array([described[n].max_bytes for n in self._names], dtype=np.int64)
-        self._publisher = Publisher(
+        self._looked = time.monotonic()
+        return not np.array_equal(before, self.limits)
+
+    def _make(self, *, alone: bool) -> Publisher:
+        return Publisher(
             {
-                **pipeline.kafka,
+                **self.pipeline.kafka,
+                **({"batch.num.messages": "1", "linger.ms": "0"} if alone else {}),
                 "message.max.bytes": str(min(LARGEST, max(DEFAULT_MAX_BYTES, self.most))),
                 # a batch must fit the smallest topic: the broker refuses a whole one
-                "batch.size": str(min(1_000_000, int(self.limits.min() * 0.9))),
+                "batch.size": str(max(1, min(self._largest_batch, int(self.limits.min() * 0.9)))),
             },
-            transactional_id,
+            self._id,
             self._names,
-            transaction_timeout=pipeline.transaction_timeout,
-            waiting=patience.wait,
+            transaction_timeout=self.pipeline.transaction_timeout,
+            waiting=self.patience.wait,
         )
-        self._open = False
 
-    def open(self) -> f.State | None:
+    def open(self, *, alone: bool = False) -> f.State | None:
         """Initialise if need be, and then read the state; None if it was open already.
 
+        The topics are looked at whenever a producer is made, and now and then while one is at work: a topic that was deleted and
+        made anew takes records without a word.
+
+        :param alone: each record is sent in a batch of its own.
         :raises TakenOver: another job has claimed the slot.
+        :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
-        if self._open:
+        if time.monotonic() - self._looked > (0.0 if self._publisher is None else _LOOK_AGAIN) and self._look():
+            self.close()
+        if self._publisher is not None:
             return None
-        self._publisher.open()
-        found = read_behind(
-            self.pipeline,
-            self.state_topic,
-            self.patience,
-            lambda: release(self.pipeline.kafka, self._publisher, self._names),
-        )
-        check(found, self.job)
-        self._open = True
+        publisher = self._make(alone=alone)
+        try:
+            try:
+                publisher.open()
+            except Refused:
+                # a topic that went between the look and the producer's own question
+                self._look()
+                raise
+            found = read_behind(
+                self.pipeline,
+                self.state_topic,
+                self.patience,
+                lambda: release(self.pipeline.kafka, publisher, self._names),
+                self._admin,
+            )
+            check(found, self.job)
+        except BaseException:
+            publisher.close()
+            raise
+        self._publisher = publisher
         return found
 
     def close(self) -> None:
         """Give the producer up; the next :meth:`open` makes a new one."""
-        self._publisher.close()
-        self._open = False
+        if self._publisher is not None:
+            self._publisher.close()
+        self._publisher = None
 
     def too_large(self, records: Records) -> npt.NDArray[np.bool_]:
         """Which records exceed their topic's max.message.bytes."""
@@ -163,41 +211,115 @@ class Channel:
             copied=copied,
         )
 
-    def send(self, parts: Callable[[Publisher], None], progress: dict[str, dict[str, object]]) -> None:
+    def progress(self, facts: Mapping[str, dict[str, object]]) -> list[Records]:
+        """Facts as records of the state topic."""
+        return [single(self._state, 0, key.encode(), state.encode(value)) for key, value in facts.items()]
+
+    def send(self, parts: Callable[[Publisher], None], progress: Mapping[str, dict[str, object]]) -> None:
         """One Kafka transaction: what ``parts`` produces, and last the record of progress."""
+        assert self._publisher is not None, "open() comes first"
         try:
             with self._publisher.transaction():
                 parts(self._publisher)
-                for key, value in progress.items():
-                    self._publisher.produce(single(self._state, 0, key.encode(), state.encode(value)))
+                for record in self.progress(progress):
+                    self._publisher.produce(record)
         except BaseException:
             # after an abort a delayed request of it could still enter the producer's next transaction
             self.close()
             raise
         self.patience.over()
 
-    def refuses(self, records: Records) -> bool:
-        """Whether the broker refuses these records: sent in a transaction of their own that is then aborted."""
-        self.open()
+    def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
+        """What the broker refuses of these records: sent one by one, each in a batch of its own, in a transaction that is then
+        aborted.
+
+        :raises NewProducerNeeded: whether it does is not known.
+        """
+        self.close()
+        self.open(alone=True)
+        assert self._publisher is not None
         try:
-            self._publisher.attempt([records])
-        except RecordRefused:
-            return True
+            self._publisher.attempt(records)
+        except RecordRefused as error:
+            return error
         finally:
             self.close()
-        return False
+        return None
+
+    def explain(self, error: RecordRefused, service: Sequence[Records]) -> None:
+        """Raise what a refusal means where no row has a fault; return where one may have.
+
+        :param service: what we say ourselves in the same transaction: events, dead letters, progress.
+        :raises NewProducerNeeded: the limits are others now: the same again, under these.
+        :raises StateError: a topic is gone.
+        :raises Refused: it will not pass by trying again.
+        """
+        self.close()
+        if self._look():
+            raise NewProducerNeeded(f"{error.what} The limits of the topics were changed since the last look")
+        if error.code in _OF_A_TOPIC:
+            raise NewProducerNeeded(f"{error.what} The topic exists")
+        if error.code == _TOPIC_AUTHORIZATION_FAILED:
+            raise Refused(f"{error.what} Kafka denies Write on one of the topics {', '.join(self._names)}.", GRANT)
+        _check_time(error)
+        if self.refusal(service) is not None:
+            raise Refused(
+                f"The service topics do not take records: {error.what}",
+                f"Mend the settings or rights of {', '.join(self._names[self.events :])}, then start again; no row has a fault.",
+            )
+
+    def smaller_batches(self, size: int) -> None:
+        """Records are refused in company that are taken one by one: the limit is one that we may not read.
+
+        :param size: bytes of these records.
+        :raises Refused: batches are as small as they can be.
+        """
+        self._largest_batch = min(self._largest_batch, size) // 2
+        if self._largest_batch < 1000:
+            raise Refused(
+                "Kafka refuses records together that it takes one by one, however few they are.",
+                "See the broker's log for what it refuses.",
+            )
 
 
-def find_refused(channel: Channel, records: Records) -> int:
-    """Bisect a refusal down to one record (the broker refuses a whole batch of them); returns its number."""
-    low, high = 0, len(records)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if channel.refuses(Records(records.table[low:middle], records.data, records.headers)):
-            high = middle
-        else:
-            low = middle
-    return low
+def _check_time(error: RecordRefused) -> None:
+    """:raises Refused: the broker refuses a record for its time."""
+    if error.code == _INVALID_TIMESTAMP:
+        raise Refused(
+            f"{error.what} The time of a record is too far from the broker's.",
+            "Compare the clocks of this host, of PostgreSQL and of the brokers, and see the topics' message.timestamp.after.max.ms and "
+            "message.timestamp.before.max.ms; then start again.",
+        )
+
+
+def find_refused(channel: Channel, records: Records) -> dict[int, str]:
+    """The records that the broker refuses, by their number, and why: each is refused in a batch of its own, and the others are
+    taken without them. (Sent together, the broker refuses a whole batch for one record.)
+
+    :raises NewProducerNeeded: whether there are any is not known.
+    :raises Refused: a topic takes no record at all, so that none of them has a fault.
+    """
+    left: npt.NDArray[np.int64] = np.arange(len(records))
+
+    def refusal(numbers: npt.NDArray[np.int64]) -> RecordRefused | None:
+        return channel.refusal([Records(records.table[numbers], records.data, records.headers)])
+
+    found: dict[int, str] = {}
+    while len(left) and (error := refusal(left)) is not None:
+        _check_time(error)  # sent together, the code is another
+        culprit = int(left[error.record])
+        left = np.delete(left, error.record)
+        if error.code != _MSG_SIZE_TOO_LARGE:
+            topic = records.table[culprit, wire.R_TOPIC]
+            others = left[records.table[left, wire.R_TOPIC] == topic]
+            if len(others) and refusal(others[np.argsort(records.sizes()[others], kind="stable")[:1]]) is not None:
+                name = next(n for n, i in channel.index.items() if i == topic)
+                raise Refused(
+                    f"{error.what} Topic {name!r} refuses every record, so no row has a fault.",
+                    "Mend the topic's settings, or what checks its records in the broker; then start again.",
+                )
+        found[culprit] = error.what
+    return found
 
 
 class StreamPublisher:
@@ -213,7 +335,7 @@ class StreamPublisher:
         job: f.Job,
         prefix: str,
         state_topic: str,
-        topics: Iterable[str],
+        topics: Mapping[str, f.Pin],
         patience: Patience,
         fingerprint: str,
     ) -> None:
@@ -255,28 +377,38 @@ class StreamPublisher:
         :raises StaleBatch: P is neither the batch's start nor its end.
         :raises RecordError: under ``on_error = exit``, after everything before the bad transaction was published.
         """
-        refused: list[Verdict] = []
+        refused: dict[Position, str] = {}
         while True:
             try:
                 self._open()
                 if self._position is not None and self._position >= batch.end and batch.end > batch.start:
                     return self._position
                 if self._position is not None and self._position != batch.start:
-                    raise StaleBatch(f"The batch starts at {batch.start}, but the stream is at {self._position}.")
+                    # between two of its transactions: the good ones before a bad one were committed, and no answer said so
+                    rest = batch.after(self._position)
+                    if rest is None:
+                        raise StaleBatch(f"The batch starts at {batch.start}, but the stream is at {self._position}.")
+                    batch = rest
                 return self._publish(batch, refused)
             except NewProducerNeeded as error:
                 log.warning("%s: a new producer reads the state and goes on.", error)
                 self._channel.close()
                 self._channel.patience.wait(str(error))
 
-    def _publish(self, batch: Batch, refused: list[Verdict]) -> Position:
+    def _publish(self, batch: Batch, refused: dict[Position, str]) -> Position:
+        """:param refused: changes that the broker is known to refuse, by their position, and why; more are added."""
         if self._pipeline.on_truncate == "stop":
-            self._stop_before_truncate(batch)
+            self._stop_before_truncate(batch, refused)
         programs = self._channel.programs(batch.versions, copied=False)
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         encoded = encode_changes(completed, programs, headers=headers, most=self._channel.most)
-        records, verdicts = encoded.records, [*refused, *encoded.verdicts, *_failed(completed)]
+        records, verdicts = encoded.records, [*_failed(completed), *encoded.verdicts]
+        verdicts += [
+            Verdict(i, refused[at])
+            for i, change in enumerate(completed.batch.changes if refused else ())
+            if (at := _position(change)) in refused
+        ]
         self._check_definitions(completed.batch, programs, encoded.verdicts)
         verdicts += _without_schema(completed.batch, records)
         for i in np.flatnonzero(self._channel.too_large(records)):
@@ -284,7 +416,7 @@ class StreamPublisher:
         if self._pipeline.on_error == "exit" and (
             stopping := [v for v in verdicts if not self._skips(completed.batch.changes[v.change])]
         ):
-            self._stop_before(batch, completed, programs, stopping)
+            self._stop_before(batch, completed, programs, stopping, refused)
         bad = {v.change for v in verdicts}
         if bad:
             kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(bad)))
@@ -314,11 +446,14 @@ class StreamPublisher:
         try:
             self._channel.send(parts, {f.POSITION: position})
         except RecordRefused as error:
-            if not len(records):
-                raise Refused(f"The service topics do not take records: {error}") from error
-            culprit = find_refused(self._channel, records)
-            refused.append(Verdict(int(records.table[culprit, wire.R_MESSAGE]), str(error)))
-            raise NewProducerNeeded(str(error)) from error
+            service = [*events, *letters, *self._channel.progress({f.POSITION: position})]
+            self._channel.explain(error, service)
+            found = find_refused(self._channel, records)
+            for number, why in found.items():
+                refused[_position(completed.batch.changes[records.table[number, wire.R_MESSAGE]])] = why
+            if not found:
+                self._channel.smaller_batches(int(records.sizes().sum()))
+            raise NewProducerNeeded(error.what) from error
         self._position, self.counters = batch.end, counters
         return batch.end
 
@@ -342,18 +477,17 @@ class StreamPublisher:
 
     def _skips(self, change: npt.NDArray[np.int64]) -> bool:
         """Whether a person has decided to go on over this one change."""
-        position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
-        return str(position) == self._pipeline.skip_position.upper()
+        return str(_position(change)) == self._pipeline.skip_position.upper()
 
-    def _stop_before_truncate(self, batch: Batch) -> None:
+    def _stop_before_truncate(self, batch: Batch, refused: dict[Position, str]) -> None:
         truncates = batch.changes[batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE]
         change = next((c for c in truncates if not self._skips(c)), None)
         if change is None:
             return
-        position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+        position = _position(change)
         good = batch.before(position.lsn)
         if good.end > batch.start:
-            self._publish(good, [])
+            self._publish(good, refused)
         raise RecordError(
             f"TRUNCATE of {batch.versions[int(change[wire.C_RELATION])].table.qualified} at {position}, and on_truncate is stop.",
             f"Everything before its transaction is published. Set on_truncate to event to go on, or skip_position to {position} to "
@@ -361,13 +495,20 @@ class StreamPublisher:
             position=str(position),
         )
 
-    def _stop_before(self, batch: Batch, completed: Completed, programs: Programs, verdicts: list[Verdict]) -> None:
+    def _stop_before(
+        self,
+        batch: Batch,
+        completed: Completed,
+        programs: Programs,
+        verdicts: list[Verdict],
+        refused: dict[Position, str],
+    ) -> None:
         first = min(verdicts, key=lambda v: v.change)
         change = completed.batch.changes[first.change]
         good = batch.before(int(change[wire.C_LSN]))
-        position = Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+        position = _position(change)
         if good.end > batch.start and batch.start.lsn < position.lsn:
-            self._publish(good, [])
+            self._publish(good, refused)
         table = programs.tables[int(change[wire.C_RELATION])]
         topic = batch.versions[int(change[wire.C_RELATION])].topic
         raise RecordError(
@@ -384,7 +525,7 @@ class StreamPublisher:
         table = programs.tables[relation]
         version = completed.batch.versions[relation]
         at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
-        position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
+        position = str(_position(change))
         message = bytes(completed.batch.data[at : at + size])
         value = deadletter.letter(
             topic=version.topic,
@@ -408,7 +549,7 @@ class StreamPublisher:
             at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
             message = pgoutput.truncate(bytes(batch.data[at : at + size]))
             known = {v.table.oid: v for v in versions}
-            position = str(Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL])))
+            position = str(_position(change))
             event = {
                 "event": "truncate",
                 "pos": position,
@@ -424,8 +565,17 @@ class StreamPublisher:
         return found
 
 
+def _position(change: npt.NDArray[np.int64]) -> Position:
+    """What names a change however often its batch is cut, completed and encoded."""
+    return Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+
+
 def _distinct(verdicts: list[Verdict]) -> list[Verdict]:
-    return list({v.change: v for v in sorted(verdicts, key=lambda v: v.change)}.values())
+    """The first reason of each change: what completed it knows better than a kernel that found it incomplete."""
+    first: dict[int, Verdict] = {}
+    for verdict in verdicts:
+        first.setdefault(verdict.change, verdict)
+    return [first[change] for change in sorted(first)]
 
 
 def _failed(completed: Completed) -> list[Verdict]:

@@ -1,6 +1,6 @@
 """What the state topic of a slot says, as typed values.
 
-Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
+Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``.
 """
 
@@ -10,8 +10,9 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import Refused
@@ -21,8 +22,10 @@ from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.postgres.coverage import Coverage
 
 CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot", "complete", "position"
+COVERAGE = "coverage"
 
 
 def table_key(oid: int) -> str:
@@ -108,25 +111,48 @@ class PinnedTable:
         """The inverse of :meth:`to_json`."""
         return cls(**{**data, "table": Table.from_json(data["table"])})
 
-    def check_key(self, table: Table) -> None:
+    def check_key(self, table: Table, *, written: bool = False) -> None:
         """Whether the table's keys are still those that are in its topic.
 
+        :param written: the stream has changes that were written under the key of this table.
         :raises Refused: they are not.
         """
-        if table.key == self.table.key and _key_types(table) == _key_types(self.table):
+        gone = [name for name in table.key if name not in {c.name for c in table.columns}]
+        if not gone and table.key == self.table.key and _key_types(table) == _key_types(self.table):
             return
-        what = f"from ({', '.join(self.table.key)}) to ({', '.join(table.key)})"
-        if table.key == self.table.key:
+        what = f"from ({', '.join(self.table.key)}) to ({', '.join(table.key) or 'none'})"
+        if gone:
+            what = f"({', '.join(self.table.key)}: column {gone[0]!r} was dropped or renamed)"
+        elif table.key == self.table.key:
             what = f"({', '.join(table.key)}: the type of a column, or the form that the settings choose for it)"
         raise Refused(
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.",
-            "Undo the change, or drop the slot and start again with a snapshot under another topic prefix.",
+            ("Drop" if written else "Undo the change, or drop")
+            + " the slot and start again with a snapshot under another topic prefix.",
         )
 
     @property
     def version(self) -> Version:
         """For batches."""
         return Version(self.table, self.topic, self.key_schema, self.value_schema)
+
+
+class Pin(NamedTuple):
+    """What must not change by itself of a data topic, compared wherever a producer is made.
+
+    :param id: Kafka's id of the topic; another one means that it was deleted and made anew.
+    :param partitions: another number would send the same key to another partition.
+    :param keyed: whether its records have keys; a compacted topic takes no others.
+    """
+
+    id: str
+    partitions: int
+    keyed: bool
+
+
+def pins(tables: Iterable[PinnedTable]) -> dict[str, Pin]:
+    """The topics of these tables, by name, as they were pinned."""
+    return {t.topic: Pin(t.topic_id, t.partitions, t.table.keyed) for t in tables}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +200,12 @@ class State:
         return SlotRecord(**found) if found else None
 
     @property
+    def system_identifier(self) -> str:
+        """Of the cluster whose state this is; empty where nothing was made yet."""
+        found = self.facts.get(SLOT) or self.facts.get(INTENT) or {}
+        return str(found.get("system_identifier", ""))
+
+    @property
     def complete(self) -> bool:
         """Whether the snapshot's completion is recorded (or it was skipped on purpose) for every table."""
         done = self.facts.get(COMPLETE)
@@ -202,6 +234,12 @@ class State:
             for key, value in self.facts.items()
             if key.startswith("boundary/")
         }
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """What published the tables when they were taken in."""
+        found = self.facts.get(COVERAGE)
+        return Coverage.from_json(found) if found else None
 
     def plan(self, oid: int) -> Plan | None:
         """A table's plan."""

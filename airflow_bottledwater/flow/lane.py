@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import logging
+import math
 import struct
 import time
 import uuid
@@ -17,7 +21,7 @@ from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow.delivery import Channel, room_for, too_large
+from airflow_bottledwater.flow.delivery import Channel, find_refused, room_for, too_large
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.flow.rows import column_texts
 from airflow_bottledwater.flow.warm import warm_up
@@ -35,6 +39,12 @@ log = logging.getLogger(__name__)
 _OUT_BYTES = 4 << 20
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _ROWS = 1 << 15
+#: seconds by which a lane is more patient than the driver, who sees the whole queue behind the snapshot's locks
+_LATER = 5.0
+#: bytes of a key's column in an error
+_KEY_BYTES = 100
+#: int8, int2, int4 (src/include/catalog/pg_type.dat)
+_INTEGERS = (20, 21, 23)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ class _Lane:
             pipeline,
             task.job,
             f.lane_id(task.prefix, task.lane),
-            [t.topic for t in task.tables],
+            f.pins(task.tables),
             task.state_topic,
             Patience(pipeline.outage_timeout),
         )
@@ -102,6 +112,8 @@ class _Lane:
         self._records: npt.NDArray[np.int64] = np.zeros((_ROWS, wire.RECORD_WIDTH), dtype=np.int64)
         self._errors: npt.NDArray[np.int64] = np.zeros((256, wire.ERROR_WIDTH), dtype=np.int64)
         self._totals = {"rows": 0, "bytes": 0, "dead_letters": 0}
+        #: rows that the broker is known to refuse, by the digest of their bytes, and why
+        self._refused: dict[bytes, str] = {}
 
     def close(self) -> None:
         self._channel.close()
@@ -112,8 +124,7 @@ class _Lane:
             pinned = self._tables[part.oid]
             pending = [(part.first, part.last)]
             while pending:
-                if self._stopped():
-                    raise StopRequested("The snapshot was asked to stop; finished ranges stay.")
+                self._check_stopped()
                 first, last = pending[0]
                 try:
                     self._read_state()
@@ -125,9 +136,14 @@ class _Lane:
                         if first >= last:
                             pending.pop(0)
                             continue
-                    self._publish(pinned, part, first, last, done)
+                    try:
+                        self._publish(pinned, part, first, last, done)
+                    except RecordRefused as error:
+                        self._find_refused(pinned, part, first, last, error)
+                        continue
                     pending.pop(0)
                 except _Slow:
+                    # the size as the holder found it, under its locks
                     end = last if last < snapshot.LAST_BLOCK else max(pinned.table.pages, first + 2)
                     middle = (first + end) // 2
                     if middle <= first:
@@ -137,12 +153,6 @@ class _Lane:
                         ) from None
                     log.info("Range %d of %s is split at block %d.", part.number, pinned.table.qualified, middle)
                     pending[0:1] = [(first, middle), (middle, last)]
-                except RecordRefused as error:
-                    raise RecordError(
-                        f"Kafka refuses rows of {pinned.table.qualified}: {error}",
-                        "Nothing of their range is published. Mend the topic's settings or rights and start again.",
-                        topic=pinned.topic,
-                    ) from error
                 except NewProducerNeeded as error:
                     log.warning("%s: a new producer reads the state and goes on.", error)
                     self._channel.close()
@@ -165,17 +175,23 @@ class _Lane:
         """One transaction: the rows of blocks [first, last) and the range's progress."""
         table = pinned.table
         programs = self._channel.programs([pinned.version], copied=True)
-        deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
         counts = {"rows": 0, "bytes": 0, "dead_letters": 0}
         progress: dict[str, object] = {}
-        snapshot.begin_task(self._connection, table, self._task.held)
+        self._begin(table)
+        deadline = math.inf
+
+        def in_time() -> None:
+            self._check_stopped()
+            if time.monotonic() > deadline:
+                raise _Slow("The range takes too long.")
+
+        query = snapshot.copy_query(table, select_list(table), first, last)
+        blocks = copy.rows(self._connection, query, idle=in_time)
 
         def parts(publisher: Publisher) -> None:
             checksum = _FNV_OFFSET
-            query = snapshot.copy_query(table, select_list(table), first, last)
-            for block in copy.rows(self._connection, query):
-                if time.monotonic() > deadline:
-                    raise _Slow("The range takes too long.")
+            for block in () if begun is None else itertools.chain([begun], blocks):
+                in_time()
                 checksum = self._encode(publisher, programs, pinned, block, counts, checksum)
             progress.update(
                 rows=counts["rows"] + int((before or {}).get("rows", 0)),  # type: ignore[call-overload]
@@ -188,6 +204,9 @@ class _Lane:
 
         key = f.progress_key(part.oid, part.number)
         try:
+            # the transaction begins with its first record: blocks without a visible row may take any time to read
+            begun = next(blocks, None)
+            deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
             self._channel.send(parts, {key: progress})
         except BaseException:
             self._reconnect()
@@ -197,20 +216,65 @@ class _Lane:
         for name, count in counts.items():
             self._totals[name] += count
 
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise StopRequested("The snapshot was asked to stop; finished ranges stay.")
+
+    def _begin(self, table: Table) -> None:
+        """A transaction under the exported snapshot."""
+        snapshot.begin_task(
+            self._connection, table, self._task.held, lock_timeout=self._pipeline.lock_queue_limit + _LATER
+        )
+
+    def _find_refused(self, pinned: f.PinnedTable, part: Part, first: int, last: int, error: RecordRefused) -> None:
+        """Read the blocks [first, last) once more and find the rows that the broker refuses; the next attempt sets them aside.
+
+        :raises BottledWaterError: no row has a fault, see :meth:`Channel.explain`.
+        """
+        programs = self._channel.programs([pinned.version], copied=True)
+        service = self._channel.progress({f.progress_key(part.oid, part.number): {"upto": last, "done": False}})
+        known = len(self._refused)
+        self._begin(pinned.table)
+
+        def search(block: Block, records: Records) -> None:
+            self._check_stopped()
+            for number, why in find_refused(self._channel, records).items():
+                self._refused[_digest(block, int(records.table[number, wire.R_MESSAGE]))] = why
+
+        counts = {"rows": 0, "bytes": 0, "dead_letters": 0}
+        try:
+            self._channel.explain(error, service)
+            query = snapshot.copy_query(pinned.table, select_list(pinned.table), first, last)
+            for block in copy.rows(self._connection, query, idle=self._check_stopped):
+                self._encode(None, programs, pinned, block, counts, _FNV_OFFSET, search)
+        finally:
+            self._reconnect()
+        if len(self._refused) == known:
+            self._channel.smaller_batches(counts["bytes"])
+            raise NewProducerNeeded(f"{error.what} A second time its rows are taken")
+
     def _reconnect(self) -> None:
-        """A COPY that was left half-way can only be ended by ending its session."""
+        """A COPY that was left half-way can only be ended by ending its session; cancelled, so that it does not read on until it
+        has something to send."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=2)
         self._connection.close()
         self._connection = connect(self._pipeline.postgres, application=f"bottledwater snapshot lane {self._task.lane}")
 
     def _encode(
         self,
-        publisher: Publisher,
+        publisher: Publisher | None,
         programs: Programs,
         pinned: f.PinnedTable,
         block: Block,
         counts: dict[str, int],
         checksum: np.uint64,
+        search: Callable[[Block, Records], None] | None = None,
     ) -> np.uint64:
+        """Encode a block and produce its records; those that cannot be published become dead letters.
+
+        :param publisher: None: nothing is published, the records are given to ``search``.
+        """
         start, scratch = 0, programs.scratch()
         while start < block.count:
             before = start
@@ -228,9 +292,15 @@ class _Lane:
                 verdicts[int(records.table[i, wire.R_MESSAGE])] = (
                     f"the record has {int(records.sizes()[i]):,} bytes, the topic's max.message.bytes is {limit:,}"
                 )
+            if self._refused:
+                digests = ((row, _digest(block, row)) for row in range(before, start))
+                verdicts |= {row: self._refused[digest] for row, digest in digests if digest in self._refused}
             if verdicts:
                 records = self._set_aside(publisher, pinned, block, records, verdicts, counts)
-            publisher.produce(records)
+            if publisher is not None:
+                publisher.produce(records)
+            elif search is not None and len(records):
+                search(block, records)
             self._out[used : used + 8] = 0
             checksum = np.uint64(kernels.checksum(self._out[: (used + 7) & ~7].view(np.uint64), checksum))
             counts["rows"] += len(records)
@@ -247,7 +317,7 @@ class _Lane:
 
     def _set_aside(
         self,
-        publisher: Publisher,
+        publisher: Publisher | None,
         pinned: f.PinnedTable,
         block: Block,
         records: Records,
@@ -258,12 +328,15 @@ class _Lane:
         for row, reason in verdicts.items():
             if self._pipeline.on_error == "exit":
                 raise RecordError(
-                    f"A row of {table.qualified} cannot be published to topic {pinned.topic!r}: {reason}.",
+                    f"A row of {table.qualified} cannot be published to topic {pinned.topic!r}: {reason.rstrip('.')}"
+                    f"{_named(table, _row(block, row))}.",
                     "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which writes it "
                     "to the dead-letter topic.",
                     topic=pinned.topic,
                 )
-            raw = memoryview(block.data)[block.offsets[row] : block.offsets[row + 1]]  # type: ignore[arg-type]
+            if publisher is None:
+                continue
+            raw = _row(block, row)
             whole = len(raw) < self._channel.letter_limit
             message = _as_insert(table, raw, most=len(raw) if whole else deadletter.MAX_BYTES)
             log.error("Dead letter for a row of %s: %s", table.qualified, reason)
@@ -283,6 +356,30 @@ class _Lane:
             counts["dead_letters"] += 1
         kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(sorted(verdicts)))
         return Records(records.table[kept], records.data, records.headers)
+
+
+def _row(block: Block, row: int) -> memoryview:
+    return memoryview(block.data)[block.offsets[row] : block.offsets[row + 1]]  # type: ignore[arg-type]
+
+
+def _digest(block: Block, row: int) -> bytes:
+    """What names a row however often its range is read and split: what the broker refuses, it refuses in every equal row."""
+    return hashlib.blake2b(_row(block, row), digest_size=16).digest()
+
+
+def _named(table: Table, raw: memoryview) -> str:
+    """Which row it is, for people."""
+    if not table.keyed:
+        return ""
+    texts = column_texts(table, _as_insert(table, raw, most=_KEY_BYTES))
+    values = []
+    for column in table.columns:
+        if column.name in table.key:
+            text = texts.get(column.name) or ""
+            if column.type.oid in _INTEGERS and text.startswith("\\x"):
+                text = str(int.from_bytes(bytes.fromhex(text[2:]), signed=True))
+            values.append(f"{column.name} = {text}")
+    return f"; it is the row with {', '.join(values)}"
 
 
 def _as_insert(table: Table, raw: memoryview, *, most: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class Act(enum.Enum):
 
     WAIT = "wait with back-off, then the same again"
     REOPEN = "a new producer: initialise, read the state, go on or end"
+    AGAIN = "end; started again, the job reads the state and goes on from there"
     RECORD = "the record error policy (on_error)"
     END = "end; a person has to decide"
     FINISH = "end; nothing is wrong"
@@ -35,7 +37,7 @@ ACTS: dict[type[BaseException], Act] = {
     errors.RecordError: Act.RECORD,
     errors.StopRequested: Act.FINISH,
     errors.TakenOver: Act.END,
-    errors.StaleBatch: Act.END,
+    errors.StaleBatch: Act.AGAIN,
     errors.SlotInUse: Act.WAIT,
     errors.Refused: Act.END,
     errors.BottledWaterError: Act.END,
@@ -54,11 +56,13 @@ def act(error: BaseException) -> Act:
 
 def transient(error: BaseException) -> bool:
     """Whether submitting the job again may help."""
-    return act(error) in (Act.WAIT, Act.REOPEN)
+    return act(error) in (Act.WAIT, Act.REOPEN, Act.AGAIN)
 
 
 class Patience:
     """Waits out outages: with back-off, until it is told to stop or (with a limit) has waited too long.
+
+    An outage begins with the first :meth:`wait` and lasts until :meth:`over`, however long a single attempt takes.
 
     :param limit: seconds; None waits for ever.
     :param stopped: set when the job is asked to end.
@@ -71,11 +75,10 @@ class Patience:
         self._limit = limit
         self._stopped = stopped or threading.Event()
         self._report = report or (lambda what: log.warning("Waiting: %s", what))
-        self._since = 0.0
-        self._last = 0.0
-        self._told = 0.0
+        self._since: float | None = None
+        self._told = -math.inf
         self._pause = 0.1
-        self._refused = 0.0
+        self._refused: float | None = None
 
     def wait(self, what: str | BaseException) -> None:
         """One pause of an outage.
@@ -88,11 +91,10 @@ class Patience:
         """
         now = time.monotonic()
         if isinstance(what, errors.CredentialsRefused):
-            self._refused = self._refused or now
+            self._refused = now if self._refused is None else self._refused
             if now - self._refused > _ROTATION:
                 raise what
-        if now - self._last > 30.0:  # a new outage, not a longer one
-            self._since, self._pause, self._told = now, 0.1, 0.0
+        self._since = now if self._since is None else self._since
         if now - self._told >= 10.0:
             self._report(str(what))
             self._told = now
@@ -104,8 +106,8 @@ class Patience:
         if self._stopped.wait(self._pause):
             raise errors.StopRequested("The job was asked to stop while it waited for a server.")
         self._pause = min(self._pause * 1.6, 5.0)
-        self._last = time.monotonic()
 
     def over(self) -> None:
-        """The server answers again."""
-        self._last = self._refused = 0.0
+        """What was waited for has worked."""
+        self._since = self._refused = None
+        self._told, self._pause = -math.inf, 0.1

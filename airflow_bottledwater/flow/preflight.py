@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.encoding import avro, names
-from airflow_bottledwater.errors import BottledWaterError, PreflightError, Refused, SlotError
+from airflow_bottledwater.errors import BottledWaterError, PreflightError, Refused, SlotError, SlotInUse, StateError
+from airflow_bottledwater.flow import coverage
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.claim import read_state
+from airflow_bottledwater.flow.identity import check_cluster, topic_problems
 from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.kafka.topics import GRANT, Topics
+from airflow_bottledwater.kafka.topics import GRANT, NewTopic, Topics
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import catalog, publication, slot
@@ -43,6 +45,7 @@ def run(pipeline: Pipeline) -> Findings:
     """Check source, broker and registry; changes nothing.
 
     :raises PreflightError: with every problem that was found.
+    :raises SlotInUse: the slot is still being created.
     :raises Outage: a server is away.
     """
     problems: list[str] = []
@@ -60,11 +63,17 @@ def run(pipeline: Pipeline) -> Findings:
         problems += _tables(connection, pipeline, found)
         try:
             _kafka(pipeline, found, problems)
+        except StateError as error:
+            raise PreflightError([*problems, str(error)]) from None
         except Refused as error:
             problems.append(str(error))
         # with a slot of ours in the state, the check of slots and publications is about that one
         problems += _slot(connection, pipeline, found)
         problems += _publications(connection, pipeline, found)
+        try:
+            coverage.check(connection, pipeline, found.state)
+        except StateError as error:
+            problems.append(str(error))
     problems += _replication(pipeline)
     problems += _registry(pipeline, found.tables)
     if problems:
@@ -204,13 +213,10 @@ def _slot(connection: Connection, pipeline: Pipeline, found: Findings) -> list[s
         return problems
     try:
         slot.check(present, found.cluster.database)
+    except SlotInUse:
+        raise  # it passes by waiting
     except SlotError as error:
         return [str(error)]
-    if record is not None and record.system_identifier != found.cluster.system_identifier:
-        return [
-            f"The state of slot {pipeline.slot!r} is of another cluster (system identifier {record.system_identifier}, this one has "
-            f"{found.cluster.system_identifier}). Choose another slot name, or drop the other one's pipeline first."
-        ]
     if record is None and intent is None:
         if not pipeline.adopt_slot:
             return [
@@ -227,6 +233,7 @@ def _publications(connection: Connection, pipeline: Pipeline, found: Findings) -
     problems: list[str] = []
     intent = found.state.facts.get(f.INTENT, {})
     covered: set[int] = set()
+    mine = {t.oid for t in found.tables} | set(found.state.tables)
     missing = []
     for name in publication.names(pipeline.publication_name):
         present = publication.read(connection, name)
@@ -235,8 +242,9 @@ def _publications(connection: Connection, pipeline: Pipeline, found: Findings) -
             continue
         covered |= set(present.tables)
         problems += publication.problems(present, found.tables)
+        besides = catalog.load(connection, [oid for oid in present.tables if oid not in mine])
         if present.all_tables:
-            keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.keyed and t.identity != "f"]
+            keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.identifiable]
             if keyless and (present.updates or present.deletes):
                 problems.append(
                     f"Publication {name!r} is FOR ALL TABLES, and {', '.join(t.qualified for t in keyless[:5])} have no key: UPDATE and DELETE "
@@ -246,6 +254,7 @@ def _publications(connection: Connection, pipeline: Pipeline, found: Findings) -
                 found.warnings.append(
                     f"Publication {name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
                 )
+        problems += publication.others_problems(present, besides)
         if pipeline.create_publication and intent.get("publication") != pipeline.publication_name:
             problems.append(
                 f"Publication {name!r} exists and is not ours. Choose another name (publication), or set create_publication to false to use it."
@@ -296,7 +305,7 @@ def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table
         of = [p for p in both if table.oid in p.tables]
         sent = {
             "insert": any(p.inserts for p in of),
-            "update": any(p.updates for p in of) or not (table.keyed or table.identity == "f"),
+            "update": any(p.updates for p in of) or not table.identifiable,
             "delete": any(p.deletes for p in of) or not table.keyed,
             "truncate": any(p.truncates for p in of),
         }
@@ -327,6 +336,7 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
     problems += _collisions(wanted, topics.names())
     present = topics.describe([name for name in dict.fromkeys(wanted) if len(name) <= names.MAX_TOPIC_LENGTH])
     memory = (facts, state.CONTROL_TOPIC)
+    problems += [problem for name in memory if name in present and (problem := state.unfit(present[name]))]
     problems += [
         f"Kafka denies {right} on topic {name!r}. {GRANT}"
         for name, topic in present.items()
@@ -336,6 +346,9 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
     readable = [name for name in memory if name in present and present[name].may_read]
     if facts in readable:
         found.state = read_state(pipeline, facts)
+        # nothing of what follows means anything with another cluster's state
+        check_cluster(found.state, found.cluster, facts)
+        problems += topic_problems(found.state, found.tables, pipeline.topic_prefix)
     missing = [name for name in dict.fromkeys(wanted) if name not in present]
     if not pipeline.create_topics:
         problems += [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
@@ -344,7 +357,19 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     if pipeline.create_topics and missing:
-        problems += [f"Kafka denies Create on topic {name!r}. {GRANT}" for name in topics.uncreatable(missing)]
+        replication = min(pipeline.replication_factor, brokers)
+        asked = [
+            state.new_topic(name, replication)
+            if name in memory
+            else new_topic(pipeline, name, data.get(name), replication)
+            for name in missing
+        ]
+        problems += [
+            f"Kafka denies Create on topic {name!r}. {GRANT}"
+            if "AUTHORIZATION" in why
+            else f"Topic {name!r} cannot be created: {why}"
+            for name, why in topics.uncreatable(asked).items()
+        ]
     for name, table in data.items():
         if (
             name in present
@@ -362,6 +387,19 @@ def _kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
     if not pipeline.share_topics and state.CONTROL_TOPIC in readable:
         problems += owners_problems(pipeline, found.cluster, list(data))
     problems += _transactions(pipeline)
+
+
+def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:
+    """A data or service topic to create.
+
+    :param table: whose rows it takes; None for a service topic.
+    """
+    safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
+    forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
+    if table is None:
+        return NewTopic(name, 1, replication, ({**safe, **forever},))
+    policy = {"cleanup.policy": "compact"} if table.keyed else forever
+    return NewTopic(name, pipeline.partitions, replication, ({**safe, **policy, **pipeline.topic_config},))
 
 
 def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """Dead letters, published at last: on request, with the stream stopped and under its id.
 
-A letter whose key has a newer record is dropped: publishing it would take the key back in time.
+A letter is published only if the source still has the row as the letter holds it (or, of a delete, still lacks it), and no newer
+record of its key is in the topic. Else it is dropped: publishing it would take the key back in time, or bring a row back that
+was deleted. The topic alone does not tell: compaction removes tombstones.
 """
 
 from __future__ import annotations
@@ -9,27 +11,29 @@ import base64
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from airflow_bottledwater.encoding import avro, wire
+from airflow_bottledwater.encoding import avro, types, wire
 from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, StateError
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.claim import Claim
+from airflow_bottledwater.flow.current import Found
 from airflow_bottledwater.flow.delivery import Channel, encode_changes
 from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.rows import Completer
+from airflow_bottledwater.flow.rows import Completer, row_key, with_key
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher, RecordRefused, Records, single
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.settings import Pipeline
 
@@ -42,7 +46,8 @@ _SNAPSHOT = "r"
 class Result:
     """What became of the letters.
 
-    :param overtaken: dropped, since their key has a newer record, or their table was truncated since.
+    :param overtaken: dropped, since the source has another row of that key today or none, their key has a newer record, or their
+        table was truncated since.
     :param failed: still refused; their letters stay.
     :param incomplete: too large to hold their row; they stay.
     """
@@ -57,7 +62,6 @@ class Result:
 class _Letter:
     key: bytes
     content: dict[str, Any]
-    timestamp: int
 
     @property
     def position(self) -> str:
@@ -75,7 +79,7 @@ def redrive(pipeline: Pipeline) -> Result:
     :raises StateError: there is no such pipeline.
     """
     with _claimed(pipeline) as claim:
-        topics = sorted({t.topic for t in claim.state.tables.values()})
+        topics = f.pins(claim.state.tables.values())
         patience = Patience(pipeline.outage_timeout)
         channel = Channel(pipeline, claim.job, f.stream_id(claim.prefix), topics, claim.topic, patience)
         completer = Completer(pipeline.postgres, patience.wait)
@@ -123,8 +127,18 @@ class _Redrive:
                 log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
                 result.failed += 1
         newer = self._newer(ready)
+        current = self._current(ready)
         for letter, records in ready:
-            rows = [i for i in range(len(records)) if not self._overtaken(letter, records, i, newer)]
+            held = current.get(letter.key)
+            if held is not None and held.unknown:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", held.unknown)
+                result.failed += 1
+                continue
+            rows = [
+                i
+                for i in range(len(records))
+                if not self._overtaken(letter, records, i, newer) and (held is None or held.allows(records, i))
+            ]
             kept = Records(records.table[rows], records.data, records.headers)
             try:
                 self._send(letter, kept)
@@ -145,7 +159,7 @@ class _Redrive:
                 continue
             content = json.loads(message.value())
             if content["topic"] in topics:
-                found[message.key()] = _Letter(message.key(), content, message.timestamp()[1])
+                found[message.key()] = _Letter(message.key(), content)
         return sorted(found.values(), key=lambda letter: letter.position)
 
     def _ends(self, topic: str) -> list[int]:
@@ -187,39 +201,52 @@ class _Redrive:
             raise RecordError("; ".join(reasons))
         return encoded.records
 
-    def _newer(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[tuple[str, bytes], tuple[str, int]]:
-        """Per topic and key of the letters: the highest position in the topic, and when its last row without one came."""
+    def _newer(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[tuple[str, bytes], str]:
+        """Per topic and key of the letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether it
+        is newer than a letter, the source tells, and not the clocks of two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
         for letter, records in ready:
             wanted[letter.content["topic"]] |= {
                 key for i in range(len(records)) if (key := _key(records, i)) is not None
             }
-        found: dict[tuple[str, bytes], tuple[str, int]] = {}
+        found: dict[tuple[str, bytes], str] = {}
         for topic, keys in wanted.items():
             for message in scan(self._pipeline.kafka, topic, self._ends(topic)) if keys else ():
                 if (key := message.key()) in keys:
-                    position, at = found.get((topic, key), ("", -1))
                     pos = dict(message.headers() or []).get("pos", b"").decode()
-                    found[topic, key] = (
-                        (max(position, pos), at) if pos.strip("0/") else (position, message.timestamp()[1])
-                    )
+                    # a snapshot's row may have headers, too: a position of zeros
+                    found[topic, key] = max(found.get((topic, key), ""), pos if pos.strip("0/") else "")
         for message in scan(self._pipeline.kafka, self._events_topic, self._ends(self._events_topic)):
             event = json.loads(message.value())
             if event.get("event") == "truncate":
                 for topic in set(event["topics"]) & set(wanted):
                     for key in wanted[topic]:
-                        position, at = found.get((topic, key), ("", -1))
-                        found[topic, key] = (max(position, event["pos"]), at)
+                        found[topic, key] = max(found.get((topic, key), ""), event["pos"])
         return found
 
+    def _current(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[bytes, _Held]:
+        """Of each letter with a key what the source holds today: one look-up for all letters of a relation version."""
+        by_table: dict[tuple[str, bool], list[tuple[_Letter, Table, pgoutput.RowMessage]]] = defaultdict(list)
+        for letter, _ in ready:
+            again = letter.content["again"]
+            table = Version.from_json(again).table
+            if table.key:
+                message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
+                by_table[json.dumps(again["table"]), letter.copied].append((letter, table, message))
+        held: dict[bytes, _Held] = {}
+        for (_, copied), letters in by_table.items():
+            table = letters[0][1]
+            converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
+            keys = {row_key(table, side) for _, _, m in letters for side in (m.old, m.new) if side is not None}
+            found = self._completer.current.read(table, sorted(keys), range(len(table.columns)), as_text=converted)
+            for letter, _, message in letters:
+                held[letter.key] = _held(table, message, found, converted)
+        return held
+
     @staticmethod
-    def _overtaken(letter: _Letter, records: Records, i: int, newer: dict[tuple[str, bytes], tuple[str, int]]) -> bool:
+    def _overtaken(letter: _Letter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
         key = _key(records, i)
-        if key is None:
-            return False
-        position, at = newer.get((letter.content["topic"], key), ("", -1))
-        # a snapshot that came after the letter has the row as it was then
-        return position > letter.position or at > letter.timestamp
+        return key is not None and newer.get((letter.content["topic"], key), "") > letter.position
 
     def _send(self, letter: _Letter, records: Records) -> None:
         def parts(publisher: Publisher) -> None:
@@ -238,6 +265,43 @@ class _Redrive:
                 self._channel.open()
                 if letter.key not in {x.key for x in self._letters({letter.content["topic"]})}:
                     return
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the source holds of a letter's keys today.
+
+    :param gone: no row has the key that the letter deletes, or moves its row away from.
+    :param same: the row that the letter writes is there as the letter has it.
+    :param unknown: why this cannot be told.
+    """
+
+    gone: bool
+    same: bool
+    unknown: str = ""
+
+    def allows(self, records: Records, i: int) -> bool:
+        """Whether a record of the letter may be published."""
+        return self.gone if records.table[i, wire.R_VALUE_LEN] < 0 else self.same
+
+
+def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> _Held:
+    """:param converted: columns whose text the server made of the value: a snapshot's letter has that in their place."""
+    lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
+    if lost:
+        return _Held(gone=False, same=False, unknown=lost[0])
+    gone = message.old is None or row_key(table, message.old) not in found.rows
+    if message.new is None:
+        return _Held(gone, same=False)
+    row = found.rows.get(row_key(table, message.new))
+    if row is None:
+        return _Held(gone, same=False)
+    comparable = (
+        (value, row[c])
+        for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))
+        if value.kind in "nb" and c not in found.unreadable and column.name not in converted
+    )
+    return _Held(gone, same=all((None if value.kind == "n" else value.data) == now for value, now in comparable))
 
 
 def _key(records: Records, i: int) -> bytes | None:

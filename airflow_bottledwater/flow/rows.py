@@ -5,25 +5,24 @@ Both are rare or batched, so this is Python; both go over one connection of the 
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import psycopg
-from psycopg import pq
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage, ProtocolError
 from airflow_bottledwater.flow.batch import Batch
+from airflow_bottledwater.flow.current import CurrentRows, Key
 from airflow_bottledwater.kafka import deadletter
 from airflow_bottledwater.kafka.publisher import Waiting
-from airflow_bottledwater.model.boundary import widen_xid
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import pgoutput
-from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres.connect import Connection, connect, outage, query_with
 
 #: values of one conversion query
 _CHUNK = 1000
@@ -52,20 +51,18 @@ class Completed:
     superseded: set[int] = field(default_factory=set)
 
 
-class _ColumnGone(Exception):
-    """A value has to be read again from a column that was dropped or renamed: no later change need bring it."""
-
-
 class Completer:
     """Fills in what rows lack.
 
     :param waiting: called while a re-read has to wait; may raise.
+    :ivar current: looks rows up over the same connection.
     """
 
     def __init__(self, dsn: str, waiting: Waiting) -> None:
         self._dsn = dsn
         self._waiting = waiting
         self._connection: Connection | None = None
+        self.current = CurrentRows(self._session, waiting)
 
     def close(self) -> None:
         """End the connection."""
@@ -147,15 +144,12 @@ class Completer:
         # a value list keeps arrays whole, where unnest would flatten them
         assert convert is not None
         query = f"SELECT {convert('v')} FROM (VALUES {rows}) t(n, v) ORDER BY n"
-        result = self._session().pgconn.exec_params(
-            query.encode(), values, param_types=[oid] * len(values), param_formats=[1] * len(values), result_format=1
-        )
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(result)
+        result = query_with(self._session(), query, values, [oid] * len(values), [1] * len(values))
         return [result.get_value(i, 0) or b"" for i in range(len(values))]
 
     # ------------------------------------------------------------------ unchanged TOAST
     def _fill_unchanged(self, done: Completed, programs: Programs) -> None:
+        """From the old row; else from an earlier change of that key in the batch; else from the table as it is now."""
         batch = done.batch
         found: npt.NDArray[np.int64] = np.zeros(len(batch), dtype=np.int64)
         count = kernels.find_unchanged(
@@ -164,12 +158,39 @@ class Completer:
         if not count:
             return
         changes = batch.changes.copy()
-        extra = bytearray()
-        seen: dict[tuple[int, tuple[bytes, ...]], list[pgoutput.Field]] = {}
-        lacking = set(found[:count].tolist())
+        filled = self._fill_from_batch(batch, programs, set(found[:count].tolist()))
         left_out: set[int] = set()
         failed: dict[int, str] = {}
+        for relation, message_of in _lacking(filled, changes).items():
+            self._fill_from_table(programs.tables[relation], message_of, changes, failed)
+            for i, message in message_of.items():
+                filled[i] = message
+                if i in failed or message.new is None or not _missing(message.new):
+                    continue
+                done.superseded.add(i)
+                table = programs.tables[relation]
+                if message.old is None or row_key(table, message.old) == row_key(table, message.new):
+                    left_out.add(i)
+                    continue
+                # of a key change the tombstone remains: nothing else would delete the old key
+                filled[i] = replace(message, kind="D", new=None)
+                changes[i, wire.C_KIND] = pgoutput.DELETE
+        extra = bytearray()
+        for i, message in filled.items():
+            encoded = message.encode()
+            changes[i, wire.C_OFFSET], changes[i, wire.C_LENGTH] = len(batch.data) + len(extra), len(encoded)
+            extra += encoded
+        kept = np.array([i for i in range(len(batch)) if i not in left_out], dtype=np.int64)
+        data = np.concatenate([batch.data, np.frombuffer(bytes(extra), dtype=np.uint8)])
+        done.batch = replace(batch, data=data, changes=changes[kept])
+        done.failed |= {int(np.searchsorted(kept, i)): reason for i, reason in failed.items()}
+
+    def _fill_from_batch(self, batch: Batch, programs: Programs, lacking: set[int]) -> dict[int, pgoutput.RowMessage]:
+        """Change → its message, with what the old row or an earlier change of its key says; the rest is still unchanged."""
+        changes = batch.changes
         affected = {int(changes[i, wire.C_RELATION]) for i in lacking}
+        filled: dict[int, pgoutput.RowMessage] = {}
+        seen: dict[tuple[int, Key], list[pgoutput.Field]] = {}
         for i in range(len(batch)):
             relation = int(changes[i, wire.C_RELATION])
             if relation not in affected or changes[i, wire.C_KIND] == pgoutput.TRUNCATE:
@@ -177,135 +198,65 @@ class Completer:
             at, length = int(changes[i, wire.C_OFFSET]), int(changes[i, wire.C_LENGTH])
             message = pgoutput.row(bytes(batch.data[at : at + length]))
             table = programs.tables[relation]
-            reread = False
             if i in lacking:
-                message = _with_key(table, message)
-                try:
-                    filled, reread = self._fill(table, message, seen, relation, int(changes[i, wire.C_XID]))
-                except _ColumnGone as error:
-                    failed[i] = str(error)
-                    assert message.new is not None
-                    seen.pop((relation, _key(table, message.new)), None)
-                    continue
-                if filled is None:
-                    done.superseded.add(i)
-                    assert message.new is not None
-                    seen.pop((relation, _key(table, message.new)), None)
-                    if message.old is None or _key(table, message.old) == _key(table, message.new):
-                        left_out.add(i)
-                        continue
-                    # of a key change the tombstone remains: nothing else would delete the old key
-                    filled = replace(message, kind="D", new=None)
-                    changes[i, wire.C_KIND] = pgoutput.DELETE
-                encoded = filled.encode()
-                changes[i, wire.C_OFFSET], changes[i, wire.C_LENGTH] = len(batch.data) + len(extra), len(encoded)
-                changes[i, wire.C_FLAGS] |= wire.FLAG_REREAD if reread else 0
-                extra += encoded
-                message = filled
+                message = with_key(table, message)
+                assert message.new is not None
+                new = message.new
+                old_key = row_key(table, message.old if message.old is not None else new)
+                for source in (message.old if message.old_tag == "O" else None, seen.get((relation, old_key))):
+                    if source is not None:
+                        new = [s if f.kind == "u" else f for f, s in zip(new, source, strict=True)]
+                message = filled[i] = replace(message, new=new)
+            # what is still unchanged here stays so for later changes: a value of today's row is not passed on
             if message.old is not None:
-                seen.pop((relation, _key(table, message.old)), None)
+                seen.pop((relation, row_key(table, message.old)), None)
             if message.new is not None:
-                seen[relation, _key(table, message.new)] = message.new
-        kept = np.array([i for i in range(len(batch)) if i not in left_out], dtype=np.int64)
-        data = np.concatenate([batch.data, np.frombuffer(bytes(extra), dtype=np.uint8)])
-        done.batch = replace(batch, data=data, changes=changes[kept])
-        done.failed |= {int(np.searchsorted(kept, i)): reason for i, reason in failed.items()}
+                seen[relation, row_key(table, message.new)] = message.new
+        return filled
 
-    def _fill(
+    def _fill_from_table(
         self,
         table: Table,
-        message: pgoutput.RowMessage,
-        seen: dict[tuple[int, tuple[bytes, ...]], list[pgoutput.Field]],
-        relation: int,
-        xid: int,
-    ) -> tuple[pgoutput.RowMessage | None, bool]:
-        """From the old row; else from an earlier change of that key in the batch; else from the table."""
-        assert message.new is not None
-        new = list(message.new)
-        old_key = _key(table, message.old) if message.old is not None else _key(table, new)
-        for source in (message.old if message.old_tag == "O" else None, seen.get((relation, old_key))):
-            if source is not None:
-                new = [s if f.kind == "u" and s.kind in "btn" else f for f, s in zip(new, source, strict=True)]
-        missing = [c for c, f in enumerate(new) if f.kind == "u"]
-        if not missing:
-            return replace(message, new=new), False
-        values = self._reread(table, _key(table, new), missing, xid)
-        if values is None:
-            return None, False
-        for c, value in zip(missing, values, strict=True):
-            new[c] = pgoutput.Field("n") if value is None else pgoutput.Field("b", value)
-        return replace(message, new=new), True
-
-    def _reread(self, table: Table, key: tuple[bytes, ...], missing: list[int], xid: int) -> list[bytes | None] | None:
-        """The values as the table has them under a snapshot in which the change itself is visible. None: row or table is gone,
-        so a later change of the key is still to come."""
-        while True:
-            try:
-                return self._try_reread(table, key, missing, xid)
-            except psycopg.Error as error:
-                if error.sqlstate in ("42P01", "3F000"):
-                    return None
-                if error.sqlstate == "42703":
-                    names = ", ".join(repr(table.columns[c].name) for c in missing)
-                    raise _ColumnGone(
-                        f"the unchanged value of {names} is not in the stream, and the column was dropped or renamed since"
-                    ) from None
-                translated = outage(error, f"Reading TOAST values of {table.qualified}")
-                if not isinstance(translated, Outage):
-                    raise translated from error
-                self._waiting(str(translated))
-
-    def _try_reread(
-        self, table: Table, key: tuple[bytes, ...], missing: list[int], xid: int
-    ) -> list[bytes | None] | None:
-        connection = self._session()
-        if not table.key:
-            return None
-        while True:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                row = connection.execute(
-                    "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, n.nspname, c.relname"
-                    " FROM (SELECT) x LEFT JOIN pg_class c ON c.oid = %s LEFT JOIN pg_namespace n ON n.oid = c.relnamespace",
-                    (table.oid,),
-                ).fetchone()
-                assert row is not None
-                if row[2] is None:
-                    return None
-                wide = widen_xid(xid, row[0])
-                visible = connection.execute(
-                    "SELECT pg_visible_in_snapshot(%s::text::xid8, pg_current_snapshot())", (str(wide),)
-                ).fetchone()
-                if visible is not None and visible[0]:
-                    return self._select(connection, table, f"{quote(row[1])}.{quote(row[2])}", key, missing)
-            finally:
-                if not connection.closed:
-                    connection.execute("ROLLBACK")
-            # a synchronous standby may hold the commit back: an outage, not a record error
-            self._waiting(f"transaction {xid} is streamed but not yet visible")
-            time.sleep(0.01)
-
-    def _select(
-        self, connection: Connection, table: Table, name: str, key: tuple[bytes, ...], missing: list[int]
-    ) -> list[bytes | None] | None:
-        columns = {c.name: c for c in table.columns}
-        where = " AND ".join(f"{quote(k)} = ${i + 1}" for i, k in enumerate(table.key))
-        wanted = ", ".join(quote(table.columns[c].name) for c in missing)
-        result = connection.pgconn.exec_params(
-            f"SELECT {wanted} FROM ONLY {name} WHERE {where}".encode(),
-            list(key),
-            param_types=[columns[k].type.oid for k in table.key],
-            param_formats=[1] * len(key),
-            result_format=1,
-        )
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(result)
-        if result.ntuples == 0:
-            return None
-        return [result.get_value(0, i) for i in range(len(missing))]
+        messages: dict[int, pgoutput.RowMessage],
+        changes: npt.NDArray[np.int64],
+        failed: dict[int, str],
+    ) -> None:
+        """Fill in today's values, by one look-up for all changes of a relation version; where the row is gone, they stay
+        unchanged: a later change of the key is still to come."""
+        columns = sorted({c for message in messages.values() for c in _missing(message.new or [])})
+        keys = list(dict.fromkeys(row_key(table, message.new or []) for message in messages.values()))
+        found = self.current.read(table, keys, columns, xids=(int(changes[i, wire.C_XID]) for i in messages))
+        for i, message in messages.items():
+            assert message.new is not None
+            lost = [found.unreadable[c] for c in _missing(message.new) if c in found.unreadable]
+            values = found.rows.get(row_key(table, message.new))
+            if lost:
+                failed[i] = f"a large value that the change left as it was is not in the stream, and {lost[0]}"
+            elif values is not None:
+                new = list(message.new)
+                for c in _missing(message.new):
+                    value = values[columns.index(c)]
+                    new[c] = pgoutput.Field("n") if value is None else pgoutput.Field("b", value)
+                messages[i] = replace(message, new=new)
+                changes[i, wire.C_FLAGS] |= wire.FLAG_REREAD
 
 
-def _with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
+def _missing(values: list[pgoutput.Field]) -> list[int]:
+    return [c for c, value in enumerate(values) if value.kind == "u"]
+
+
+def _lacking(
+    filled: dict[int, pgoutput.RowMessage], changes: npt.NDArray[np.int64]
+) -> dict[int, dict[int, pgoutput.RowMessage]]:
+    """Relation → change → message, of those that still lack a value."""
+    found: dict[int, dict[int, pgoutput.RowMessage]] = {}
+    for i, message in filled.items():
+        if message.new is not None and _missing(message.new):
+            found.setdefault(int(changes[i, wire.C_RELATION]), {})[i] = message
+    return found
+
+
+def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
     """A key value that is itself stored out of line is not sent again when it is unchanged; the old key then is
     (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
     if message.old is None or message.new is None:
@@ -317,7 +268,8 @@ def _with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage
     return replace(message, new=new)
 
 
-def _key(table: Table, values: list[pgoutput.Field]) -> tuple[bytes, ...]:
+def row_key(table: Table, values: Sequence[pgoutput.Field]) -> Key:
+    """The binary values of a row's key columns, in the order of the key."""
     places = {c.name: i for i, c in enumerate(table.columns)}
     return tuple(values[places[name]].data for name in table.key)
 

@@ -13,22 +13,24 @@ from dataclasses import dataclass
 from airflow_bottledwater.errors import (
     BottledWaterError,
     CredentialsRefused,
+    Interrupted,
     Outage,
     Refused,
     StateError,
     StopRequested,
 )
+from airflow_bottledwater.flow import coverage, setup
 from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow import setup
-from airflow_bottledwater.flow.claim import Claim, still_ours
+from airflow_bottledwater.flow.claim import Claim, reached
 from airflow_bottledwater.flow.control import Controller
 from airflow_bottledwater.flow.delivery import StreamPublisher
 from airflow_bottledwater.flow.policy import Patience, transient
 from airflow_bottledwater.flow.source import ChangeSource, check_slot
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.connect import end_of_wal, identify, session, stoppable
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.settings import Pipeline
 
@@ -53,9 +55,9 @@ class Start:
     position: Position
 
     @property
-    def topics(self) -> list[str]:
-        """The data topics."""
-        return sorted({t.topic for t in self.state.tables.values()})
+    def topics(self) -> dict[str, f.Pin]:
+        """The data topics as they were pinned."""
+        return f.pins(self.state.tables.values())
 
 
 def begin(pipeline: Pipeline) -> Start:
@@ -81,8 +83,12 @@ def begin(pipeline: Pipeline) -> Start:
                     "Run the snapshot (it resumes), then the stream.",
                 )
             position = known.position or Position(record.consistent_point)
-            check_slot(slot.state(connection, record.name), record, cluster, position)
+            check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
             _check_fingerprint(known, cluster)
+            coverage.check(connection, pipeline, known)
+            if known.coverage is None:
+                # made by a version that did not record it: from now on it is known
+                claim.write({f.COVERAGE: coverage.today(connection, pipeline, known).to_json()})
             setup.check_topics(pipeline, known)
             claim.record_ids([f.stream_id(claim.prefix)])
             return Start(cluster, claim.job, claim.prefix, claim.topic, claim.state, position)
@@ -97,7 +103,7 @@ def _check_fingerprint(known: f.State, cluster: Cluster) -> None:
         raise Refused(
             "The stream stopped inside a large transaction, and since then the tables or the server's version changed: it cannot be "
             "continued there.",
-            "Undo the change, or drop the slot and start again with a snapshot.",
+            "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
         )
 
 
@@ -123,7 +129,7 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
     try:
         yield controller
     except StopRequested:
-        controller.finish("stopped")
+        _finish_stopped(controller)
     except CredentialsRefused as error:
         changed = Outage(
             f"{error.what} The job had worked with these credentials: they were changed since.",
@@ -135,7 +141,19 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         controller.finish("failed", error, permanent=not transient(error))
         raise
     else:
-        controller.finish("stopped" if controller.stopped.is_set() else "finished")
+        if controller.stopped.is_set():
+            _finish_stopped(controller)
+        else:
+            controller.finish("finished")
+
+
+def _finish_stopped(controller: Controller) -> None:
+    """A stop that was asked for is an outcome of its own; a signal from outside is a failure that passes."""
+    error = Interrupted(controller.interrupted) if controller.interrupted else interruption(controller.stopped)
+    if error is None:
+        controller.finish("stopped")
+    else:
+        controller.finish("failed", error, permanent=False)
 
 
 def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
@@ -143,7 +161,9 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
 
     :param bounded: end when everything is published that the server had flushed at the start.
     """
-    return follow(pipeline, begin(pipeline), bounded=bounded, stopped=stopped)
+    with stoppable(stopped):
+        start = begin(pipeline)
+    return follow(pipeline, start, bounded=bounded, stopped=stopped)
 
 
 def follow(
@@ -152,7 +172,7 @@ def follow(
     """The same with a claimed stream: from where the state says that it is, which may be further than at the claim (an
     attempt before this one)."""
     stopped = stopped or threading.Event()
-    with reported(pipeline, start, stopped) as controller:
+    with reported(pipeline, start, stopped) as controller, stoppable(stopped):
         patience = Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
         publisher = StreamPublisher(
             pipeline,
@@ -164,6 +184,7 @@ def follow(
             fingerprint(start.state, start.cluster),
         )
         source: ChangeSource | None = None
+        watch = coverage.CoverageWatch(pipeline, start.state)
         told = 0.0
         try:
             position = publisher.reached() or start.position
@@ -172,22 +193,27 @@ def follow(
                 start.state,
                 position,
                 patience,
-                functools.partial(still_ours, pipeline, start.state_topic, start.job),
+                functools.partial(reached, pipeline, start.state_topic, start.job),
             )
             target = source.flush_target() if bounded else None
             while not stopped.is_set() and (target is None or position.lsn < target):
                 batch = source.next(0.2, hurry=bounded)
+                watch.check()
                 if batch is None:
                     continue
                 position = publisher.publish(batch)
                 source.acknowledge(position)
                 controller.status.position = str(position)
                 controller.status.counters = {**publisher.counters, **source.statistics}
-                controller.status.progress = {"skipped_by_table": source.skipped_by_table}
+                controller.status.progress = {
+                    "skipped_by_table": source.skipped_by_table,
+                    "not_followed": watch.unfollowed,
+                }
                 if time.monotonic() - told > _TELL:
                     told = time.monotonic()
                     log.info("At %s: %s", position, controller.status.counters)
         finally:
+            watch.close()
             publisher.close()
             if source is not None:
                 source.close()

@@ -6,27 +6,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from airflow_bottledwater.encoding import avro, names
 from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow import preflight
 from airflow_bottledwater.flow.claim import Claim, read_state
+from airflow_bottledwater.flow.control import read_status
+from airflow_bottledwater.flow.identity import check_cluster, check_topic, topic_problems
 from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.postgres import catalog, publication, slot
-from airflow_bottledwater.postgres.connect import Connection, identify, session
+from airflow_bottledwater.postgres import catalog, coverage, publication, slot
+from airflow_bottledwater.postgres.connect import Connection, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
 
 #: how often a slot that DDL broke is made again before we give up
 _ATTEMPTS = 5
+#: seconds in which a job that is alive writes its status again
+_HEARTBEATS = 6.0
 
 
 def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> SlotRecord:
@@ -34,8 +39,16 @@ def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> Slo
 
     The intent is recorded first: a slot that it names and that has no boundary yet is taken up after a crash.
 
+    :param stopped: ends it soon; a slot that is not finished yet is given up, and the next creation goes on.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
+    :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
+    :raises StopRequested: it was asked to stop.
     """
+    with stoppable(stopped):
+        return _create_or_find(pipeline, stopped)
+
+
+def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> SlotRecord:
     findings = preflight.run(pipeline)
     cluster = findings.cluster
     known = findings.state
@@ -43,6 +56,14 @@ def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> Slo
     if known.slot is not None and set(wanted) <= set(known.tables):
         log.info("Slot %r exists, made at %s.", pipeline.slot, format_lsn(known.slot.consistent_point))
         return known.slot
+    if known.position is not None and known.position.ordinal:
+        more = ", ".join(table.qualified for oid, table in wanted.items() if oid not in known.tables)
+        raise Refused(
+            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: {more} cannot be added there, "
+            "since the transaction would not be the same with it.",
+            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run does); then add "
+            "the table.",
+        )
     patience = Patience(pipeline.outage_timeout, stopped)
     claim = Claim(pipeline, cluster, "create", patience)
     try:
@@ -90,9 +111,16 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
             )
             pinned = _pin(pipeline, cluster, findings.tables, oldest_xid)
             oids = sorted(p.table.oid for p in pinned)
+            covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
             claim.write(
                 {
-                    f.INTENT: {"slot": pipeline.slot, "publication": pipeline.publication_name, "at": time.time()},
+                    f.COVERAGE: covered.to_json(),
+                    f.INTENT: {
+                        "system_identifier": cluster.system_identifier,
+                        "slot": pipeline.slot,
+                        "publication": pipeline.publication_name,
+                        "at": time.time(),
+                    },
                     f.SLOT: record.to_json(),
                     **{f.table_key(p.table.oid): p.to_json() for p in pinned},
                     f.COMPLETE: {"tables": oids, "skipped": True, "at": time.time()},
@@ -114,6 +142,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
         claim.write(
             {
                 f.INTENT: {
+                    "system_identifier": claim.cluster.system_identifier,
                     "slot": pipeline.slot,
                     "publication": pipeline.publication_name,
                     "fingerprint": before,
@@ -122,9 +151,11 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
             }
         )
         added = [t for t in tables if t.oid not in claim.state.tables]
+        if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
+            raise Refused(" ".join(problems))
         if pipeline.create_publication:
-            publication.create(connection, pipeline.publication_name, tables)
-            _extend(connection, pipeline.publication_name, added)
+            publication.create(connection, pipeline.publication_name, tables, timeout=pipeline.create_slot_timeout)
+            publication.extend(connection, pipeline.publication_name, added, timeout=pipeline.create_slot_timeout)
         record = claim.state.slot
         if record is None:
             consistent_point = _make_slot(pipeline, connection, claim.cluster, tables, before)
@@ -146,19 +177,14 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
             values[f.COMPLETE] = {
                 "tables": sorted({*claim.state.completed, *(t.oid for t in added)}), "skipped": True, "at": time.time(),
             }  # fmt: skip
-        claim.write({f.SLOT: record.to_json(), **values})
+        oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
+        covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
+        if claim.state.coverage is not None:
+            # of a table that was there before, what was recorded then stays: it tells whether changes are missing
+            covered = claim.state.coverage.with_new(covered)
+        claim.write({f.SLOT: record.to_json(), f.COVERAGE: covered.to_json(), **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
-
-
-def _extend(connection: Connection, name: str, added: Sequence[Table]) -> None:
-    for each, members in zip(publication.names(name), publication.split(added), strict=True):
-        present = publication.read(connection, each)
-        for table in members:
-            if present is not None and table.oid not in present.tables:
-                connection.execute(
-                    f"ALTER PUBLICATION {quote(each)} ADD TABLE {quote(table.schema)}.{quote(table.name)}"
-                )
 
 
 def _make_slot(
@@ -223,20 +249,9 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
     present = topics.describe([*by_topic, events, letters])
     if pipeline.create_topics:
         replication = min(pipeline.replication_factor, topics.brokers())
-        safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
-        forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
-        for name in (events, letters):
+        for name in (events, letters, *by_topic):
             if name not in present:
-                topics.create(name, partitions=1, replication=replication, config={**safe, **forever})
-        for name, table in by_topic.items():
-            if name not in present:
-                policy = {"cleanup.policy": "compact"} if table.keyed else forever
-                topics.create(
-                    name,
-                    partitions=pipeline.partitions,
-                    replication=replication,
-                    config={**safe, **policy, **pipeline.topic_config},
-                )
+                topics.make(preflight.new_topic(pipeline, name, by_topic.get(name), replication))
         present = topics.describe(list(by_topic))
     control = state.Control(pipeline.kafka)
     owners = state.read_facts(pipeline.kafka, state.CONTROL_TOPIC, committed=False)
@@ -259,39 +274,75 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
 
 
 def check_topics(pipeline: Pipeline, known: f.State) -> None:
-    """Whether the topics are still those that were pinned: another partition count moves keys, another id is an empty topic.
+    """Whether the topics are still those that were pinned.
 
-    :raises StateError: one is not.
+    :raises StateError: one is not, see :func:`~airflow_bottledwater.flow.identity.check_topic`.
     """
-    present = Topics(pipeline.kafka).describe([p.topic for p in known.tables.values()])
-    for pinned in known.tables.values():
-        found = present.get(pinned.topic)
-        if found is None:
+    wanted = f.pins(known.tables.values())
+    present = Topics(pipeline.kafka).describe(list(wanted), confirm=True)
+    for name, pin in wanted.items():
+        check_topic(name, present.get(name), pin)
+
+
+def forget(pipeline: Pipeline, system_identifier: str) -> str:
+    """Delete the state of a slot of this name that belongs to another cluster, one that is gone for good; returns what was
+    done, in a sentence. Nothing in the database of this connection is touched.
+
+    :param system_identifier: of the other cluster: who names it has read whose state it is.
+    :raises StateError: the state is not that cluster's, or its pipeline is alive.
+    """
+    with session(pipeline.postgres, f"Identifying the cluster of slot {pipeline.slot!r}") as connection:
+        cluster = identify(connection)
+    topic = state.facts_topic(cluster.database, pipeline.slot)
+    known = read_state(pipeline, topic)
+    other = replace(cluster, system_identifier=system_identifier)
+    if cluster.system_identifier == system_identifier or known.system_identifier != system_identifier:
+        raise StateError(
+            f"State topic {topic!r} is of cluster {known.system_identifier or '(none)'}, and this is cluster "
+            f"{cluster.system_identifier}; cluster {system_identifier} has no state there that could be forgotten.",
+            "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
+        )
+    owner = preflight.pipeline_name(other, pipeline.slot)
+    before = read_status(pipeline, owner)
+    if before is not None and before["state"] not in ("stopped", "finished", "failed"):
+        # its own clock may differ from ours: it is alive if it goes on writing
+        time.sleep(_HEARTBEATS)
+        if (now := read_status(pipeline, owner)) is not None and now["at"] != before["at"]:
             raise StateError(
-                f"Topic {pinned.topic!r} does not exist any more.", "Drop the slot and start again with a snapshot."
+                f"The pipeline {owner!r} is alive: its job on host {now['job']['host']} is {now['state']}.",
+                "Leave it alone, and use another slot name for this database.",
             )
-        if found.id != pinned.topic_id:
-            raise StateError(
-                f"Topic {pinned.topic!r} was deleted and made again: its rows are gone.",
-                "Drop the slot and start again with a snapshot.",
-            )
-        if found.partitions != pinned.partitions:
-            raise StateError(
-                f"Topic {pinned.topic!r} has {found.partitions} partitions, it had {pinned.partitions}: keys would move between them.",
-                "Drop the slot and start again with a snapshot into a new topic (topic_prefix).",
-            )
+    claim = Claim(pipeline, other, "drop", Patience(pipeline.outage_timeout))
+    try:
+        _forget(pipeline, claim, owner)
+    finally:
+        claim.close()
+    return f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this database was changed."
+
+
+def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
+    """Delete what the state topics say of a pipeline; who claimed it and its ids stay, so that an old job stays fenced."""
+    tables = claim.state.tables
+    claim.write({key: None for key in claim.state.facts if key not in (f.CLAIM, f.IDS)})
+    control = state.Control(pipeline.kafka)
+    for pinned in tables.values():
+        control.write(f"owner/{pinned.topic}/{owner}", None)
+    control.write(f"status/{owner}", None)
+    control.close()
 
 
 def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
-    """Drop slot and publications, and forget the facts; returns what was done, in a sentence.
+    """Drop slot and publications, and delete the slot's saved state; returns what was done, in a sentence.
 
     :param when: ``retired``: only if the stream was stopped for good; ``always``; ``never``.
+    :raises StateError: the saved state is another cluster's; nothing was changed.
     """
     with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)
         present = slot.state(connection, pipeline.slot)
         topic = state.facts_topic(cluster.database, pipeline.slot)
         known = read_state(pipeline, topic)
+        check_cluster(known, cluster, topic)
         status = state.read_facts(pipeline.kafka, state.CONTROL_TOPIC, committed=False).get(
             f"status/{preflight.pipeline_name(cluster, pipeline.slot)}", {}
         )
@@ -309,21 +360,14 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
                 f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.",
                 "Drop it by hand if nobody needs it.",
             )
-        if known.facts:
-            claim = Claim(pipeline, cluster, "drop", Patience(pipeline.outage_timeout))
-            try:
-                done = _drop(pipeline, connection, claim.state)
-                claim.write({key: None for key in claim.state.facts if key not in (f.CLAIM, f.IDS)})
-            finally:
-                claim.close()
-        else:
-            done = _drop(pipeline, connection, known)
-        control = state.Control(pipeline.kafka)
-        owner = preflight.pipeline_name(cluster, pipeline.slot)
-        for pinned in known.tables.values():
-            control.write(f"owner/{pinned.topic}/{owner}", None)
-        control.write(f"status/{owner}", None)
-        control.close()
+        if not known.facts:
+            return _drop(pipeline, connection, known)
+        claim = Claim(pipeline, cluster, "drop", Patience(pipeline.outage_timeout))
+        try:
+            done = _drop(pipeline, connection, claim.state)
+            _forget(pipeline, claim, preflight.pipeline_name(cluster, pipeline.slot))
+        finally:
+            claim.close()
         return done
 
 

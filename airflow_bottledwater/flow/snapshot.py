@@ -26,7 +26,7 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
-from airflow_bottledwater.postgres.connect import Connection, identify, session
+from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,12 @@ def run(pipeline: Pipeline, run_lanes: RunLanes, *, stopped: threading.Event | N
 
     :raises BottledWaterError: see :mod:`airflow_bottledwater.errors`; whatever it is, finished ranges stay.
     """
-    with session(pipeline.postgres, "Snapshot") as connection:
+    stopped = stopped or threading.Event()
+    with stoppable(stopped), session(pipeline.postgres, "Snapshot") as connection:
         cluster = identify(connection)
-        claim = Claim(pipeline, cluster, "snapshot", Patience(pipeline.outage_timeout))
+        claim = Claim(pipeline, cluster, "snapshot", Patience(pipeline.outage_timeout, stopped))
         controller = Controller(pipeline, cluster, claim.job)
-        controller.stopped = stopped or controller.stopped
+        controller.stopped = stopped
         controller.status.state = "snapshot"
         controller.start()
         try:
@@ -98,6 +99,7 @@ class _Driver:
             known.slot,
             self._claim.cluster,
             known.position or Position(known.slot.consistent_point),
+            end_of_wal(self._connection),
         )
         setup.check_topics(self._pipeline, known)
         wanted = [oid for oid in known.tables if oid not in known.completed]
@@ -152,15 +154,17 @@ class _Driver:
         return tables
 
     def _refresh_pinned(self, tables: Sequence[Table]) -> None:
-        """Columns that changed since the slot was made get their schema now; a key that changed is refused."""
+        """Tables are read by the name and file that they have today. Columns that changed since the slot was made get their schema
+        now; a key that changed is refused."""
         changed: dict[str, dict[str, object] | None] = {}
+        known = self._claim.state.tables
         for table in tables:
-            pinned = self._claim.state.tables[table.oid]
-            if catalog.definition(table) == catalog.definition(pinned.table):
+            pinned = known[table.oid]
+            if table == pinned.table:
                 continue
             pinned.check_key(table)
-            value_schema = 0
-            if self._pipeline.output_format == "avro":
+            value_schema = pinned.value_schema
+            if self._pipeline.output_format == "avro" and catalog.definition(table) != catalog.definition(pinned.table):
                 value_schema = Registry(self._pipeline.registry).register(
                     f"{pinned.topic}-value", avro.value_schema(table)
                 )
@@ -236,7 +240,7 @@ class _Driver:
             self._pipeline,
             self._claim.job,
             f.stream_id(self._claim.prefix),
-            [pinned[oid].topic for oid in wanted],
+            f.pins(pinned[oid] for oid in wanted),
             self._claim.topic,
             Patience(self._pipeline.outage_timeout),
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.encoding import avro
-from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused, SlotError, SlotInUse
+from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused, SlotError, SlotInUse, StaleBatch
 from airflow_bottledwater.flow import facts as f
 from airflow_bottledwater.flow.batch import Batch, Version
 from airflow_bottledwater.flow.policy import Act, Patience, act
@@ -18,24 +18,28 @@ from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres import catalog, pgoutput, publication, slot
 from airflow_bottledwater.postgres.column_types import Declared, describe
-from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
 
 
-def check_slot(found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position) -> None:
-    """Whether the slot is the one that the state describes, at or behind P.
+def check_slot(
+    found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position, end_of_wal: int
+) -> None:
+    """Whether the slot is the one that the state describes, at or behind P, and P within the server's WAL.
 
-    :raises SlotError: it is gone, invalidated, of another cluster or database, or was moved forward.
+    :param end_of_wal: the server's WAL insert position.
+    :raises SlotError: it is gone, invalidated, of another cluster or database, or was moved forward; or the server was
+        set back to a moment before P.
     """
     way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
     if record.system_identifier != cluster.system_identifier:
         raise SlotError(
             f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot {record.name!r} "
             f"({record.system_identifier}).",
-            way_out,
+            "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
         )
     if record.timeline != cluster.timeline:
         raise SlotError(
@@ -46,6 +50,13 @@ def check_slot(found: slot.SlotState | None, record: SlotRecord, cluster: Cluste
     if found is None:
         raise SlotError(f"Slot {record.name!r} does not exist any more: changes since {position} are lost.", way_out)
     slot.check(found, record.database)
+    if position.lsn > end_of_wal:
+        raise SlotError(
+            f"The stream of slot {record.name!r} is at {position}, beyond the end of the server's WAL ({format_lsn(end_of_wal)}): the "
+            "server was set back to an earlier moment (a restored backup or file system snapshot), so the topics have changes that "
+            "it no longer has, and what it commits now would be taken for known.",
+            way_out,
+        )
     if found.confirmed > position.lsn:
         raise SlotError(
             f"Slot {record.name!r} is at {format_lsn(found.confirmed)}, ahead of what was published ({position}): somebody moved "
@@ -73,7 +84,8 @@ class Resolver:
             )
         known = current.table if current else pinned.table
         table = self._table(message, pinned, {c.name: c for c in known.columns})
-        pinned.check_key(table)
+        # with the full old row as identity the key is today's, of the catalog; else that of changes that follow
+        pinned.check_key(table, written=message.identity != "f")
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
@@ -90,11 +102,8 @@ class Resolver:
 
     def _table(self, message: pgoutput.RelationMessage, pinned: f.PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            today = {
-                c.name: c
-                for t in catalog.load(connection, [message.oid], forms=self._pipeline.forms)
-                for c in t.columns
-            }
+            tables = catalog.load(connection, [message.oid], forms=self._pipeline.forms)
+            today = {c.name: c for t in tables for c in t.columns}
             declared = []
             for column in message.columns:
                 row = connection.execute("SELECT format_type(%s, %s)", (column.type_oid, column.typmod)).fetchone()
@@ -123,10 +132,12 @@ class Resolver:
             for c, kind in zip(message.columns, kinds, strict=True)
         ]
         flagged = {c.name for c in message.columns if c.key}
-        # the message flags the key's columns but does not order them, and under FULL flags all
+        # the message flags the key's columns but does not order them, and under FULL flags all: then the catalog says
         key = pinned.table.key
         if message.identity in "di" and flagged != set(key):
             key = tuple(c.name for c in message.columns if c.key)
+        elif message.identity == "f" and tables:
+            key = tables[0].key
         return Table(
             message.oid, message.schema, message.name, message.identity, key, tuple(columns), 0, pinned.table.comment
         )
@@ -136,7 +147,8 @@ class ChangeSource:
     """Batches from the slot, from P on, across reconnections.
 
     :param position: P; A where nothing was streamed yet.
-    :param still_ours: raises TakenOver where another job has claimed the slot; asked before a slot is found unfit.
+    :param reached: gives P as it is in the state; raises TakenOver where another job has claimed the slot. Asked before a slot is
+        found unfit.
     """
 
     def __init__(
@@ -145,12 +157,12 @@ class ChangeSource:
         state: f.State,
         position: Position,
         patience: Patience,
-        still_ours: Callable[[], None] = lambda: None,
+        reached: Callable[[], Position | None] = lambda: None,
     ) -> None:
         record = state.slot
         assert record is not None
         self._pipeline, self._record, self._patience = pipeline, record, patience
-        self._still_ours = still_ours
+        self._reached = reached
         self._tables = state.tables
         self._cutter = Cutter(
             position,
@@ -241,10 +253,14 @@ class ChangeSource:
             cluster = identify(connection)
             found = slot.state(connection, self._record.name)
             try:
-                check_slot(found, self._record, cluster, self._cutter.position)
-            except SlotError:
+                check_slot(found, self._record, cluster, self._cutter.position, end_of_wal(connection))
+            except SlotError as error:
                 # a successor may have moved or dropped it; that is no damage, and nothing to advise against
-                self._still_ours()
+                reached = self._reached()
+                if reached is not None and reached > self._cutter.position:
+                    raise StaleBatch(
+                        f"Another attempt of this job has published up to {reached}; this one was at {self._cutter.position}."
+                    ) from error
                 raise
             if found is not None and found.active_pid is not None:
                 raise SlotInUse(f"Slot {found.name!r} is in use by process {found.active_pid}.", "Stop the other job.")

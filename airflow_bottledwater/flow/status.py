@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_bottledwater.flow.claim import read_state
 from airflow_bottledwater.flow.control import read_status
+from airflow_bottledwater.flow.identity import check_cluster
 from airflow_bottledwater.flow.preflight import pipeline_name
 from airflow_bottledwater.kafka import state
 from airflow_bottledwater.model.lsn import format_lsn
@@ -21,6 +22,7 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
     known = read_state(pipeline, state.facts_topic(cluster.database, pipeline.slot))
+    check_cluster(known, cluster, state.facts_topic(cluster.database, pipeline.slot))
     boundaries = known.boundaries
     tables = []
     for oid, pinned in sorted(known.tables.items(), key=lambda item: item[1].table.qualified):

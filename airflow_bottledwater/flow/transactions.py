@@ -56,7 +56,7 @@ from airflow_bottledwater.postgres.replication import XLOG_HEADER
     _SKIPPED_HERE,
 ) = range(16)
 
-_DONE, _RELATION, _TRUNCATE, _FULL, _CUT, _ROOM, _UNKNOWN, _MALFORMED = range(8)
+_DONE, _RELATION, _TRUNCATE, _FULL, _CUT, _ROOM, _UNKNOWN, _MALFORMED, _UNEXPECTED = range(9)
 
 
 @compiled
@@ -181,6 +181,9 @@ def _assemble(
             state[_ORDINAL] = ordinal
             state[_COUNT] = c + 1
             state[_BYTES] = o + n
+        elif kind != 89 and kind != 79 and kind != 77:
+            # Type, Origin and Message say nothing of rows; any other kind may
+            return i, _UNEXPECTED
         i += 1
     return i, _DONE
 
@@ -304,6 +307,12 @@ class Cutter:
                 self._next += 1
             elif why == _UNKNOWN:
                 raise ProtocolError("PostgreSQL sent a row before its Relation message.")
+            elif why == _UNEXPECTED:
+                raise ProtocolError(
+                    f"PostgreSQL sent a message of kind {chr(self._payload()[0])!r}, which was not asked for and may change rows; nothing "
+                    "of it is published.",
+                    "A slot with two_phase sends such messages: make one without.",
+                )
             else:
                 raise ProtocolError("PostgreSQL sent a message that does not follow the replication protocol.")
         return None
@@ -332,10 +341,12 @@ class Cutter:
     def _take_relation(self, data: bytes) -> None:
         message = pgoutput.relation(data)
         known = self._messages.get(message.oid)
-        if known == message:
+        if known == message and message.identity != "f":
             return  # every session repeats them, ANALYZE too
         current = self._current.get(message.oid)
         version = self._resolve(message, None if current is None else self._versions[current])
+        if known == message and current is not None and version is self._versions[current]:
+            return  # with the full old row as identity, the message does not tell a change of the primary key
         self._messages[message.oid] = message
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)

@@ -12,48 +12,44 @@ from typing import Any
 
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
-from psycopg import conninfo
+from psycopg import conninfo, pq
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.hooks import schema_registry
 from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.settings import Pipeline
 
-#: keys of a Postgres connection's extra that libpq knows; others belong to other tools
-_LIBPQ = frozenset(
-    [
-        "sslmode",
-        "sslrootcert",
-        "sslcert",
-        "sslkey",
-        "sslcrl",
-        "sslpassword",
-        "ssl_min_protocol_version",
-        "channel_binding",
-        "gssencmode",
-        "krbsrvname",
-        "passfile",
-        "service",
-        "connect_timeout",
-        "target_session_attrs",
-        "hostaddr",
-        "require_auth",
-    ]
-)
+#: set by us for each session (:mod:`airflow_bottledwater.postgres.connect`), whatever a connection says
+_OURS = frozenset(["replication", "client_encoding"])
+
+#: keys of a Postgres connection's extra that libpq knows (PQconndefaults); others belong to other tools
+_LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - _OURS
+
+
+#: of these the ones that libpq itself does not show (dispchar ``*`` of PQconninfoOption)
+_SECRET = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*")
 
 
 def dsn(connection: Any) -> str:
     """A Postgres connection as libpq's connection string."""
     extra = json.loads(connection.extra or "{}")
-    parts: dict[str, Any] = {
+    own: dict[str, Any] = {
         "host": connection.host,
         "port": connection.port,
         "dbname": connection.schema,
         "user": connection.login,
         "password": connection.password,
-        **{name: value for name, value in extra.items() if name in _LIBPQ},
+    }
+    parts = {
+        **{name: _text(value) for name, value in extra.items() if name in _LIBPQ},
+        **{name: value for name, value in own.items() if value not in (None, "")},
     }
     return conninfo.make_conninfo(**{name: value for name, value in parts.items() if value not in (None, "")})
+
+
+def _text(value: Any) -> Any:
+    """libpq's switches are numbers, in JSON they may be booleans."""
+    return int(value) if isinstance(value, bool) else value
 
 
 def properties(connection: Any) -> dict[str, str]:
@@ -120,9 +116,11 @@ class PipelineHook(BaseHook):
             raise self._missing(self.postgres_conn_id, error) from error
 
     def _masked(self, connection: Any) -> str:
-        if connection.password:
-            mask_secret(connection.password)
-        return dsn(connection)
+        found = dsn(connection)
+        for name, value in conninfo.conninfo_to_dict(found).items():
+            if name in _SECRET and value:
+                mask_secret(str(value))
+        return found
 
     def _needed(self) -> list[str]:
         for secret in ("postgres", "kafka", "registry"):
@@ -150,7 +148,7 @@ class PipelineHook(BaseHook):
 
     def _build(self, found: Mapping[str, Any]) -> Pipeline:
         values: dict[str, Any] = {
-            "postgres": dsn(found[self.postgres_conn_id]),
+            "postgres": self._masked(found[self.postgres_conn_id]),
             "kafka": properties(found[self.kafka_conn_id]),
             "registry": {},
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from airflow.sdk import BaseHook
 
@@ -13,11 +14,22 @@ from airflow_bottledwater.kafka.registry import Registry
 
 
 def properties(connection: Any) -> dict[str, str]:
-    """A connection as properties of the registry client: the URL in ``host``, user and password, the rest in ``extra``."""
-    found = {"url": connection.host or "", **json.loads(connection.extra or "{}")}
+    """A connection as properties of the registry client: the URL in ``host`` (or, as Airflow's HTTP connections have it, the host
+    alone, with ``port`` and the scheme in ``schema``), user and password, the rest in ``extra``."""
+    found = {"url": _url(connection), **json.loads(connection.extra or "{}")}
     if connection.login:
         found["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
     return texts(found)
+
+
+def _url(connection: Any) -> str:
+    host = connection.host or ""
+    if not host:
+        return ""
+    parts = urlsplit(host if "://" in host else f"{connection.schema or 'http'}://{host}")
+    if connection.port and parts.netloc.rpartition("]")[2].rpartition("@")[2].find(":") < 0:
+        parts = parts._replace(netloc=f"{parts.netloc}:{connection.port}")
+    return urlunsplit(parts)
 
 
 def texts(extra: Mapping[str, Any]) -> dict[str, str]:

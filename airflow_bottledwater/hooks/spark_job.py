@@ -6,6 +6,7 @@ job is a family of processes of its own, so that data flows whether or not Airfl
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -28,6 +29,10 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AI
 _MOST = 1 << 20
 
 Identity = dict[str, str]
+
+#: for whom a job runs: dag_id, run_id, slot and postgres_conn_id
+Owner = dict[str, str]
+_OWNER = "owner.json"
 
 
 def connection_of(conn_id: str) -> Any:
@@ -57,8 +62,40 @@ def refuse_foreign_hosts(what: str, executor: str | None = None) -> None:
     executor = executor or conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
     if "LocalExecutor" not in executor:
         raise Refused(
-            f"{what} in client mode needs an Airflow whose worker and triggerer share the host; the executor is {executor}.",
-            "Use a Spark connection with deploy-mode cluster (YARN or Kubernetes), or LocalExecutor.",
+            f"{what} needs an Airflow whose worker and triggerer share the host; the executor is {executor}.",
+            "Configure LocalExecutor, too, and give it to this task (executor='LocalExecutor'), or run the 'bottledwater' command "
+            "as a service.",
+        )
+
+
+def refuse_stream(conn_id: str, *, mode: str | None = None, executor: str | None = None) -> None:
+    """What the stream's job cannot do there, said before anything is changed.
+
+    :param conn_id: connection of type Spark.
+    :param mode: deploy mode; None: the connection's.
+    :param executor: of the stream's task; None: the first that is configured.
+    :raises Refused: there is no such connection, its deploy mode is cluster, or Airflow runs on several hosts.
+    """
+    connection = connection_of(conn_id)
+    if (mode or deploy_mode(connection)) != "client":
+        raise Refused(
+            f"The stream in deploy-mode cluster (connection {conn_id!r}) is not supported yet.",
+            "Use a Spark connection with deploy-mode client and LocalExecutor, or run the 'bottledwater' command as a service.",
+        )
+    refuse_foreign_hosts("The stream", executor)
+
+
+def refuse_missing_binary(conn_id: str) -> None:
+    """A job is submitted by a program of this host.
+
+    :param conn_id: connection of type Spark.
+    :raises Refused: there is no such connection, or not the program that it names.
+    """
+    name = str(connection_of(conn_id).extra_dejson.get("spark-binary") or "spark-submit")
+    if shutil.which(name, path=environment()["PATH"]) is None:
+        raise Refused(
+            f"{name} (of connection {conn_id!r}) is not on the PATH of this worker.",
+            "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on the PATH.",
         )
 
 
@@ -73,23 +110,40 @@ class SparkJobHook(BaseHook):
         self._hook = hook
 
     @staticmethod
-    def prepare(pipeline: Pipeline, name: str) -> tuple[Identity, Path]:
-        """A folder for one job, by which whoever has to will find it, and in it the settings file that only this user can read."""
-        home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow")
-        folder = home / "bottledwater" / f"{name}-{pipeline.slot}-{uuid.uuid4().hex[:12]}"
+    def prepare(pipeline: Pipeline, name: str, owner: Owner) -> tuple[Identity, Path]:
+        """A folder for one job, by which whoever has to will find it, and in it the settings file that only this user can read.
+
+        What killed jobs have left in their folders is removed.
+
+        :param owner: for whom it runs.
+        """
+        home = _home()
+        supervise.sweep(sorted(home.glob("*-*")))
+        folder = home / f"{name}-{pipeline.slot}-{uuid.uuid4().hex[:12]}"
         folder.mkdir(parents=True, mode=0o700)
+        (folder / _OWNER).write_text(json.dumps(owner))
         return {"folder": str(folder), "host": socket.gethostname()}, pipeline.write(folder)
 
     def start(self, identity: Identity, application: str) -> None:
         """Start the job."""
         command = self._hook._build_spark_submit_command(application)
-        supervise.start(Path(identity["folder"]), command, {**environment(), **(self._hook._env or {})})
+        master = str(self._hook._connection["master"] or "")
+        supervise.start(Path(identity["folder"]), command, {**environment(master=master), **(self._hook._env or {})})
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+def _home() -> Path:
+    return Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow") / "bottledwater"
+
+
+def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
     """What a job gets of the worker's environment."""
     kept = {k: v for k, v in (base or os.environ).items() if not k.startswith(_AIRFLOW_ONLY)}
-    return submit.environment(kept)
+    return submit.environment(kept, master=master)
+
+
+def is_here(identity: Identity) -> bool:
+    """Whether the job was started on this host; of another host nothing can be seen."""
+    return identity["host"] == socket.gethostname()
 
 
 def running(identity: Identity) -> bool:
@@ -97,12 +151,33 @@ def running(identity: Identity) -> bool:
 
     :raises Refused: it was started on another host.
     """
-    if identity["host"] != socket.gethostname():
+    if not is_here(identity):
         raise Refused(
             f"The job was started on host {identity['host']}, this is {socket.gethostname()}.",
-            "Client mode needs one host for worker and triggerer; use deploy-mode cluster.",
+            "Worker and triggerer must share the host. Clear the task: its next try takes the slot over.",
         )
     return supervise.running(Path(identity["folder"]))
+
+
+def stop_asked(identity: Identity) -> bool:
+    """Whether one of ours has stopped the job on its host (:func:`stop`), and not somebody through Kafka."""
+    return supervise.stop_asked(Path(identity["folder"]))
+
+
+def left_behind(owner: Owner) -> list[Identity]:
+    """The jobs that still run on this host for the tasks of a run.
+
+    Airflow tells only a trigger that is loaded that its task was ended; while no triggerer runs, nobody stops the job.
+    """
+    found = []
+    for path in sorted(_home().glob(f"*/{_OWNER}")):
+        try:
+            theirs = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if theirs == owner and supervise.running(path.parent):
+            found.append({"folder": str(path.parent), "host": socket.gethostname()})
+    return found
 
 
 def outcome(identity: Identity) -> dict[str, Any]:
@@ -139,23 +214,12 @@ class LogFollower:
     """
 
     def __init__(self, identity: Identity, write: Any, *, past: int | None = None) -> None:
-        self._path = Path(identity["folder"]) / supervise.LOG
-        self._write, self._at = write, 0
-        if past is not None and self._path.exists():
-            self._at = max(0, self._path.stat().st_size - past)
+        self._reader = supervise.LogReader(Path(identity["folder"]), past=past)
+        self._write = write
 
     def follow(self) -> None:
         """What is new."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                data = file.read(_MOST)
-        except OSError:
-            return
-        # a line that is longer than that comes in pieces
-        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == _MOST else b"")
-        self._at += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
+        for line in self._reader.read(_MOST):
             self._write(line)
 
 

@@ -105,6 +105,17 @@ COUNTERS = 5
 _AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 
 
+#: a broker's verdict on a record or its topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_MSG, MSG_SIZE_TOO_LARGE, TOPIC_EXCEPTION,
+#: TOPIC_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD (rd_kafka_resp_err_t), and librdkafka's
+#: _UNKNOWN_TOPIC, and _INVALID_DIFFERENT_RECORD for the records that only share the batch of a refused one
+VERDICTS = (3, 2, 10, 17, 29, 32, 44, 87, -188, -138)
+
+
+@compiled
+def _is_verdict(error):
+    return error in VERDICTS
+
+
 @numba.cfunc(
     types.void(types.intp, types.CPointer(types.int32), types.CPointer(types.int64)), nopython=True, cache=True
 )
@@ -115,8 +126,12 @@ def _delivered(producer, message, counters):
         counters[0] += 1
         return
     counters[1] += 1
+    # what fails with a refused record (its partition's sequence, the transaction's end) must not hide it
+    verdict, known = _is_verdict(np.int64(error)), _is_verdict(counters[2])
+    if known and not verdict:
+        return
     number = np.int64(np.uint32(message[16])) | (np.int64(message[17]) << 32)
-    if counters[2] == 0 or number < counters[3]:
+    if counters[2] == 0 or (verdict and not known) or number < counters[3]:
         counters[2] = np.int64(error)
         counters[3] = number
 
@@ -200,7 +215,8 @@ def _single(producer, topics, records, i, base, headers, now, latest, vus, texts
         vus[n + 1, 2] = texts.ctypes.data
         vus[n + 1, 3] = 25
         n += 2
-        if records[i, R_FLAGS] & FLAG_REREAD:
+        # not on the tombstone of a key change: it has no value
+        if records[i, R_FLAGS] & FLAG_REREAD and records[i, R_VALUE_LEN] >= 0:
             vus[n, 0] = _VT_HEADER
             vus[n, 1] = names + _AT_TOAST
             vus[n, 2] = names + _AT_REREAD

@@ -53,11 +53,6 @@ class RecordRefused(BottledWaterError):
         self.record, self.code = record, code
 
 
-#: verdicts on a record or its topic: MSG_SIZE_TOO_LARGE, INVALID_MSG, INVALID_RECORD, TOPIC_EXCEPTION, INVALID_TIMESTAMP,
-#: TOPIC_AUTHORIZATION_FAILED, POLICY_VIOLATION, _UNKNOWN_TOPIC, UNKNOWN_TOPIC_OR_PART after the topic had been there
-_VERDICTS = {10, 2, 87, 17, 32, 29, 44, -188, 3}
-
-
 @dataclass(frozen=True, slots=True)
 class Records:
     """Encoded records: rows of :mod:`wire` numbers that point into ``data``.
@@ -139,6 +134,8 @@ class Publisher:
             "transactional.id": transactional_id,
             "transaction.timeout.ms": str(int(transaction_timeout * 1000)),
             "enable.idempotence": "true",
+            # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's defaults
+            "allow.auto.create.topics": "false",
         }
         # a time-out of its own would drop records inside a transaction
         self._config.pop("message.timeout.ms", None)
@@ -236,7 +233,7 @@ class Publisher:
             if code == rd.QUEUE_FULL:
                 rd.poll(self._handle, 10)
                 self._raise_if_failed()
-            elif code in _VERDICTS:
+            elif code in rd.VERDICTS:
                 raise RecordRefused(
                     f"Kafka refuses a record of topic {self._topics[records.table[i, wire.R_TOPIC]]!r}: {rd.name(code)}.",
                     i,
@@ -256,6 +253,10 @@ class Publisher:
             for each in records:
                 self.produce(each)
             self.drain()
+            if failed := int(self._counters[rd.COUNT_FAILED]):
+                raise NewProducerNeeded(
+                    f"{failed} records were not confirmed: {rd.name(int(self._counters[rd.FIRST_ERROR]))}."
+                )
             raise _Undone
 
     def drain(self) -> None:
@@ -269,7 +270,7 @@ class Publisher:
 
     def _raise_if_failed(self) -> None:
         code = int(self._counters[rd.FIRST_ERROR])
-        if code in _VERDICTS:
+        if code in rd.VERDICTS:
             raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counters[rd.FIRST_FAILED]), code)
 
     def _commit(self) -> None:

@@ -6,22 +6,59 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from airflow_bottledwater.encoding.names import mangle
-from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.kafka.topics import Topics, client_config, errors, passes
+from airflow_bottledwater.errors import Outage, StateError
+from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, client_config, errors, passes
+
+log = logging.getLogger(__name__)
 
 CONTROL_TOPIC = "_bottledwater"
-#: compacted, small segments, so that compaction follows soon
-TOPIC_CONFIG = {"cleanup.policy": "compact", "segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
+
+
+def new_topic(name: str, replication: int) -> NewTopic:
+    """A state topic to create: compacted, with small segments, so that compaction follows soon and reading it stays quick.
+
+    Managed Kafkas allow segments of 50 MiB and more (Confluent Cloud: segment.bytes is at least 52428800,
+    https://docs.confluent.io/cloud/current/topics/manage.html), or leave neither to us.
+    """
+    compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
+    quick = {**compact, "min.cleanable.dirty.ratio": "0.1"}
+    configs = (
+        {**quick, "segment.bytes": "16777216"},
+        {**quick, "segment.bytes": "52428800"},
+        {**compact, "segment.bytes": "52428800"},
+        compact,
+        {"cleanup.policy": "compact"},
+    )
+    return NewTopic(name, 1, replication, configs[: None if replication >= 3 else 4])
+
+
+def unfit(topic: Topic) -> str:
+    """Why an existing topic cannot hold our state; empty where it can (or its settings may not be read).
+
+    With ``delete``, be it beside ``compact``, the oldest records go after the retention: the claim, the slot and the plan, which
+    are written once.
+    """
+    if not topic.cleanup or topic.cleanup.replace(" ", "") == "compact":
+        return (
+            ""
+            if topic.partitions == 1
+            else f"State topic {topic.name!r} has {topic.partitions} partitions; it must have one."
+        )
+    return (
+        f"State topic {topic.name!r} has cleanup.policy={topic.cleanup}: what is written once (claims, positions, plans) would expire. "
+        f"Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config cleanup.policy=compact"
+    )
+
 
 Facts = dict[str, dict[str, Any]]
 
@@ -34,6 +71,15 @@ def facts_topic(database: str, slot: str) -> str:
 def encode(value: dict[str, Any] | None) -> bytes | None:
     """A fact's bytes; None is a tombstone."""
     return None if value is None else json.dumps(value, separators=(",", ":")).encode()
+
+
+def _decode(key: bytes | None, value: bytes | None) -> tuple[str, dict[str, Any] | None]:
+    """:raises ValueError: it is no record of ours."""
+    name = key.decode() if key else ""
+    found = json.loads(value) if value is not None else None
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"its value is a JSON {type(found).__name__}, not an object")
+    return name, found
 
 
 def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
@@ -52,10 +98,14 @@ def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
 
 
 class Reader:
-    """Folds a one-partition compacted topic into a dictionary, to its end and then on."""
+    """Folds a one-partition compacted topic into a dictionary, to its end and then on.
+
+    Others write to the shared topic, too: what is malformed there is left out, with one warning. A slot's facts are our own.
+    """
 
     def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True) -> None:
         self._config, self._topic = config, topic
+        self._warned = False
         self._consumer = _consumer(config, "read_committed" if committed else "read_uncommitted")
         self._consumer.assign([TopicPartition(topic, 0, 0)])
         self._at = 0
@@ -64,7 +114,10 @@ class Reader:
         self.offsets: dict[str, int] = {}
 
     def poll(self, timeout: float) -> list[tuple[str, dict[str, Any] | None]]:
-        """What is new; waits at most ``timeout`` seconds for it."""
+        """What is new; waits at most ``timeout`` seconds for it.
+
+        :raises StateError: a record of a slot's facts is malformed.
+        """
         changes = []
         with errors(self._config):
             # consume() would wait for all 1000 until its time is over
@@ -78,8 +131,11 @@ class Reader:
                         raise KafkaException(error)
                     continue
                 self._at = max(self._at, message.offset() + 1)
-                key = message.key().decode() if message.key() else ""
-                value = json.loads(message.value()) if message.value() is not None else None
+                try:
+                    key, value = _decode(message.key(), message.value())
+                except ValueError as wrong:
+                    self._malformed(message.offset(), wrong)
+                    continue
                 if value is None:
                     self.values.pop(key, None)
                 else:
@@ -87,6 +143,23 @@ class Reader:
                 self.offsets[key] = message.offset()
                 changes.append((key, value))
         return changes
+
+    def _malformed(self, offset: int, error: ValueError) -> None:
+        if self._topic != CONTROL_TOPIC:
+            raise StateError(
+                f"The record at offset {offset} of state topic {self._topic!r} is not one of ours: {error}.",
+                "Find out who else writes to this topic, and take the right away; then see docs/operations.md, 'Lost state'.",
+            )
+        if not self._warned:
+            log.warning(
+                "Records of topic %r that are not ours are left out; the first is at offset %d.", self._topic, offset
+            )
+            self._warned = True
+
+    @property
+    def at(self) -> int:
+        """The offset behind the last record that was read."""
+        return self._at
 
     def read_to(self, end: int, *, timeout: float, waiting: Callable[[str], None] | None = None) -> Facts:
         """Read until the offset ``end`` is passed.
@@ -113,23 +186,30 @@ class Reader:
         self._consumer.close()
 
 
-def read_facts(config: Mapping[str, str], topic: str, *, timeout: float = 90.0, committed: bool = True) -> Facts:
-    """All facts of the topic up to its present end; nothing if there is no such topic."""
-    with _reader(config, topic, timeout, committed) as reader:
-        return {} if reader is None else reader.values
+def read_facts(
+    config: Mapping[str, str],
+    topic: str,
+    *,
+    timeout: float = 90.0,
+    committed: bool = True,
+    admin: Topics | None = None,
+    must_exist: bool = False,
+) -> Facts:
+    """All facts of the topic up to its present end; nothing if there is no such topic.
 
-
-@contextlib.contextmanager
-def _reader(config: Mapping[str, str], topic: str, timeout: float, committed: bool) -> Iterator[Reader | None]:
-    topics = Topics(config)
-    if topic not in topics.describe([topic]):
-        yield None
-        return
+    :param admin: the caller's client, where it has one.
+    :param must_exist: the topic was there before.
+    :raises StateError: it is gone that was there.
+    """
+    topics = admin or Topics(config)
+    if topic not in topics.describe([topic], confirm=True):
+        if must_exist:
+            raise StateError(f"State topic {topic!r} does not exist any more.", "See docs/operations.md, 'Lost state'.")
+        return {}
     end = topics.ends(topic, 1)[0]
     reader = Reader(config, topic, committed=committed)
     try:
-        reader.read_to(end, timeout=timeout)
-        yield reader
+        return reader.read_to(end, timeout=timeout)
     finally:
         reader.close()
 
@@ -140,7 +220,14 @@ class Control:
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = config
         self._producer = Producer(
-            {**config, "enable.idempotence": True, "linger.ms": 0, "log_level": "2", "message.timeout.ms": 10_000}
+            {
+                **config,
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "log_level": "2",
+                "message.timeout.ms": 10_000,
+                "allow.auto.create.topics": False,
+            }
         )
 
     def write(self, key: str, value: dict[str, Any] | None, *, wait: float = 10.0) -> None:

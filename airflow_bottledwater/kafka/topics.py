@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import confluent_kafka.admin
 import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (
-    AclOperation,
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 
 #: the broker's default of max.message.bytes, where it may not be asked
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
+#: seconds for which a topic must be unknown to be taken for missing
+_CONFIRM = 2.0
 #: a verdict; a broker that stops in the middle of a handshake has the same error codes
 _REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
@@ -44,6 +41,45 @@ class Topic:
     may_write: bool
 
 
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create.
+
+    :param configs: of which the first is used that the broker takes: managed Kafkas allow some properties in a range only, or not
+        at all.
+    """
+
+    name: str
+    partitions: int
+    replication: int
+    configs: tuple[Mapping[str, str], ...]
+
+
+#: where the next configuration is tried: INVALID_CONFIG and POLICY_VIOLATION of
+#: https://kafka.apache.org/protocol#protocol_error_codes
+_OF_THE_CONFIGURATION = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
+#: what a broker answers for good to CreateTopics, and what the reader can do
+_REFUSALS_TO_CREATE = {
+    KafkaError.INVALID_CONFIG: "See topic_config, and which topic settings this Kafka allows.",
+    KafkaError.POLICY_VIOLATION: "It has a policy for new topics: see partitions, replication_factor and topic_config.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "See replication_factor, and how many brokers are up.",
+    KafkaError.INVALID_PARTITIONS: "See partitions.",
+    KafkaError.TOPIC_EXCEPTION: "Use another topic_prefix.",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: GRANT,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: GRANT,
+}
+
+
+def _asked(topic: NewTopic, config: Mapping[str, str]) -> confluent_kafka.admin.NewTopic:
+    return confluent_kafka.admin.NewTopic(
+        topic.name, num_partitions=topic.partitions, replication_factor=topic.replication, config=dict(config)
+    )
+
+
+def _why(error: KafkaError) -> str:
+    return f"{error.name()}: {error.str().rstrip('.')}. {_REFUSALS_TO_CREATE[error.code()]}"
+
+
 def client_config(config: Mapping[str, str]) -> dict[str, Any]:
     """The user's properties as far as consumers and admin clients know them."""
     producer_only = (
@@ -60,7 +96,11 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
         "partitioner",
         "sticky.",
     )
-    return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {"log_level": "2"}
+    return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {
+        "log_level": "2",
+        # a question must never make a topic
+        "allow.auto.create.topics": "false",
+    }
 
 
 #: the client's own and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: "retriable" in
@@ -140,21 +180,27 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     return Refused(f"Kafka at {servers}: {text}.")
 
 
+def _note_refusal(refusals: list[str], error: KafkaError) -> None:
+    """Why no broker could be used: the calls themselves only say that none answered in time."""
+    if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
+        refusals[:] = [error.str()]
+
+
 class Topics:
     """An admin client with the few questions that we have."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = dict(config)
-        self._refusal = ""
+        self._refusals: list[str] = []
+        self._admin = self._make()
+
+    def _make(self) -> AdminClient:
+        # nothing that refers to this object: a client in a cycle keeps its threads and sockets until the collector runs
+        noted = functools.partial(_note_refusal, self._refusals)
         try:
-            self._admin = AdminClient({**client_config(config), "error_cb": self._on_error})
+            return AdminClient({**client_config(self._config), "error_cb": noted})
         except KafkaException as error:
             raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
-
-    def _on_error(self, error: KafkaError) -> None:
-        """Why no broker could be used: the calls themselves only say that none answered in time."""
-        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
-            self._refusal = error.str()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -167,9 +213,11 @@ class Topics:
                 yield
         except Outage:
             self._admin.poll(0)
-            if self._refusal:
+            if self._refusals:
+                # of a client that lives on, the next outage may be one
+                refusal = self._refusals.pop()
                 raise CredentialsRefused(
-                    f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {self._refusal}.",
+                    f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {refusal}.",
                     "Check user, password, sasl.mechanism and ssl.ca.location.",
                 ) from None
             raise
@@ -193,11 +241,28 @@ class Topics:
         with self._errors():
             return sorted(self._admin.list_topics(timeout=_TIMEOUT).topics)
 
-    def describe(self, names: Sequence[str]) -> dict[str, Topic]:
+    def describe(self, names: Sequence[str], *, confirm: bool = False) -> dict[str, Topic]:
         """The topics that exist, by name.
 
+        :param confirm: for whoever takes a topic that is missing for lost: a broker that has just started, or one that is behind
+            the others, knows few topics for a moment. It is missing if that is the answer for some seconds, to two questions.
         :raises Refused: one of them may not be seen; whether it exists is not known then.
         """
+        found = self._describe(names)
+        deadline = time.monotonic() + _CONFIRM
+        while confirm and (missing := [name for name in names if name not in found]):
+            if time.monotonic() > deadline and not set(missing) & set(self.names()):
+                break
+            if time.monotonic() > deadline + _TIMEOUT:
+                raise Outage(
+                    f"Kafka at {self._config.get('bootstrap.servers', '?')} lists topic {missing[0]!r} and says that it does not know it.",
+                    "It is being made or deleted, or the brokers differ; try again.",
+                )
+            time.sleep(_CONFIRM / 10)
+            found |= self._describe(missing)
+        return found
+
+    def _describe(self, names: Sequence[str]) -> dict[str, Topic]:
         if not names:
             return {}
         found: dict[str, Topic] = {}
@@ -229,22 +294,45 @@ class Topics:
             )
         return found
 
-    def uncreatable(self, names: Sequence[str]) -> list[str]:
-        """Those of these missing topics that we have no right to create; the broker is asked without creating any."""
-        denied = []
+    def uncreatable(self, wanted: Sequence[NewTopic]) -> dict[str, str]:
+        """Those of these missing topics that the broker would refuse to create, and why; it is asked without creating any."""
+        denied: dict[str, str] = {}
+        if not wanted:
+            return denied
         with self._errors():
-            asked = self._admin.create_topics(
-                [NewTopic(name, num_partitions=1, replication_factor=1) for name in names],
+            first = self._admin.create_topics(
+                [_asked(topic, topic.configs[0]) for topic in wanted],
                 validate_only=True,
                 request_timeout=_TIMEOUT,
             )
-            for name, future in asked.items():
-                try:
-                    future.result()
-                except KafkaException as error:
-                    if "AUTH" in error.args[0].name():
-                        denied.append(name)
+            # all in one question; one by one only what is refused
+            for topic in wanted:
+                if (
+                    first[topic.name].exception() is not None
+                    and (refusal := self._try_to_create(topic, validate_only=True)) is not None
+                ):
+                    denied[topic.name] = _why(refusal.args[0])
         return denied
+
+    def _try_to_create(self, topic: NewTopic, *, validate_only: bool) -> KafkaException | None:
+        """Create a topic with the first of its configurations that the broker takes; returns the last refusal where it takes none."""
+        refusal: KafkaException | None = None
+        for config in topic.configs:
+            future = self._admin.create_topics(
+                [_asked(topic, config)], validate_only=validate_only, request_timeout=_TIMEOUT
+            )
+            try:
+                future[topic.name].result()
+                return None
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    return None
+                if error.args[0].code() not in _REFUSALS_TO_CREATE:
+                    raise
+                refusal = error
+                if error.args[0].code() not in _OF_THE_CONFIGURATION:
+                    break
+        return refusal
 
     def _configs(self, names: list[str]) -> dict[str, dict[str, str]]:
         if not names:
@@ -263,20 +351,20 @@ class Topics:
         return configs
 
     def create(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
-        """Create a topic and wait until the broker knows it; one that exists is left alone."""
-        settings = dict(config)
+        """:meth:`make` with one configuration."""
+        self.make(NewTopic(name, partitions, replication, (config,)))
+
+    def make(self, topic: NewTopic) -> None:
+        """Create a topic and wait until the broker knows it; one that exists is left alone.
+
+        :raises Refused: the broker does not take it; the message says what of it.
+        """
         with self._errors():
-            future = self._admin.create_topics(
-                [NewTopic(name, num_partitions=partitions, replication_factor=replication, config=settings)],
-                request_timeout=_TIMEOUT,
-            )[name]
-            try:
-                future.result()
-            except KafkaException as error:
-                if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-                    raise
+            refusal = self._try_to_create(topic, validate_only=False)
+            if refusal is not None:
+                raise Refused(f"Kafka refuses to create topic {topic.name!r}: {_why(refusal.args[0])}")
             deadline = time.monotonic() + _TIMEOUT
-            while name not in self._admin.list_topics(timeout=_TIMEOUT).topics and time.monotonic() < deadline:
+            while topic.name not in self._admin.list_topics(timeout=_TIMEOUT).topics and time.monotonic() < deadline:
                 time.sleep(0.05)
 
     # a topic that was just made has no leader for a moment
@@ -298,4 +386,17 @@ class Topics:
                 isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=_TIMEOUT,
             )
-            return [future.result().offset for _, future in sorted(futures.items(), key=lambda item: item[0].partition)]
+            try:
+                return [
+                    future.result().offset for _, future in sorted(futures.items(), key=lambda item: item[0].partition)
+                ]
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
+                    # the partition has another leader epoch since its broker was started again, and this client would ask with the
+                    # old one for ever
+                    self._admin = self._make()
+                # a broker that has just started, or is behind the others, does not know it yet
+                if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                raise Outage(f"Kafka does not know topic {name!r}.", "If it was deleted, its rows are gone.") from None

@@ -136,14 +136,14 @@ class Stack:
         )
 
     def stop(self) -> None:
-        """Stop everything, the Spark jobs first."""
-        jobs = self._folder / "airflow" / "bottledwater"
-        for folder in jobs.iterdir() if jobs.is_dir() else ():
-            supervise.stop(folder, timeout=5)
+        """Stop everything: Airflow, which would submit a job again that ends while its task waits, then the jobs."""
         if self.airflow is None and (self._folder / "airflow").exists():
             self.airflow = self._make_airflow()
         if self.airflow is not None:
             self.airflow.stop()
+        jobs = self._folder / "airflow" / "bottledwater"
+        for folder in jobs.iterdir() if jobs.is_dir() else ():
+            supervise.stop(folder, timeout=5)
         self.data.stop()
 
 

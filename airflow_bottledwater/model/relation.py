@@ -85,6 +85,7 @@ class Table:
     :param key: the names of the key columns in index order; empty for an unkeyed table.
     :param columns: what the publication sends: no dropped and no generated columns.
     :param filenode: ``pg_relation_filenode``; another one means that the rows have moved.
+    :param unpublishable: its full old row cannot be sent, so that publishing updates or deletes would make them fail.
     """
 
     oid: int
@@ -99,6 +100,7 @@ class Table:
     pages: int = 0
     row_security: bool = False
     key_problem: str = field(default="", compare=False)
+    unpublishable: bool = field(default=False, compare=False)
 
     @property
     def qualified(self) -> str:
@@ -109,6 +111,11 @@ class Table:
     def keyed(self) -> bool:
         """Whether its messages have keys."""
         return bool(self.key)
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether its updates and deletes can be published: there is a key, or the full old row."""
+        return self.keyed or (self.identity == "f" and not self.unpublishable)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values, for the state topic."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, JobFailed
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 
 #: set explicitly by parameters; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
@@ -96,6 +96,16 @@ class PipelineMixin:
             self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings()
         )
 
+    def job_owner(self, context: Any, slot: str) -> dict[str, str]:
+        """For which run a job works, told in its folder: so that another task of the run finds what is left of it."""
+        ti: Any = context["ti"]
+        return {
+            "dag_id": ti.dag_id,
+            "run_id": ti.run_id,
+            "slot": slot,
+            "postgres_conn_id": self.postgres_conn_id,
+        }
+
     def trigger_arguments(self) -> dict[str, Any]:
         """What a trigger needs to make the same hook: ids and settings, never a secret."""
         return {
@@ -130,3 +140,13 @@ def failing() -> Iterator[None]:
         if transient(error):
             raise
         raise AirflowFailException(str(error)) from error
+
+
+def known_event(event: dict[str, Any] | None) -> dict[str, Any]:
+    """A sensor's verdict from its trigger.
+
+    :raises JobFailed: it is none; a sensor that succeeded on it would let the DAG go on.
+    """
+    if event is None or event.get("status") not in ("ok", "failed"):
+        raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+    return event

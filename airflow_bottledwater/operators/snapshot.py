@@ -37,14 +37,20 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._set_pipeline(**pipeline)
         self._identity: Identity | None = None
 
-    def _submit(self, pipeline: Pipeline, keep: Callable[[Identity], None], *, bounded: bool = False) -> Identity:
+    def _submit(
+        self, context: Context, pipeline: Pipeline, keep: Callable[[Identity], None], *, bounded: bool = False
+    ) -> Identity:
         """Start the job as a supervised family of processes (client mode).
 
         :param keep: stores who it is, before it starts: what dies in between leaves no job that nobody knows.
         """
-        identity, settings = SparkJobHook.prepare(pipeline, self.job_name)
-        self._describe(settings, bounded)
-        self._hook = self._get_hook()
+        identity, settings = SparkJobHook.prepare(pipeline, self.job_name, self.job_owner(context, pipeline.slot))
+        try:
+            self._describe(settings, bounded)
+            self._hook = self._get_hook()
+        except BaseException:
+            spark_job.forget(identity)  # with its settings
+            raise
         self._identity = identity
         keep(identity)
         SparkJobHook(self._hook).start(identity, self.application)
@@ -70,10 +76,37 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             raise (JobFailed(message) if result.get("transient") else AirflowFailException(message))
         return {k: v for k, v in result.items() if k != "ok"}
 
+    def _earlier(self, known: Identity | None, context: Context, stop: Callable[[Identity], None]) -> Identity | None:
+        """The job of an earlier try, unless the task was cleared: then whatever its earlier life left is ended first.
+
+        :param stop: ends a job, or raises.
+        """
+        if known is None:
+            return None
+        if not spark_job.is_here(known):
+            self.log.warning(
+                "The job of an earlier try was started on host %s, and this is another: whether it still runs cannot be seen. A new "
+                "job takes the slot over; the old one then publishes nothing more and ends.",
+                known["host"],
+            )
+            return None
+        if self._is_fresh(context):
+            self.log.info("The job of the task's earlier life is stopped first.")
+            stop(known)
+            spark_job.forget(known)
+            return None
+        return known
+
+    def _is_fresh(self, context: Context) -> bool:
+        """The first try of the task's life: clearing sets max_tries to try_number + retries."""
+        ti: Any = context["ti"]
+        return bool(ti.try_number == ti.max_tries - self.retries + 1)
+
     def on_kill(self) -> None:
         """End the job in order, then by force."""
         if self._identity is not None:
-            spark_job.stop(self._identity)
+            if spark_job.stop(self._identity):
+                spark_job.forget(self._identity)
         elif self._hook is not None:
             super().on_kill()
 
@@ -101,23 +134,32 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
             if not self._client_mode:
                 return self._in_cluster(context, pipeline)
             store: Any = context["task_state_store"]
-            known = store.get(_STATE_KEY)
+            known = self._earlier(store.get(_STATE_KEY), context, _stop)
             if known and spark_job.running(known):
                 self.log.info("The job of an earlier try still runs; it is followed.")
                 self._identity = known
             else:
-                self._identity = self._submit(pipeline, lambda identity: store.set(_STATE_KEY, identity))
+                if known:
+                    spark_job.forget(known)
+                self._identity = self._submit(context, pipeline, lambda identity: store.set(_STATE_KEY, identity))
             result = spark_job.wait(self._identity, self.log.info)
             spark_job.forget(self._identity)
             if result.get("stopped"):
-                raise JobFailed("The snapshot was stopped before its end; the next try resumes it.")
+                raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
         return self._finish(result)
 
     def _in_cluster(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
-        identity, settings = SparkJobHook.prepare(pipeline, self.job_name)
+        identity, settings = SparkJobHook.prepare(pipeline, self.job_name, self.job_owner(context, pipeline.slot))
         try:
             self._describe(settings, bounded=False)
             super().execute(context)
         finally:
             spark_job.forget(identity)
         return {}
+
+
+def _stop(identity: Identity) -> None:
+    if not spark_job.stop(identity):
+        raise JobFailed(
+            f"The earlier snapshot job in {identity['folder']} does not end.", "End its processes, then clear the task."
+        )

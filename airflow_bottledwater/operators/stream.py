@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_bottledwater.errors import JobFailed, Outage, Refused
+from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, Outage
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, failing
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _JOB, _RESTARTS = "bottledwater_job", "bottledwater_restarts"
 #: seconds of back-off before a job that died of a transient cause is submitted again, doubling
 _BACKOFF, _MOST_BACKOFF = 2.0, 300.0
-#: a job that ran this long starts the count of restarts anew
+#: a job that ran this long, and worked, starts the count of restarts anew
 _STABLE = 600.0
 
 
@@ -66,37 +66,26 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """Submit the job, or attach to the one of an earlier try, and defer."""
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            if not self._client_mode:
-                raise Refused(
-                    "The stream in deploy-mode cluster is not supported yet.",
-                    "Use a Spark connection with deploy-mode client and LocalExecutor, or run the 'bottledwater' command as a service.",
-                )
-            spark_job.refuse_foreign_hosts("The stream", self.executor)
+            spark_job.refuse_stream(self._conn_id, mode=self._deploy_mode, executor=self.executor)
             store: Any = context["task_state_store"]
-            known = store.get(_JOB)
-            if known and self._is_fresh(context):
-                # cleared: whatever an earlier life of the task left must be gone before a new job starts
-                self.log.info("The job of the task's earlier life is stopped first.")
-                stop_job(pipeline, known)
-                spark_job.forget(known)
-                known = None
+            known = self._earlier(store.get(_JOB), context, lambda identity: stop_job(pipeline, identity))
             if known and spark_job.running(known):
                 self.log.info("The job still runs; attaching to it.")
                 self._identity = known
             elif known and (result := spark_job.outcome(known))["ok"] and not result.get("stopped"):
+                spark_job.forget(known)
                 return self._finish(result)
             else:
-                store.set(_RESTARTS, {"count": 0, "at": time.time()}, retention=NEVER_EXPIRE)
-                self._identity = self._start(store)
+                if known:
+                    spark_job.forget(known)
+                store.set(_RESTARTS, {"count": 0, "at": time.time(), "position": None}, retention=NEVER_EXPIRE)
+                self._identity = self._start(context)
         self._watch(self._identity)
 
-    def _is_fresh(self, context: Context) -> bool:
-        """The first try of the task's life: clearing sets max_tries to try_number + retries."""
-        ti: Any = context["ti"]
-        return bool(ti.try_number == ti.max_tries - self.retries + 1)
-
-    def _start(self, store: Any) -> Identity:
+    def _start(self, context: Context) -> Identity:
+        store: Any = context["task_state_store"]
         return self._submit(
+            context,
             self.pipeline_hook.pipeline(),
             lambda identity: store.set(_JOB, identity, retention=NEVER_EXPIRE),
             bounded=_true(self.bounded),
@@ -129,10 +118,18 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if event["status"] == "timeout":
             with failing():
                 stop_job(self.pipeline_hook.pipeline(), identity)
+            spark_job.forget(identity)
             raise Outage(
                 f"The stream ran longer than its timeout of {self.timeout:.0f} s and was stopped.", "The slot is kept."
             )
         result = spark_job.outcome(identity)
+        if result["ok"] and result.get("stopped") and spark_job.stop_asked(identity):
+            # by a triggerer whose trigger was given to another one: Airflow tells it that a user ended the task
+            result = {
+                "ok": False,
+                "transient": True,
+                "error": "It was stopped on its host, but its task still waits for it.",
+            }
         if result["ok"] or not result.get("transient"):
             self.log.info("The job's log ends with:\n%s", event.get("log", ""))
             spark_job.forget(identity)
@@ -142,8 +139,10 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _again(self, context: Context, identity: Identity, result: dict[str, Any]) -> dict[str, Any]:
         """Submit a job that died of a transient cause again, without using up a try."""
         store: Any = context["task_state_store"]
-        count = store.get(_RESTARTS) or {"count": 0, "at": time.time()}
-        number = 0 if time.time() - count["at"] > _STABLE else count["count"]
+        last = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
+        reached = self._reached()
+        number = 0 if self._was_well(last, reached, result) else last["count"]
+        spark_job.forget(identity)
         if number >= self.restarts:
             return self._finish(result)
         pause = min(_BACKOFF * 2**number, _MOST_BACKOFF)
@@ -155,11 +154,36 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             self.restarts,
         )
         time.sleep(pause)
-        spark_job.forget(identity)
-        store.set(_RESTARTS, {"count": number + 1, "at": time.time()}, retention=NEVER_EXPIRE)
+        position = last["position"] if reached is None else reached
+        store.set(_RESTARTS, {"count": number + 1, "at": time.time(), "position": position}, retention=NEVER_EXPIRE)
         with failing():
-            self._identity = self._start(store)
+            self._identity = self._start(context)
         self._watch(self._identity)
+
+    @staticmethod
+    def _was_well(last: dict[str, Any], reached: int | None, result: dict[str, Any]) -> bool:
+        """Whether the job that ended has worked, so that its end is not one more of the same trouble.
+
+        Time alone does not tell: a job that waits for a server lives as long as its ``outage_timeout``.
+        """
+        if time.time() - last["at"] <= _STABLE:
+            return False
+        progress = reached is not None and last["position"] is not None and reached > last["position"]
+        return progress or result.get("kind") == Interrupted.__name__
+
+    def _reached(self) -> int | None:
+        """How far the slot is confirmed: what is published; None if the source does not say."""
+        from airflow_bottledwater.postgres import slot
+        from airflow_bottledwater.postgres.connect import session
+
+        try:
+            pipeline = self.pipeline_hook.pipeline()
+            with session(pipeline.postgres, "Reading the slot's position") as connection:
+                found = slot.state(connection, pipeline.slot)
+        except BottledWaterError as error:
+            self.log.info("The slot's position is not known: %s", error)
+            return None
+        return None if found is None else found.confirmed
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """If the trigger itself failed, the job may still run: the retry attaches to it; a last try stops it."""
@@ -169,6 +193,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             ti: Any = context["ti"]
             if known and ti.try_number > ti.max_tries:
                 stop_job(self.pipeline_hook.pipeline(), known)
+                spark_job.forget(known)
         return super().resume_execution(next_method, next_kwargs, context)
 
 

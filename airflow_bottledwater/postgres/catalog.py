@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from airflow_bottledwater.errors import PreflightError
@@ -13,14 +13,27 @@ from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
 
-#: relations that rows are read from: tables and the leaves of partitioned ones (a parent stands for its leaves)
+#: relations that rows are read from: tables and the leaves of partitioned ones (a parent stands for its leaves). Nothing here
+#: takes a lock on them: pg_relation_size and pg_partition_tree would wait behind whoever locks one of them
 _RELATIONS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence, c.relrowsecurity,
-       coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'),
-       CASE WHEN c.relkind = 'r' THEN pg_relation_size(c.oid) / current_setting('block_size')::int ELSE 0 END,
-       ARRAY(SELECT relid::oid FROM pg_partition_tree(c.oid) WHERE isleaf AND c.relkind = 'p')
+       coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'), greatest(c.relpages, 0),
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
+
+_LEAVES = """
+WITH RECURSIVE tree AS (
+    SELECT oid AS root, oid FROM pg_class WHERE relkind = 'p'
+    UNION SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid
+)
+SELECT t.root, array_agg(t.oid ORDER BY t.oid) FROM tree t JOIN pg_class c ON c.oid = t.oid WHERE c.relkind <> 'p' GROUP BY 1
+"""
+
+#: pg_relation_size locks the table
+_SIZES = (
+    "SELECT o, coalesce(pg_relation_size(o::regclass) / current_setting('block_size')::int, 0) FROM unnest(%s::oid[]) o"
+)
 
 _COLUMNS = """
 SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attndims, format_type(a.atttypid, a.atttypmod),
@@ -75,12 +88,14 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
         " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
     ).fetchall()
     by_oid = {row[0]: row for row in rows}
+    leaves_of: dict[int, list[int]] = dict(connection.execute(_LEAVES).fetchall())
     chosen: dict[int, None] = {}
     problems: list[str] = []
 
     def take(matches: Iterable[tuple], pattern: str, exact: bool) -> int:  # type: ignore[type-arg]
         taken, before = 0, len(problems)
-        for oid, schema, name, _, kind, persistence, *_rest, leaves in matches:
+        for oid, schema, name, _, kind, persistence, *_rest in matches:
+            leaves = [leaf for leaf in leaves_of.get(oid, []) if leaf in by_oid]
             if kind not in ("r", "p"):
                 if exact:
                     problems.append(
@@ -95,13 +110,14 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
                     )
                 continue
             taken += 1
-            for leaf in leaves if kind == "p" and exact else []:
-                if leaf in by_oid and (by_oid[leaf][4] != "r" or by_oid[leaf][5] != "p"):
+            unfit = [leaf for leaf in leaves if by_oid[leaf][4] != "r" or by_oid[leaf][5] != "p"]
+            if exact:
+                for leaf in unfit:
                     problems.append(
                         f"{by_oid[leaf][1]}.{by_oid[leaf][2]}, a partition of {schema}.{name}, is not permanent or a foreign table: its "
                         "changes are not in the WAL. Name the other partitions."
                     )
-            chosen.update(dict.fromkeys(leaves if kind == "p" else [oid]))
+            chosen.update(dict.fromkeys([leaf for leaf in leaves if leaf not in unfit] if kind == "p" else [oid]))
         if taken == 0 and len(problems) == before:
             problems.append(f"No table matches {pattern!r}. Check the name, its schema and the database.")
         return taken
@@ -124,10 +140,14 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
     return list(chosen)
 
 
-def load(connection: Connection, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS) -> list[Table]:
+def load(
+    connection: Connection, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS, sizes: bool = False
+) -> list[Table]:
     """The tables with these oids, in schema and name order; a table that is gone is left out.
 
     :param forms: in which types are published.
+    :param sizes: measure the tables, which waits for whoever locks one of them; otherwise their pages are those of the last
+        VACUUM or ANALYZE.
     """
     wanted = {"oids": list(oids)}
     columns: dict[int, list[Column]] = {}
@@ -139,12 +159,21 @@ def load(connection: Connection, oids: Sequence[int], *, forms: Forms = DEFAULT_
     indexes: dict[int, list[tuple[bool, bool, bool, bool, list[str]]]] = {}
     for oid, *index in connection.execute(_INDEXES, wanted):
         indexes.setdefault(oid, []).append(tuple(index))  # type: ignore[arg-type]
+    pages: dict[int, int] = dict(connection.execute(_SIZES, (list(oids),)).fetchall()) if sizes else {}
     loaded = []
     for row in connection.execute(
         _RELATIONS + "WHERE c.oid = ANY (%(oids)s::oid[]) ORDER BY n.nspname, c.relname", wanted
     ).fetchall():
-        oid, schema, name, identity, _, persistence, security, filenode, comment, pages, _ = row
+        oid, schema, name, identity, _, persistence, security, filenode, comment, estimate, generated = row
         key, problem = _key(identity, indexes.get(oid, []), columns.get(oid, []))
+        # pub_contains_invalid_column in src/backend/commands/publicationcmds.c, since PostgreSQL 18
+        unpublishable = identity == "f" and generated and connection.info.server_version >= 180000
+        if unpublishable:
+            key, problem = (
+                (),
+                "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE on such a table "
+                "while they are published; ALTER TABLE … REPLICA IDENTITY DEFAULT, or USING INDEX, mends that",
+            )
         loaded.append(
             Table(
                 oid,
@@ -156,9 +185,10 @@ def load(connection: Connection, oids: Sequence[int], *, forms: Forms = DEFAULT_
                 filenode,
                 comment,
                 persistence,
-                pages,
+                pages.get(oid, int(estimate or 0)),
                 security,
                 problem,
+                unpublishable,
             )
         )
     return loaded
@@ -178,6 +208,27 @@ def _key(
                 return (), "its key has a generated column, which is not published"
             return tuple(names), ""
     return (), "it has no primary key" if identity != "i" else "its replica identity index is gone"
+
+
+def names(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
+    """Today's quoted names of relations, by oid; one that is gone is missing."""
+    return dict(
+        connection.execute(
+            "SELECT c.oid, format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])",
+            (list(oids),),
+        ).fetchall()
+    )
+
+
+def still_named(connection: Connection, named: Mapping[int, str]) -> bool:
+    """Whether these quoted names still mean these oids. After the names were locked this cannot change; before, a rename may have
+    given a name to another table. (``to_regclass`` looks at the catalog as it is now, whatever the transaction's snapshot.)"""
+    row = connection.execute(
+        "SELECT count(*) FROM unnest(%s::oid[], %s::text[]) t(oid, name) WHERE to_regclass(t.name)::oid IS DISTINCT FROM t.oid",
+        (list(named), list(named.values())),
+    ).fetchone()
+    return row is not None and row[0] == 0
 
 
 def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:

@@ -6,14 +6,14 @@ https://www.postgresql.org/docs/current/sql-copy.html (Binary Format)
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import psycopg
 from psycopg import pq
 
 from airflow_bottledwater.errors import ProtocolError
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, Silence, command
 from airflow_bottledwater.postgres.receive import Block, CopyReader
 
 SIGNATURE = b"PGCOPY\n\xff\r\n\0"
@@ -22,24 +22,34 @@ HEADER_SIZE = len(SIGNATURE) + 8
 TRAILER = b"\xff\xff"
 
 
-def rows(connection: Connection, query: str, *, block_size: int = 1 << 20) -> Iterator[Block]:
+def rows(
+    connection: Connection, query: str, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
+) -> Iterator[Block]:
     """Run a binary COPY; yields blocks whose messages are rows.
+
+    :param idle: called about twice a second while nothing comes; may raise to end the COPY.
 
     PostgreSQL sends each row as a message of its own, the header in front of the first (SendCopyBegin, CopySendEndOfRow:
     src/backend/commands/copyto.c) and the trailer, field count -1, as the last. A block is overwritten by the next one.
 
     :raises psycopg.Error: the query failed.
     :raises ProtocolError: it is not the binary format.
+    :raises Outage: nothing comes, and the server answers nobody.
     """
-    result = connection.pgconn.exec_(query.encode())
+    result = command(connection, query)
     if result.status != pq.ExecStatus.COPY_OUT:
         raise psycopg.errors.error_from_result(result)
     reader = CopyReader(connection.pgconn, size=block_size)
     first = True
+    silence = Silence(connection)
     while not reader.ended:
-        block = reader.read(None)
+        block = reader.read(0.5)
         if block is None:
+            if not reader.ended:
+                silence.look()
+                idle()
             continue
+        silence.broken()
         data, offsets = block.data, block.offsets
         if first:
             head = bytes(data[offsets[0] : offsets[0] + HEADER_SIZE])

@@ -6,10 +6,12 @@ row filter does not cover it (42P10): CheckCmdReplicaIdentity, src/backend/execu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.postgres import locks
 from airflow_bottledwater.postgres.connect import Connection
 
 
@@ -19,6 +21,36 @@ def names(publication: str) -> tuple[str, str]:
     Both always exist, the second perhaps empty: one made after the slot wedges it when older WAL is read.
     """
     return publication, f"{publication}_unkeyed"
+
+
+#: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables
+#: (src/backend/catalog/pg_publication.c) gives them; that locks each of them, and waits for whoever has locked one. FirstNormalObjectId
+#: is 16384 (src/include/access/transam.h)
+_TABLES = """
+WITH RECURSIVE p AS (SELECT * FROM pg_publication WHERE pubname = %s),
+whole AS (SELECT pnnspid AS schema FROM pg_publication_namespace JOIN p ON pnpubid = p.oid),
+listed AS (SELECT r.prrelid AS oid, r.prattrs, r.prqual FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
+roots AS (
+    SELECT oid FROM listed
+    UNION SELECT c.oid FROM pg_class c JOIN whole ON schema = c.relnamespace
+          WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+    UNION SELECT c.oid FROM pg_class c JOIN p ON p.puballtables
+          WHERE c.relkind IN ('r', CASE WHEN p.pubviaroot THEN 'p'::"char" END) AND c.relpersistence = 'p' AND c.oid >= 16384
+),
+tree AS (
+    SELECT oid, false AS below FROM roots
+    UNION SELECT i.inhrelid, true FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p' JOIN pg_inherits i ON i.inhparent = t.oid
+),
+sent AS (
+    SELECT DISTINCT t.oid FROM tree t JOIN pg_class c ON c.oid = t.oid CROSS JOIN p
+    WHERE CASE WHEN p.pubviaroot THEN NOT EXISTS (SELECT FROM tree b WHERE b.oid = t.oid AND b.below) ELSE c.relkind <> 'p' END
+)
+SELECT s.oid, ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[]) ORDER BY attnum),
+       l.prqual IS NOT NULL,
+       (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '')
+FROM sent s JOIN pg_class c ON c.oid = s.oid
+LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FROM whole)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +80,7 @@ def read(connection: Connection, name: str) -> Published | None:
         return None
     tables: dict[int, tuple[tuple[str, ...] | None, bool]] = {}
     if connection.info.server_version >= 150000:
-        # the columns and the filter that apply, of FOR TABLES IN SCHEMA and FOR ALL TABLES too
-        for oid, columns, filtered, total in connection.execute(
-            "SELECT t.relid, ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = t.relid"
-            " AND a.attnum = ANY (t.attrs::int2[]) ORDER BY attnum), t.qual IS NOT NULL,"
-            " (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = t.relid AND attnum > 0 AND NOT attisdropped AND attgenerated = '')"
-            " FROM pg_get_publication_tables(%s) t",
-            (name,),
-        ):
+        for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
             tables[oid] = (tuple(columns) if 0 < len(columns) < total else None, filtered)
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
@@ -66,8 +91,12 @@ def read(connection: Connection, name: str) -> Published | None:
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
     """Which tables go into which publication: without a key and without the full old row, only inserts may be sent."""
-    keyed = [t for t in tables if t.keyed or t.identity == "f"]
-    return keyed, [t for t in tables if not t.keyed and t.identity != "f"]
+    return [t for t in tables if t.identifiable], [t for t in tables if not t.identifiable]
+
+
+def _only(table: Table) -> str:
+    """A table for a publication, without those that inherit from it: they are published only under their own name."""
+    return f"ONLY {quote(table.schema)}.{quote(table.name)}"
 
 
 def statements(publication: str, tables: Sequence[Table]) -> list[str]:
@@ -76,18 +105,52 @@ def statements(publication: str, tables: Sequence[Table]) -> list[str]:
     for name, members, events in zip(
         names(publication), split(tables), ("insert, update, delete, truncate", "insert, truncate"), strict=True
     ):
-        members_sql = ", ".join(f"{quote(t.schema)}.{quote(t.name)}" for t in members)
+        members_sql = ", ".join(_only(t) for t in members)
         target = f" FOR TABLE {members_sql}" if members else ""
         made.append(f"CREATE PUBLICATION {quote(name)}{target} WITH (publish = '{events}')")
     return made
 
 
-def create(connection: Connection, publication: str, tables: Sequence[Table]) -> None:
-    """Make both in one transaction; an existing one is left to :func:`problems`."""
-    with connection.transaction():
-        for name, statement in zip(names(publication), statements(publication, tables), strict=True):
-            if read(connection, name) is None:
-                connection.execute(statement)
+def create(connection: Connection, publication: str, tables: Sequence[Table], *, timeout: float) -> None:
+    """Make both in one transaction; an existing one is left to :func:`problems`.
+
+    :raises Outage: others (VACUUM, CREATE INDEX, ALTER TABLE) had locks on the tables for so many seconds.
+    """
+
+    def make() -> None:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = '{locks.limit(len(tables))}'")
+            for name, statement in zip(names(publication), statements(publication, tables), strict=True):
+                if read(connection, name) is None:
+                    connection.execute(statement)
+
+    what = f"Making publication {publication!r}"
+    locks.in_rounds(connection, [t.oid for t in tables], locks.PUBLISH, make, what=what, timeout=timeout)
+
+
+def extend(connection: Connection, publication: str, added: Sequence[Table], *, timeout: float) -> None:
+    """Add tables to those of the two publications that they belong to; what is in already stays.
+
+    :raises Outage: see :func:`create`.
+    """
+
+    def add(name: str, table: Table) -> None:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = '{locks.limit(1)}'")
+            connection.execute(f"ALTER PUBLICATION {quote(name)} ADD TABLE {_only(table)}")
+
+    for name, members in zip(names(publication), split(added), strict=True):
+        present = read(connection, name)
+        for table in members:
+            if present is not None and table.oid not in present.tables:
+                locks.in_rounds(
+                    connection,
+                    [table.oid],
+                    locks.PUBLISH,
+                    functools.partial(add, name, table),
+                    what=f"Adding {table.qualified} to publication {name!r}",
+                    timeout=timeout,
+                )
 
 
 def drop(connection: Connection, publication: str) -> list[str]:
@@ -98,6 +161,22 @@ def drop(connection: Connection, publication: str) -> list[str]:
     return dropped
 
 
+def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
+    """Why an existing publication must not be used that publishes these tables, too, which are none of the pipeline."""
+    remedy = (
+        "Take it out (ALTER PUBLICATION … DROP TABLE; where it inherits from a published table, ALTER PUBLICATION … SET TABLE ONLY …), "
+        "or add it to the pipeline's tables."
+    )
+    if published.all_tables:
+        remedy = "Publish a list of tables, or add it to the pipeline's tables."
+    found = problems(published, [t for t in others if not t.identifiable])
+    return found + [
+        f"Publication {published.name!r} also publishes {table.qualified}, which is not a table of the pipeline: the stream would end "
+        f"at its first change. {remedy}"
+        for table in others
+    ]
+
+
 def problems(published: Published, tables: Sequence[Table]) -> list[str]:
     """Why an existing publication must not be used for these tables."""
     found = []
@@ -106,7 +185,7 @@ def problems(published: Published, tables: Sequence[Table]) -> list[str]:
             continue
         columns, filtered = published.tables[table.oid]
         changes = published.updates or published.deletes
-        if changes and not table.keyed and table.identity != "f":
+        if changes and not table.identifiable:
             found.append(
                 f"Publication {published.name!r} sends updates or deletes of {table.qualified}, which has no usable key "
                 f"({table.key_problem}): UPDATE and DELETE on it would fail for the application. "

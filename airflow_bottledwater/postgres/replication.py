@@ -18,10 +18,10 @@ import numpy as np
 import psycopg
 from psycopg import pq
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse, StopRequested
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import quote
-from airflow_bottledwater.postgres.connect import connect, describe, outage
+from airflow_bottledwater.postgres.connect import command, connect, describe, outage, stoppable
 from airflow_bottledwater.postgres.receive import Block, CopyReader
 
 #: XLogData: 'w', start LSN, end LSN, send time (8 bytes each), then the payload
@@ -45,6 +45,9 @@ _REPLIES_PER_SECOND = 10
 _STORM = 5
 #: seconds between two looks at a server whose data we do not take
 _PROBE_INTERVAL = 2.0
+#: seconds without a word after which the server is asked for one, and after twice as many whether it still serves us: a
+#: connection may be dead without TCP knowing. PostgreSQL does the same (wal_sender_timeout, 60 s)
+_SILENCE = 30.0
 
 
 class ReplicationStream:
@@ -77,7 +80,7 @@ class ReplicationStream:
         self._held = 0
         self._changed = threading.Condition()
         self._error: BottledWaterError | None = None
-        self._closing = False
+        self._closing = threading.Event()
         self._flushed = start
         self._received = start
         self._reply_wanted = False
@@ -95,11 +98,11 @@ class ReplicationStream:
 
     def _start(self, publications: Sequence[str], start: int) -> None:
         names = ",".join(quote(name) for name in publications).replace("'", "''")
-        command = (
+        start_replication = (
             f"START_REPLICATION SLOT {quote(self._slot)} LOGICAL {format_lsn(start)}"
             f" (proto_version '1', publication_names '{names}', binary 'true')"
         )
-        result = self._pgconn.exec_(command.encode())
+        result = command(self._connection, start_replication)
         if result.status == pq.ExecStatus.COPY_BOTH:
             return
         error = psycopg.errors.error_from_result(result)
@@ -146,7 +149,7 @@ class ReplicationStream:
 
     def close(self) -> None:
         """End the stream after a last confirmation."""
-        self._closing = True
+        self._closing.set()
         self._wake()
         self._thread.join(5)
         self._connection.close()
@@ -162,7 +165,10 @@ class ReplicationStream:
     # ------------------------------------------------------------------ the thread
     def _run(self) -> None:
         try:
-            self._receive()
+            with stoppable(self._closing):
+                self._receive()
+        except StopRequested:
+            pass
         except BottledWaterError as error:
             self._end(error)
         except psycopg.Error as error:
@@ -185,11 +191,12 @@ class ReplicationStream:
         replies = _Rate(_REPLIES_PER_SECOND)
         storm = _Rate(_STORM)
         last_status = 0.0
-        probed = time.monotonic()
+        probed = heard = time.monotonic()
+        silent = _SILENCE
         confirmed = self._flushed
         try:
             while True:
-                if self._closing:
+                if self._closing.is_set():
                     self._send_status()
                     return
                 now = time.monotonic()
@@ -202,6 +209,7 @@ class ReplicationStream:
                     if now - probed >= _PROBE_INTERVAL:
                         probed = now
                         connect(self._dsn, application="bottledwater probe").close()
+                    heard, silent = time.monotonic(), _SILENCE
                     with self._changed:
                         self._changed.wait(0.2)
                     continue
@@ -219,7 +227,14 @@ class ReplicationStream:
                     if self._reader.ended:
                         self._reader.finish()
                         raise Outage(f"{self._where} has ended the replication from slot {self._slot!r}.")
+                    if time.monotonic() - heard > silent:
+                        # once asked for a word, then looked after, again and again: it may be at a large transaction
+                        if silent > _SILENCE:
+                            self._look_after()
+                        self._reply_wanted = True
+                        silent += _SILENCE
                     continue
+                heard, silent = time.monotonic(), _SILENCE
                 size = int(block.offsets[-1])
                 if not burst and size >= BURST_BYTES // 4:
                     burst = True
@@ -236,6 +251,21 @@ class ReplicationStream:
                     self._changed.notify_all()
         finally:
             sock.close()
+
+    def _look_after(self) -> None:
+        """Whether the server still serves us, though it says nothing.
+
+        :raises Outage: it does not.
+        """
+        connection = connect(self._dsn, application="bottledwater probe")
+        try:
+            found = connection.execute(
+                "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (self._slot,)
+            ).fetchone()
+        finally:
+            connection.close()
+        if found is None or found[0] != self._pgconn.backend_pid:
+            raise Outage(f"{self._where} no longer serves our connection to slot {self._slot!r}, and did not say so.")
 
     def _is_full(self) -> bool:
         with self._changed:
@@ -261,8 +291,11 @@ class ReplicationStream:
         wanted, self._reply_wanted = self._reply_wanted, False
         message = _STATUS.pack(b"r", max(self._received, flushed), flushed, flushed, clock, int(wanted))
         self._pgconn.put_copy_data(message)
+        started = time.monotonic()
         while self._pgconn.flush() == 1:
-            select.select([], [self._pgconn.socket], [], 1.0)
+            select.select([], [self._pgconn.socket], [], 0.5)
+            if time.monotonic() - started > (1.0 if self._closing.is_set() else 2 * _SILENCE):
+                raise Outage(f"{self._where} takes nothing from us any more.")
 
 
 class _Rate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from airflow_bottledwater.errors import Outage, SlotError, SlotInUse
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import quote
-from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres.connect import Connection, check_stopped, connect, outage, pause
 
 PLUGIN = "pgoutput"
 
@@ -24,6 +25,9 @@ class SlotState:
 
     :param lag: from the slot's confirmed position to the end of the WAL.
     :param retained: from its restart position, what the server keeps on disk for it.
+    :param two_phase: it gives transactions when they are prepared.
+    :param invalidated: PostgreSQL's word for why it can never be used again (``invalidation_reason``, since 17); before, what
+        is known; empty if it can.
     """
 
     name: str
@@ -36,15 +40,28 @@ class SlotState:
     lag: int
     retained: int
     safe_wal_size: int | None
+    two_phase: bool = False
+    invalidated: str = ""
 
 
 _STATE = """
 SELECT slot_name, coalesce(plugin, ''), slot_type, coalesce(database, ''), active_pid, confirmed_flush_lsn::text,
        coalesce(wal_status, ''),
        coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::bigint,
-       coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint, safe_wal_size
-FROM pg_replication_slots
+       coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint, safe_wal_size, two_phase,
+       coalesce(to_jsonb(s) ->> 'invalidation_reason', CASE WHEN wal_status = 'lost' THEN 'wal_removed'
+                WHEN (to_jsonb(s) ->> 'conflicting')::bool THEN 'conflicting' END, '')
+FROM pg_replication_slots s
 """
+
+#: ``invalidation_reason`` (SlotInvalidationCauses in src/backend/replication/slot.c) for people
+_REASONS = {
+    "wal_removed": "the WAL that it needs is gone (max_slot_wal_keep_size)",
+    "rows_removed": "rows of the catalog that it needs are gone (a conflict on a standby)",
+    "conflicting": "what it needs is gone (a conflict on a standby)",
+    "wal_level_insufficient": "wal_level was below logical",
+    "idle_timeout": "nobody read from it for idle_replication_slot_timeout",
+}
 
 
 def state(connection: Connection, name: str) -> SlotState | None:
@@ -66,7 +83,8 @@ def _state(row: tuple) -> SlotState:  # type: ignore[type-arg]
 def check(found: SlotState, database: str) -> None:
     """Whether a slot of this name can be ours.
 
-    :raises SlotError: another plugin, another database, or invalidated.
+    :raises SlotError: another plugin, another database, prepared transactions, or invalidated.
+    :raises SlotInUse: it is still being created.
     """
     if found.slot_type != "logical" or found.plugin != PLUGIN:
         kind = found.plugin or found.slot_type
@@ -79,10 +97,30 @@ def check(found: SlotState, database: str) -> None:
             f"Slot {found.name!r} belongs to database {found.database!r}, not {database!r}.",
             "Choose another slot name.",
         )
-    if found.wal_status == "lost" or found.confirmed == 0:
+    reason = (
+        "wal_removed" if found.wal_status == "lost" and found.invalidated in ("", "conflicting") else found.invalidated
+    )
+    if reason:
         raise SlotError(
-            f"Slot {found.name!r} was invalidated: the WAL that it needs is gone (max_slot_wal_keep_size).",
+            f"Slot {found.name!r} was invalidated: {_REASONS.get(reason, reason)}.",
             "Changes are missing. Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
+        )
+    if found.confirmed == 0 and found.active_pid is not None:
+        # ReplicationSlotCreate: until it is consistent, a slot ends with the process that creates it
+        raise SlotInUse(
+            f"Slot {found.name!r} is being created by process {found.active_pid}, which waits for running transactions.",
+            f"Wait until it has finished, and try again; or end it (SELECT pg_terminate_backend({found.active_pid})), which removes the "
+            "unfinished slot.",
+        )
+    if found.confirmed == 0:
+        raise SlotError(
+            f"Slot {found.name!r} was never finished: its creation was interrupted.",
+            f"Nothing was read from it: drop it (SELECT pg_drop_replication_slot('{found.name}')), and try again.",
+        )
+    if found.two_phase:
+        raise SlotError(
+            f"Slot {found.name!r} has two_phase: it gives a transaction when it is prepared, before it is known whether it commits.",
+            f"Drop it (SELECT pg_drop_replication_slot('{found.name}')) and let create_slot make one, or make it without two_phase.",
         )
 
 
@@ -132,7 +170,7 @@ def create(
     :raises SlotError: it waited too long, exists already, or no slot is free.
     """
     connection = connect(dsn, replication=True, application="bottledwater create slot")
-    result: list[int | psycopg.Error] = []
+    result: list[int | psycopg.Error | Outage] = []
 
     def work() -> None:
         try:
@@ -141,7 +179,7 @@ def create(
             ).fetchone()
             assert row is not None
             result.append(parse_lsn(row[1]))
-        except psycopg.Error as error:
+        except (psycopg.Error, Outage) as error:
             result.append(error)
 
     thread = threading.Thread(target=work, name="create-slot", daemon=True)
@@ -152,12 +190,11 @@ def create(
         while thread.is_alive():
             thread.join(1.0)
             if thread.is_alive():
+                check_stopped()
                 named = blockers(watcher)
                 if waiting:
                     waiting(named)
                 if time.monotonic() > deadline:
-                    connection.cancel_safe(timeout=5)
-                    thread.join(10)
                     raise SlotError(
                         f"Slot {name!r} could not be created within {timeout:.0f} s: it waits for running transactions: "
                         + ("; ".join(named) or "none that this role may see")
@@ -165,10 +202,17 @@ def create(
                         "End them (COMMIT, ROLLBACK PREPARED, pg_terminate_backend), or raise create_slot_timeout.",
                     )
     finally:
+        if thread.is_alive():
+            # the server removes a slot whose creation is cancelled; one whose connection only ends, it may still finish
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=2)
+            thread.join(2)
         connection.close()
     outcome = result[0]
     if isinstance(outcome, int):
         return outcome
+    if isinstance(outcome, Outage):
+        raise outcome
     if outcome.sqlstate == "42710":
         raise SlotError(f"Slot {name!r} exists already.", "Choose another name, or drop it.") from outcome
     if outcome.sqlstate == "53400":
@@ -207,13 +251,17 @@ def release(connection: Connection, name: str, *, timeout: float) -> None:
         found = state(connection, name)
         if found is None or found.active_pid is None:
             return
-        connection.execute("SELECT pg_terminate_backend(%s)", (found.active_pid,))
+        # of whoever has it at this moment: a process id that was read before may be somebody else's by now
+        connection.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active_pid = %s",
+            (name, found.active_pid),
+        )
         if time.monotonic() > deadline:
             raise SlotInUse(
                 f"Slot {name!r} is still in use by process {found.active_pid}.",
                 "Its client reconnects: stop that job first.",
             )
-        time.sleep(0.2)
+        pause(0.2)
 
 
 def wait_free(connection: Connection, name: str, *, timeout: float) -> None:
@@ -225,7 +273,7 @@ def wait_free(connection: Connection, name: str, *, timeout: float) -> None:
     while (found := state(connection, name)) is not None and found.active_pid is not None:
         if time.monotonic() > deadline:
             raise SlotInUse(f"Slot {name!r} is in use by process {found.active_pid}.", "Stop its client first.")
-        time.sleep(0.1)
+        pause(0.1)
 
 
 def drop(connection: Connection, name: str, *, timeout: float = 30.0) -> bool:
@@ -241,7 +289,7 @@ def drop(connection: Connection, name: str, *, timeout: float = 30.0) -> bool:
         except psycopg.errors.ObjectInUse as error:
             if time.monotonic() > deadline:
                 raise SlotInUse(f"Slot {name!r} is in use.", "Stop the job that reads from it.") from error
-            time.sleep(0.2)
+            pause(0.2)
 
 
 def retained(found: SlotState) -> str:
@@ -267,4 +315,4 @@ def wait_visible(connection: Connection, oldest_xid: int, *, timeout: float) -> 
                 + ".",
                 "End them, or raise create_slot_timeout.",
             )
-        time.sleep(0.05)
+        pause(0.05)

@@ -13,11 +13,13 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table, quote
-from airflow_bottledwater.postgres import catalog, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres import catalog, locks, slot
+from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 
 #: the highest block number there is (MaxBlockNumber + 1, src/include/storage/block.h)
 LAST_BLOCK = 2**32 - 1
+#: ranges of one table: they are one record of the state topic, which must stay small
+MAX_RANGES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,18 @@ def _lock(connection: Connection, tables: Sequence[Table]) -> None:
     if tables:
         names = ", ".join(f"ONLY {quote(t.schema)}.{quote(t.name)}" for t in tables)
         connection.execute(f"LOCK TABLE {names} IN ACCESS SHARE MODE")
+
+
+def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
+    """Whether what was locked by name is still what the names were read of.
+
+    :raises Outage: a table was renamed or made again between the two; whoever starts again reads today's names.
+    """
+    if not catalog.still_named(connection, {t.oid: f"{quote(t.schema)}.{quote(t.name)}" for t in tables}):
+        raise Outage(
+            f"A table was renamed or made again while the snapshot of {', '.join(t.qualified for t in tables[:5])} began.",
+            "Run the snapshot again.",
+        )
 
 
 class Holder:
@@ -62,14 +76,22 @@ class Holder:
         """Take locks, snapshot and export; a snapshot that still sees something older than X0 running is given back.
 
         :param oldest_xid: X0.
-        :raises Outage: transactions older than X0 did not end in time; the message names them.
+        :raises Outage: transactions older than X0 did not end in time, or others have locks on the tables; the message names
+            them.
         :raises Refused: a table is gone or may not be read.
         """
         slot.wait_visible(self._connection, oldest_xid, timeout=timeout)
         deadline = time.monotonic() + timeout
         while True:
             try:
-                held = self._try(tables)
+                held = locks.in_rounds(
+                    self._connection,
+                    [t.oid for t in tables],
+                    locks.SHARE,
+                    lambda: self._try(tables),
+                    what="The snapshot",
+                    timeout=timeout,
+                )
             except psycopg.Error as error:
                 raise outage(error, "Taking the snapshot") from error
             if held.snapshot.xmin >= oldest_xid:
@@ -77,16 +99,23 @@ class Holder:
             self._connection.execute("ROLLBACK")
             if time.monotonic() > deadline:
                 raise Outage(f"No snapshot past transaction {oldest_xid} within {timeout:.0f} s.")
+            pause(0.05)
 
     def _try(self, tables: Sequence[Table]) -> Held:
         execute = self._connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # a policy that would hide rows is an error, not a smaller table
-        execute("SET LOCAL row_security = off")
-        _lock(self._connection, tables)
+        # of all tables together: while it waits for the last, somebody else may wait for the first
+        execute(f"SET LOCAL statement_timeout = '{locks.limit(len(tables))}'")
+        try:
+            _lock(self._connection, tables)
+        except locks.BUSY:
+            execute("ROLLBACK")
+            raise
+        execute("SET LOCAL statement_timeout = 0")
         row = execute("SELECT pg_current_snapshot()::text").fetchone()
         assert row is not None
         snapshot = Snapshot.parse(row[0])
+        _check_names(self._connection, tables)
         row = execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         exported = execute("SELECT pg_export_snapshot()").fetchone()
@@ -117,12 +146,12 @@ class Holder:
                 pushed = True
             if time.monotonic() > deadline:
                 raise Outage(f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.")
-            time.sleep(0.02)
+            pause(0.02)
 
     def load(self, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS) -> list[Table]:
-        """The tables, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
+        """The tables with their sizes, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
         holder for that session: no deadlock that PostgreSQL could see."""
-        return catalog.load(self._connection, oids, forms=forms)
+        return catalog.load(self._connection, oids, forms=forms, sizes=True)
 
     def waiting_behind(self) -> list[str]:
         """Who waits for a lock that our ACCESS SHARE blocks (a queue behind it blocks the application)."""
@@ -150,26 +179,36 @@ class Holder:
 
 
 def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[tuple[int, int]]:
-    """Block ranges [from, to) of a table; the last one is open-ended, since the table may grow before the snapshot."""
-    step = max(1, bytes_per_range // block_size)
+    """Block ranges [from, to) of a table, of this size or, where they would be too many, larger; the last one is open-ended,
+    since the table may grow before a snapshot that is resumed."""
+    step = max(1, bytes_per_range // block_size, -(-table.pages // MAX_RANGES))
     starts = list(range(0, max(1, table.pages), step))
     return [(start, LAST_BLOCK if i == len(starts) - 1 else starts[i + 1]) for i, start in enumerate(starts)]
 
 
-def begin_task(connection: Connection, table: Table, held: Held) -> None:
+def begin_task(connection: Connection, table: Table, held: Held, *, lock_timeout: float) -> None:
     """Import the holder's snapshot into a task's session, after the task's own lock.
 
     The lock first: else a TRUNCATE that waited behind a dying holder gives the task an empty table.
 
-    :raises Outage: the holder is gone (the name is no longer valid).
+    :param lock_timeout: seconds to wait behind somebody who waits for the holder's lock.
+    :raises Outage: the holder is gone (the name is no longer valid), somebody waits for a lock on the table, or it was renamed or
+        rewritten since the plan.
     :raises Refused: the snapshot that was imported is not B.
     """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(f"SET LOCAL lock_timeout = '{max(1, int(lock_timeout * 1000))}ms'")
     try:
         _lock(connection, [table])
         connection.execute(f"SET TRANSACTION SNAPSHOT '{held.exported}'")
-        connection.execute("SET LOCAL row_security = off")
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    except locks.BUSY as error:
+        connection.execute("ROLLBACK")
+        who = "; ".join(locks.holders(connection, [table.oid], locks.SHARE)) or "nobody any more"
+        raise Outage(
+            f"A lane of the snapshot had no lock on {table.qualified} within {lock_timeout:.0f} s. In the way: {who}.",
+            "Run the snapshot again, finished ranges stay; or raise lock_queue_limit.",
+        ) from error
     except (
         psycopg.errors.InvalidParameterValue,
         psycopg.errors.UndefinedObject,
@@ -178,6 +217,10 @@ def begin_task(connection: Connection, table: Table, held: Held) -> None:
     ) as error:
         raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
     assert row is not None
+    _check_names(connection, [table])
+    filenode = connection.execute("SELECT pg_relation_filenode(%s::oid)", (table.oid,)).fetchone()
+    if filenode is not None and filenode[0] != table.filenode:
+        raise Outage(f"{table.qualified} was rewritten since its snapshot was planned.", "Run the snapshot again.")
     if row[0] != str(held.snapshot):
         raise Refused(
             f"The imported snapshot is {row[0]}, not {held.snapshot}.", "Connect to the primary itself, not to a pool."

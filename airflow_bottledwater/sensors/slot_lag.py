@@ -10,7 +10,7 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.operators.base import failing, known_event
 from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, judge
 
 if TYPE_CHECKING:
@@ -74,15 +74,14 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
             ) as connection,
         ):
             row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
-        return self._conclude(judge(str(self.slot), row, int(self.max_lag)))
+        event = judge(str(self.slot), row, int(self.max_lag))
+        return event is not None and self._conclude(event)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
         """The trigger's verdict."""
-        self._conclude(event)
+        self._conclude(known_event(event))
 
-    def _conclude(self, event: dict[str, Any] | None) -> bool:
-        if event is None:
-            return False
+    def _conclude(self, event: dict[str, Any]) -> bool:
         if event["status"] == "failed":
             raise AirflowFailException(event["message"])
         self.log.info(

@@ -1,16 +1,26 @@
-"""Our errors across Spark: an exception of a Python worker reaches the driver as text inside another one."""
+"""Our errors across Spark: an exception of a Python worker reaches the driver as text inside another one.
+
+A task that raises is started again by Spark (``spark.task.maxFailures``). That may mend an outage. After any other error of ours it
+would only initialise the transactional id anew, and so fence whoever has rightfully taken the slot over: such an error is the
+task's *result*.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from airflow_bottledwater import errors
 from airflow_bottledwater.errors import BottledWaterError, RecordError
 
 _MARK = re.compile(r"bottledwater-error:([A-Za-z0-9+/=]+)")
+
+
+T = TypeVar("T")
 
 
 class CarriedError(RuntimeError):
@@ -36,9 +46,48 @@ def unpack(text: str) -> BottledWaterError | None:
     what, remedy = data.pop("what"), data.pop("remedy")
     if kind is RecordError:
         return RecordError(what, remedy, **data)
+    if kind is errors.Interrupted:
+        kind = errors.Outage
     if not (isinstance(kind, type) and issubclass(kind, BottledWaterError)) or kind in (
         errors.PreflightError,
         errors.SettingError,
     ):
         kind = BottledWaterError
     return kind(what, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The result of a task that failed for good.
+
+    :param text: with the token of the error.
+    """
+
+    text: str
+
+
+def returned(work: Callable[[], T]) -> T | Failure:
+    """In a task: what the work gives, or its error if Spark is not to start the task again.
+
+    :raises CarriedError: it may.
+    """
+    # here and not above: it brings the publisher and numba, which take a second
+    from airflow_bottledwater.flow.policy import transient
+
+    try:
+        return work()
+    except BottledWaterError as error:
+        carried = pack(error)
+        if transient(error):
+            raise carried from error
+        return Failure(str(carried))
+
+
+def received(result: T | Failure) -> T:
+    """In the driver: the result.
+
+    :raises BottledWaterError: the task's own error.
+    """
+    if isinstance(result, Failure):
+        raise unpack(result.text) or BottledWaterError(result.text)
+    return result

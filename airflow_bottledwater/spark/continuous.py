@@ -12,9 +12,10 @@ from airflow_bottledwater.flow import control, runner
 from airflow_bottledwater.flow.claim import read_state
 from airflow_bottledwater.flow.policy import transient
 from airflow_bottledwater.flow.runner import Start
+from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
-from airflow_bottledwater.spark.carry import pack, unpack
+from airflow_bottledwater.spark.carry import Failure, received, returned, unpack
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -25,13 +26,16 @@ log = logging.getLogger(__name__)
 _GRACE = 30.0
 
 
-def _follow(path: str, start: Start, bounded: bool) -> dict[str, int]:
+def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
     """In the executor: everything, the job's status and log too."""
     job.log_to_stderr()
-    try:
-        return runner.follow(job.load(path), start, bounded=bounded)
-    except BottledWaterError as error:
-        raise pack(error) from error
+
+    def work() -> dict[str, int]:
+        pipeline = job.load(path)
+        job.check_attempt(pipeline, start.state_topic, start.job)
+        return runner.follow(pipeline, start, bounded=bounded)
+
+    return returned(work)
 
 
 def stream(
@@ -46,7 +50,7 @@ def stream(
     def work() -> None:
         try:
             task = context.parallelize([start], 1).map(lambda claimed: _follow(path, claimed, bounded))
-            outcome.append(task.collect()[0])
+            outcome.append(received(task.collect()[0]))
         except BaseException as error:
             outcome.append(error)
 
@@ -56,8 +60,8 @@ def stream(
     _watch(context, pipeline, start, stopped, thread)
     result = outcome[0] if outcome else None
     if isinstance(result, BaseException):
-        if unpack(str(result)) is None:
-            _report_death(pipeline, start, result, stopped.is_set())
+        if not isinstance(result, BottledWaterError) and unpack(str(result)) is None:
+            _report_death(pipeline, start, result, stopped)
         if not stopped.is_set():
             raise job.translate(result) from result
     found = read_state(pipeline, start.state_topic)
@@ -75,7 +79,10 @@ def _watch(
         if stopped.is_set() and not asked:
             asked = now
             try:
-                control.request_stop_of(pipeline, start.cluster, start.job)
+                signalled = interruption(stopped)
+                control.request_stop_of(
+                    pipeline, start.cluster, start.job, interrupted=signalled.signum if signalled else 0
+                )
             except BottledWaterError as error:
                 log.warning("The task could not be asked to stop: %s", error)
                 context.cancelAllJobs()
@@ -85,11 +92,11 @@ def _watch(
             return
 
 
-def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopping: bool) -> None:
+def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopped: threading.Event) -> None:
     """A worker that died could not write its last status."""
-    cause = job.translate(error)
+    cause = interruption(stopped) or job.translate(error)
     controller = control.Controller(pipeline, start.cluster, start.job)
-    if stopping:
+    if stopped.is_set() and interruption(stopped) is None:
         controller.finish("stopped")
     else:
         controller.finish("failed", cause, permanent=not transient(cause))

@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
+from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark.carry import unpack
-from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
+from airflow_bottledwater.spark.submit import refuse_speculation
+from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from airflow_bottledwater.flow.facts import Job
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +48,27 @@ _DEATHS = (
 def load(name: str) -> Pipeline:
     """The settings file: at its path, or where Spark's ``--files`` put it.
 
-    :raises Refused: it is in neither place.
+    In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through Spark.
+
+    :raises Refused: it is in none of these places.
     """
     path = Path(name)
-    if not path.exists():
+    for place in (path, Path.cwd() / path.name, _sent(path.name)):
+        if place is not None and place.exists():
+            return Pipeline.read(place)
+    raise Refused(f"The settings file {name!r} is not on this host.", "Submit with --files in a cluster.")
+
+
+def _sent(name: str) -> Path | None:
+    try:
         from pyspark import SparkFiles
 
-        path = Path(SparkFiles.get(path.name))
-    if not path.exists():
-        raise Refused(f"The settings file {name!r} is not on this host.", "Submit with --files in a cluster.")
-    return Pipeline.read(path)
+        return Path(SparkFiles.get(name))
+    except Exception as error:
+        # a driver has it only while it has a context: before it asserts, afterwards the JVM says so (py4j's names, as below)
+        if isinstance(error, ImportError | AssertionError) or type(error).__name__.startswith("Py4J"):
+            return None
+        raise
 
 
 @contextlib.contextmanager
@@ -67,8 +82,7 @@ def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[
     made = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list((properties or {}).items())))
     try:
         made.setLogLevel("ERROR")
-        if made.getConf().get("spark.speculation", "false") == "true":
-            raise Refused("spark.speculation is on.", "Turn it off: two attempts of one task would fence each other.")
+        refuse_speculation(made.getConf().get("spark.speculation", ""))
         yield made
     finally:
         made.stop()
@@ -98,6 +112,20 @@ def translate(error: BaseException) -> BaseException:
     return error
 
 
+def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
+    """In a task that Spark has started again: whether the slot is still ours, before its id is initialised.
+
+    :raises TakenOver: it is not; initialising the id would fence its owner.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        from airflow_bottledwater.flow.claim import reached
+
+        reached(pipeline, state_topic, claimed)
+
+
 def log_to_stderr() -> None:
     """A job's log, in the driver and in a worker that tells of itself."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -108,7 +136,8 @@ def log_to_stderr() -> None:
 def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
     """The command line of a job: ``--pipeline FILE [--bounded]``.
 
-    SIGTERM and SIGINT end it in order. The outcome (counts or error) is left in the run directory, if there is one.
+    SIGTERM and SIGINT end it in order: as a stop if one of ours has asked for it (:func:`supervise.stop`), else as a failure that
+    passes, since a host that reboots sends the same signals. The outcome (counts or error) is left in the run directory, if there is one.
     """
 
     @click.command(help=title)
@@ -122,36 +151,51 @@ def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[
 
 
 def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]], path: str, bounded: bool) -> int:
-    stopped = threading.Event()
+    stopped = Stop(_asked)
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stopped.set())
+        signal.signal(signum, lambda number, _: stopped.interrupt(number))
     _leave("driver.json", {"pid": os.getpid()})
+    result: dict[str, Any] = {}
     try:
         result = work(load(path), path, bounded, stopped)
-        _leave("outcome.json", {"ok": True, **result, **({"stopped": True} if stopped.is_set() else {})})
-        return EXIT_OK
     except StopRequested as error:
         log.info("%s", error)
-        _leave("outcome.json", {"ok": True, "stopped": True})
-        return EXIT_OK
+        stopped.set()
     except BaseException as raised:
-        from airflow_bottledwater.flow.policy import transient
-
         failure = translate(raised)
-        if isinstance(failure, BottledWaterError):
-            log.error("%s: %s", type(failure).__name__, failure)
-        else:
-            log.exception("The job failed.", exc_info=failure)
-        _leave(
-            "outcome.json",
-            {
-                "ok": False,
-                "kind": type(failure).__name__,
-                "error": str(failure)[:4000],
-                "transient": transient(failure),
-            },
-        )
-        return EXIT_TRANSIENT if transient(failure) else EXIT_FAILED
+        if not isinstance(failure, BottledWaterError):
+            # what Spark says when the same signal has ended its processes
+            failure = stopped.interruption or failure
+        return _fail(failure)
+    if (interruption := stopped.interruption) is not None:
+        return _fail(interruption)
+    _leave("outcome.json", {"ok": True, **result, **({"stopped": True} if stopped.is_set() else {})})
+    return EXIT_OK
+
+
+def _asked() -> bool:
+    """Whether it was one of ours who sent the signal."""
+    folder = os.environ.get(RUN_DIRECTORY)
+    return folder is not None and stop_asked(Path(folder))
+
+
+def _fail(failure: BaseException) -> int:
+    from airflow_bottledwater.flow.policy import transient
+
+    if isinstance(failure, BottledWaterError):
+        log.error("%s: %s", type(failure).__name__, failure)
+    else:
+        log.exception("The job failed.", exc_info=failure)
+    _leave(
+        "outcome.json",
+        {
+            "ok": False,
+            "kind": type(failure).__name__,
+            "error": str(failure)[:4000],
+            "transient": transient(failure),
+        },
+    )
+    return EXIT_TRANSIENT if transient(failure) else EXIT_FAILED
 
 
 def _leave(name: str, data: dict[str, Any]) -> None:

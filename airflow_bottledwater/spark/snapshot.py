@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import queue
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
-from airflow_bottledwater.spark.carry import pack
+from airflow_bottledwater.spark.carry import Failure, received, returned
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
+
     from airflow_bottledwater.flow.lane import LaneTask
 
 
-def _run_lane(path: str, task: LaneTask) -> dict[str, int]:
+def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
     """In an executor."""
     from airflow_bottledwater.flow import lane
 
-    try:
-        return lane.run(job.load(path), task)
-    except BottledWaterError as error:
-        raise pack(error) from error
+    def work() -> dict[str, int]:
+        pipeline = job.load(path)
+        job.check_attempt(pipeline, task.state_topic, task.job)
+        return lane.run(pipeline, task)
+
+    return returned(work)
+
+
+def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+    """A Spark job per lane, so that the first lane that fails is known, and ends the others, while they run.
+
+    :raises BottledWaterError: the error of that lane.
+    """
+    ended: queue.Queue[dict[str, int] | BaseException] = queue.Queue()
+
+    def one(task: LaneTask) -> None:
+        try:
+            (result,) = context.parallelize([task], 1).map(lambda it: _run_lane(path, it)).collect()
+            ended.put(received(result))
+        except BaseException as error:
+            ended.put(error)
+
+    for task in tasks:
+        # of no interest any more when the snapshot has ended
+        threading.Thread(target=one, args=(task,), name=f"lane {task.lane}", daemon=True).start()
+    totals = []
+    for _ in tasks:
+        found = ended.get()
+        if isinstance(found, BaseException):
+            context.cancelAllJobs()
+            raise job.translate(found) from found
+        totals.append(found)
+    return totals
 
 
 def _warm(_: Iterable[int]) -> None:
@@ -45,16 +77,9 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
         except Exception as error:
             raise job.translate(error) from error
 
-        def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-            try:
-                rdd = context.parallelize(list(tasks), len(tasks))
-                return list(rdd.map(lambda task: _run_lane(path, task)).collect())
-            except Exception as error:
-                raise job.translate(error) from error
-
         from airflow_bottledwater.flow import snapshot
 
-        return asdict(snapshot.run(pipeline, run_lanes, stopped=stopped))
+        return asdict(snapshot.run(pipeline, functools.partial(run_lanes, context, path), stopped=stopped))
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, StaleBatch
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.spark.carry import pack
 
@@ -47,7 +47,7 @@ class Assignment:
     job: dict[str, Any]
     prefix: str
     state_topic: str
-    topics: tuple[str, ...]
+    topics: dict[str, tuple[str, int, bool]]
     lsn: int
     ordinal: int
     bounded: bool
@@ -61,7 +61,7 @@ class Assignment:
             start.job.to_json(),
             start.prefix,
             start.state_topic,
-            tuple(start.topics),
+            {name: (pin.id, pin.partitions, pin.keyed) for name, pin in start.topics.items()},
             *start.position,
             bounded,
             fingerprint,
@@ -74,8 +74,7 @@ class Assignment:
     @classmethod
     def from_option(cls, text: str) -> Assignment:
         """The inverse of :meth:`to_option`."""
-        data = json.loads(text)
-        return cls(**{**data, "topics": tuple(data["topics"])})
+        return cls(**json.loads(text))
 
 
 class BatchPartition(InputPartition):
@@ -161,7 +160,7 @@ class Reader(DataSourceStreamReader):
     def _open(self) -> ChangeSource:
         if self._source is None:
             from airflow_bottledwater.flow import facts as f
-            from airflow_bottledwater.flow.claim import check, read_state, still_ours
+            from airflow_bottledwater.flow.claim import check, reached, read_state
             from airflow_bottledwater.flow.source import ChangeSource
 
             pipeline, patience = _settings(self._assignment)
@@ -170,7 +169,7 @@ class Reader(DataSourceStreamReader):
             check(state, job)
             position = Position(self._assignment.lsn, self._assignment.ordinal)
             self._source = ChangeSource(
-                pipeline, state, position, patience, functools.partial(still_ours, pipeline, topic, job)
+                pipeline, state, position, patience, functools.partial(reached, pipeline, topic, job)
             )
         return self._source
 
@@ -193,7 +192,8 @@ def _publish(assignment: Assignment, batch: Batch) -> Position:
     from airflow_bottledwater.flow.delivery import StreamPublisher
 
     job = f.Job(**assignment.job)
-    if _publisher is None or _publisher[0] != job.id:
+    kept = _publisher is not None and _publisher[0] == job.id
+    if _publisher is None or not kept:
         pipeline, patience = _settings(assignment)
         _publisher = (
             job.id,
@@ -202,14 +202,17 @@ def _publish(assignment: Assignment, batch: Batch) -> Position:
                 job,
                 assignment.prefix,
                 assignment.state_topic,
-                assignment.topics,
+                {name: f.Pin(*pin) for name, pin in assignment.topics.items()},
                 patience,
                 assignment.fingerprint,
             ),
         )
     try:
         return _publisher[1].publish(batch)
-    except BaseException:
+    except BaseException as error:
         _publisher[1].close()
         _publisher = None
+        if kept and isinstance(error, StaleBatch):
+            # another worker has published since: what this one remembers is old, the state decides
+            return _publish(assignment, batch)
         raise

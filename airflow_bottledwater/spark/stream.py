@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from airflow_bottledwater.flow.control import Controller
+    from airflow_bottledwater.flow.coverage import CoverageWatch
     from airflow_bottledwater.flow.runner import Start
     from airflow_bottledwater.kafka.state import Reader
 
@@ -40,20 +41,25 @@ _TUNING = {
     "spark.sql.streaming.numRecentProgressUpdates": "10",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.locality.wait": "0",
+    # a batch's errors are met where it is published; a second attempt would only hide what was wrong, and initialise the id of a
+    # slot that was taken over. A worker that is lost ends the job, which may be submitted again.
+    "spark.task.maxFailures": "1",
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
-def _begin(pipeline: Pipeline) -> Start:
+def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
     from airflow_bottledwater.flow import runner
+    from airflow_bottledwater.postgres.connect import stoppable
 
-    return runner.begin(pipeline)
+    with stoppable(stopped):
+        return runner.begin(pipeline)
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     name = f"bottledwater stream {pipeline.slot}"
     with ThreadPoolExecutor(1, "claim") as pool:
-        claimed = pool.submit(_begin, pipeline)
+        claimed = pool.submit(_begin, pipeline, stopped)
         if pipeline.engine == "continuous":
             with job.context(name) as context:
                 start = claimed.result()
@@ -82,6 +88,7 @@ def _stream(
 ) -> dict[str, Any]:
     from airflow_bottledwater.flow import facts as f
     from airflow_bottledwater.flow import runner
+    from airflow_bottledwater.flow.coverage import CoverageWatch
     from airflow_bottledwater.flow.policy import Patience
     from airflow_bottledwater.flow.source import ChangeSource
     from airflow_bottledwater.kafka.state import Reader
@@ -97,12 +104,14 @@ def _stream(
         query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
         log.info("Streaming from %s.", start.position)
         facts = Reader(pipeline.kafka, start.state_topic)
+        watch = CoverageWatch(pipeline, start.state)
         try:
-            _follow(query, facts, start, target, controller)
+            _follow(query, facts, start, target, controller, watch)
         except Exception as error:
             raise job.translate(error) from error
         finally:
             _stop(query)
+            watch.close()
             facts.close()
         found = f.State(facts.values)
         runner.acknowledge(pipeline, found)
@@ -110,7 +119,14 @@ def _stream(
     return {}
 
 
-def _follow(query: StreamingQuery, facts: Reader, start: Start, target: int | None, controller: Controller) -> None:
+def _follow(
+    query: StreamingQuery,
+    facts: Reader,
+    start: Start,
+    target: int | None,
+    controller: Controller,
+    watch: CoverageWatch,
+) -> None:
     """Wait for the end (a stop, an error, or the target of a bounded run), and keep the status true meanwhile."""
     from airflow_bottledwater.flow import facts as f
 
@@ -118,11 +134,15 @@ def _follow(query: StreamingQuery, facts: Reader, start: Start, target: int | No
     told = 0.0
     while query.isActive and not controller.stopped.is_set() and (target is None or position.lsn < target):
         facts.poll(0.2)
+        watch.check()
         found = f.State(facts.values)
         position = found.position or position
         controller.status.position = str(position)
         statistics = _statistics(query)
-        controller.status.progress = {"skipped_by_table": statistics.pop("skipped_by_table", {})}
+        controller.status.progress = {
+            "skipped_by_table": statistics.pop("skipped_by_table", {}),
+            "not_followed": watch.unfollowed,
+        }
         controller.status.counters = {**found.counters, **statistics}
         if time.monotonic() - told > 10:
             told = time.monotonic()

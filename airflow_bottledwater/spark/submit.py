@@ -46,16 +46,37 @@ def is_local(master: str) -> bool:
 
 
 def conf_for(master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Spark's properties, the user's last."""
+    """Spark's properties, the user's last.
+
+    :raises Refused: see :func:`refuse_speculation`.
+    """
+    refuse_speculation(str((conf or {}).get(_SPECULATION, "")))
     return {**(LOCAL_CONF if is_local(master) else {}), **(conf or {})}
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a client-mode job on this host: this Python for driver and workers, and its scripts first on the path."""
+_SPECULATION = "spark.speculation"
+
+
+def refuse_speculation(value: str) -> None:
+    """Two attempts of one task would fence each other.
+
+    :param value: of spark.speculation; Spark takes ``true`` in any case of letters, and nothing else, for true.
+    :raises Refused: speculative execution is on.
+    """
+    if value.strip().lower() == "true":
+        raise Refused(f"{_SPECULATION} is on.", "Turn it off: two attempts of one task would fence each other.")
+
+
+def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
+    """The environment of a client-mode job on this host: this Python for driver and workers, and its scripts first on the path.
+
+    :param master: only where the executors are on this host, too, the driver needs no address but loopback.
+    """
     env = dict(base if base is not None else os.environ)
     env.setdefault("PYSPARK_PYTHON", sys.executable)
     env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    env.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if is_local(master):
+        env.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     return env
 

@@ -1,14 +1,17 @@
 """A small supervisor for client mode: a job as a detached family of processes, known by a folder.
 
-Run as a module, it is the job's parent: it writes who it is, runs spark-submit, ends everything in order on SIGTERM and
-leaves the exit code. The functions look at such a folder from outside, from any process of the host.
+Run as a module, it is the job's parent: it writes who it is, runs spark-submit, keeps the log within bounds, ends everything in
+order on SIGTERM and leaves the exit code. The functions look at such a folder from outside, from any process of the host.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,37 +20,62 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater import processes
+from airflow_bottledwater.errors import StopRequested
 
 #: tells the job its folder, in which it leaves its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
 _SUPERVISOR, _DRIVER, _OUTCOME, _EXIT = "supervisor.json", "driver.json", "outcome.json", "exit.json"
+#: left by whoever asks the job to stop, before the signal: a signal alone may come from anywhere
+_STOP = "stop.json"
 LOG = "job.log"
+#: the log's older part; each has at most so many bytes (and what comes in the second between two looks)
+OLD_LOG, LOG_BYTES = "job.log.1", 16 << 20
 #: seconds for the driver to end in order (flush, acknowledge) before everything is killed
 GRACE = 30.0
+#: seconds after which the folder of a job whose processes are gone is of interest to nobody; a week-end is not enough
+KEPT = 7 * 86400.0
+#: seconds after which a job that has a folder, but no supervisor yet, gets none any more
+_STARTING = 3600.0
+#: the supervisor's first argument where it ends with the process that started it
+_TIED = "--tied"
 
 
-def start(run_directory: Path, command: Sequence[str], environment: dict[str, str]) -> None:
+def start(run_directory: Path, command: Sequence[str], environment: dict[str, str], *, tied: bool = False) -> None:
     """Start a supervised job that outlives the calling process; returns at once.
 
     :param run_directory: an existing folder of this job alone.
+    :param tied: the job ends (in order) when the calling process does, however that ends, and then takes its folder with it.
+    :raises StopRequested: the job was asked to stop before it started.
     """
-    with (run_directory / LOG).open("ab") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(run_directory), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
+    if stop_asked(run_directory):
+        raise StopRequested("The job was asked to stop before it started.")
+    # the kernel closes the other end, of which this process alone has a copy, when it ends
+    parent, _kept = os.pipe() if tied else (subprocess.DEVNULL, None)
+    try:
+        with (run_directory / LOG).open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", __name__, *([_TIED] if tied else []), str(run_directory), *command],
+                stdin=parent,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+    finally:
+        if tied:
+            os.close(parent)
     # here too, and not only there: from now on the job can be found and stopped, however long its start takes
     _introduce(run_directory, child.pid)
 
 
 def _introduce(run_directory: Path, pid: int) -> None:
-    temporary = run_directory / f".supervisor-{os.getpid()}"
-    temporary.write_text(json.dumps({"pid": pid, "started": processes.started(pid)}))
-    temporary.rename(run_directory / _SUPERVISOR)
+    _write(run_directory, _SUPERVISOR, {"pid": pid, "started": processes.started(pid), "host": socket.gethostname()})
+
+
+def _write(run_directory: Path, name: str, data: dict[str, Any]) -> None:
+    temporary = run_directory / f".{name}-{os.getpid()}"
+    temporary.write_text(json.dumps(data))
+    temporary.rename(run_directory / name)
 
 
 def _read(run_directory: Path, name: str) -> dict[str, Any] | None:
@@ -61,7 +89,12 @@ def _read(run_directory: Path, name: str) -> dict[str, Any] | None:
 def running(run_directory: Path) -> bool:
     """Whether anything of the job lives (on this host): the supervisor, or what it left when it was killed."""
     me = _read(run_directory, _SUPERVISOR)
-    return me is not None and (processes.started(me["pid"]) == me["started"] or bool(_family(me)))
+    return me is not None and (_alive(me) or bool(_family(me)))
+
+
+def _alive(me: dict[str, Any]) -> bool:
+    # a supervisor that was gone before it could be looked at has no time of its start
+    return me["started"] is not None and processes.started(me["pid"]) == me["started"]
 
 
 def _family(me: dict[str, Any]) -> dict[int, int]:
@@ -69,6 +102,11 @@ def _family(me: dict[str, Any]) -> dict[int, int]:
     now = processes.started(me["pid"])
     # an id is used again only when its group has ended
     return {} if now is not None and now != me["started"] else processes.family(me["pid"])
+
+
+def stop_asked(run_directory: Path) -> bool:
+    """Whether somebody has asked the job to stop (:func:`stop`)."""
+    return (run_directory / _STOP).exists()
 
 
 def outcome(run_directory: Path) -> dict[str, Any] | None:
@@ -84,21 +122,96 @@ def exit_code(run_directory: Path) -> int | None:
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
     """The end of the job's log."""
+    found = b""
+    for name in (LOG, OLD_LOG):
+        if len(found) < _TAIL:
+            found = _end_of(run_directory / name) + found
+    return "\n".join(found.decode(errors="replace").splitlines()[-lines:])
+
+
+_TAIL = 64 * 1024
+
+
+def _end_of(path: Path) -> bytes:
     try:
-        with (run_directory / LOG).open("rb") as file:
+        with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 64 * 1024))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            file.seek(max(0, file.tell() - _TAIL))
+            return file.read()
     except OSError:
-        return ""
+        return b""
+
+
+def rotate(run_directory: Path, limit: int = LOG_BYTES) -> None:
+    """Move a log that has grown beyond the limit out of the way: by copying, since many processes write to the file itself.
+
+    A follower sees that the old part is another file. It is put there last, when the log is short again.
+    """
+    path, temporary = run_directory / LOG, run_directory / f".{OLD_LOG}"
+    if path.stat().st_size < limit:
+        return
+    with path.open("r+b") as file, temporary.open("wb") as old:
+        shutil.copyfileobj(file, old)
+        while more := file.read():  # what was written meanwhile
+            old.write(more)
+        file.truncate(0)
+    temporary.rename(run_directory / OLD_LOG)
+
+
+class LogReader:
+    """Reads a job's log as it grows, over rotations.
+
+    :param past: how many bytes of what is there already; None: all.
+    """
+
+    def __init__(self, run_directory: Path, *, past: int | None = None) -> None:
+        self._path, self._old_path = run_directory / LOG, run_directory / OLD_LOG
+        self._at, self._old = 0, None
+        if past is not None:
+            self._old = self._identity()
+            if self._path.exists():
+                self._at = max(0, self._path.stat().st_size - past)
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Which file the old part is."""
+        try:
+            found = self._old_path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def read(self, most: int) -> list[str]:
+        """The lines that are new, of at most so many bytes; a line that is longer than that comes in pieces."""
+        rest: list[str] = []
+        if (identity := self._identity()) != self._old:
+            before = self._at
+            rest = self._lines(self._old_path, most, last=True)
+            if self._at - before == most:
+                return rest  # there may be more of it
+            self._old, self._at = identity, 0
+        return rest + self._lines(self._path, most)
+
+    def _lines(self, path: Path, most: int, *, last: bool = False) -> list[str]:
+        """:param last: nothing more comes behind the end."""
+        try:
+            with path.open("rb") as file:
+                file.seek(self._at)
+                data = file.read(most)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1] or (data if last or len(data) == most else b"")
+        self._at += len(whole)
+        return whole.decode(errors="replace").splitlines()
 
 
 def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
     """Ask the job to end in order, and end it by force after the grace time; False if it still lives."""
+    if run_directory.is_dir():
+        _write(run_directory, _STOP, {"at": time.time()})
     me = _read(run_directory, _SUPERVISOR)
     if me is not None and running(run_directory):
         driver = _read(run_directory, _DRIVER)
-        if processes.started(me["pid"]) == me["started"]:
+        if _alive(me):
             processes.send({me["pid"]: me["started"]}, signal.SIGTERM)
         elif driver is not None and driver["pid"] in _family(me):
             _signal(driver["pid"], signal.SIGTERM)
@@ -121,9 +234,38 @@ def _remove_settings(run_directory: Path) -> None:
         secret.unlink(missing_ok=True)
 
 
+def sweep(folders: Sequence[Path]) -> None:
+    """Remove what jobs have left that were killed together with whoever would have done it.
+
+    Of a job whose processes are gone the settings go at once, and the folder after a week: somebody may still ask for its
+    outcome. Processes of another host cannot be seen; there only a folder in which nothing was written for a week is a dead job's
+    (a job that runs writes its log).
+    """
+    for folder in folders:
+        try:
+            newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        except OSError:
+            continue  # another one removes it
+        me = _read(folder, _SUPERVISOR)
+        quiet = time.time() - newest
+        if me is not None and me.get("host") == socket.gethostname():
+            if running(folder):
+                continue
+            _remove_settings(folder)
+        elif me is None and quiet > _STARTING:
+            _remove_settings(folder)
+        if quiet > KEPT:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """``python -m airflow_bottledwater.spark.supervise FOLDER COMMAND …``."""
-    folder, command = Path(arguments[0]), list(arguments[1:])
+    """``python -m airflow_bottledwater.spark.supervise [--tied] FOLDER COMMAND …``."""
+    tied = arguments[0] == _TIED
+    folder, *command = arguments[tied:]
+    return _supervise(Path(folder), command, tied)
+
+
+def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
     stopping = 0.0
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, RUN_DIRECTORY: str(folder)})
 
@@ -134,9 +276,16 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, on_term)
     _introduce(folder, os.getpid())
-    asked = False
+    asked = orphaned = False
+    looked = 0.0
     while child.poll() is None:
         time.sleep(0.1)
+        if time.monotonic() - looked > 1.0:
+            looked = time.monotonic()
+            _keep(folder)
+        if tied and not orphaned and select.select([sys.stdin], [], [], 0)[0]:
+            orphaned = True  # nothing is ever written there: it is the end of who started us
+            on_term()
         if stopping and not asked:
             # the driver ends the query, confirms the position and exits; the JVM follows it
             driver = _read(folder, _DRIVER)
@@ -153,8 +302,22 @@ def main(arguments: Sequence[str]) -> int:
     processes.send(rest, signal.SIGKILL)
     code = child.wait()
     _remove_settings(folder)
-    (folder / _EXIT).write_text(json.dumps({"code": code, "at": time.time()}))
+    try:
+        (folder / _EXIT).write_text(json.dumps({"code": code, "at": time.time()}))
+    except OSError:
+        pass  # the folder is gone, and so is whoever would read it
+    if orphaned or (tied and select.select([sys.stdin], [], [], 0)[0]):
+        shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def _keep(folder: Path) -> None:
+    try:
+        rotate(folder)
+    except FileNotFoundError:
+        pass  # somebody has removed the folder
+    except OSError as error:  # a full disk, for example: the job goes on
+        print(f"The log cannot be rotated: {error}", file=sys.stderr)
 
 
 def _signal(pid: int, signum: int) -> None:

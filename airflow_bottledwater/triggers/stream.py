@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import spark_job
@@ -21,7 +23,9 @@ from airflow_bottledwater.spark import supervise
 log = logging.getLogger(__name__)
 
 #: on_kill has 30 s ([triggerer] on_kill_timeout)
-_STOP_SECONDS = 22.0
+_STOP_SECONDS = 20.0
+#: and of these for Airflow's answer
+_ASK_SECONDS = 3.0
 
 
 def stop_job(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> None:
@@ -99,12 +103,33 @@ class StreamTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Marked, cleared, or the run was: stop the job and free the slot, which is kept."""
+        if await self._still_waits():
+            log.info("The trigger was given to another triggerer; the job goes on.")
+            return
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
         # first what needs no connection
-        await asyncio.to_thread(spark_job.stop, self.identity, timeout=_STOP_SECONDS)
+        stopped = await asyncio.to_thread(spark_job.stop, self.identity, timeout=_STOP_SECONDS)
         try:
             hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
             pipeline = await hook.apipeline()
             await asyncio.to_thread(stop_job, pipeline, self.identity, timeout=1.0)
         except BottledWaterError as error:
             log.warning("The slot could not be freed: %s", error)
+        if stopped:
+            await asyncio.to_thread(spark_job.forget, self.identity)
+
+    async def _still_waits(self) -> bool:
+        """Whether the task is still deferred. Airflow cancels a trigger in the same way when it belongs to another triggerer now
+        (this one was too slow to report for a while); if it does not say, the user is believed to have ended the task."""
+        ti: Any = self.task_instance
+        if ti is None:
+            return False
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+                    dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
+                )
+        except Exception as error:
+            log.warning("Airflow does not say whether the task was ended (%s).", type(error).__name__)
+            return False
+        return "deferred" in {str(getattr(state, "value", state)) for state in states.get(ti.run_id, {}).values()}

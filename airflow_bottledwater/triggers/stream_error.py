@@ -1,4 +1,5 @@
-"""Waits for a pipeline's job to end or to report an error; all triggers of one broker share one reader."""
+"""Waits for a pipeline's job to end, to report an error, or to report nothing any more; all triggers of one broker share one
+reader."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -19,8 +20,11 @@ from airflow_bottledwater.settings import Pipeline
 if TYPE_CHECKING:
     from airflow_bottledwater.kafka import state
 
-#: seconds in which a job that failed of a transient cause may be submitted again, before its end is an error
-_AGAIN = 600.0
+#: states behind which a job reports nothing more
+_ENDED = ("stopped", "finished", "failed")
+#: so many heartbeats, and so many outage_timeouts, may be missing: a job waits for servers before its first report, and one that
+#: died of a transient cause is submitted again after a pause
+_HEARTBEATS, _OUTAGES = 10, 2
 
 
 class SharedStatus:
@@ -34,6 +38,7 @@ class SharedStatus:
         self._reading = threading.Lock()
         self._reader: state.Reader | None = None
         self._read = 0.0
+        self._changed: dict[str, float] = {}
 
     @classmethod
     def of(cls, kafka: dict[str, str]) -> SharedStatus:
@@ -41,67 +46,161 @@ class SharedStatus:
         with cls._lock:
             return cls._of.setdefault(json.dumps(kafka, sort_keys=True), cls(kafka))
 
-    def get(self, name: str) -> dict[str, Any] | None:
-        """A pipeline's status, at most a second old."""
+    def get(self, name: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+        """A pipeline's status, at most a second old, and when it last changed by this process's own monotonic clock (0: not since
+        it is looked at).
+
+        :param now: read to the very end of the topic, and so make sure that Kafka answers.
+        :raises Outage: it does not.
+        """
         # here and not above: they bring the publisher and numba, which a DAG processor does without
         from airflow_bottledwater.flow.control import status_key
         from airflow_bottledwater.kafka import state
+        from airflow_bottledwater.kafka.topics import Topics
 
         with self._reading:
-            if self._reader is None:
-                self._reader = state.Reader(self._kafka, state.CONTROL_TOPIC, committed=False)
-            if time.monotonic() - self._read > 1.0:
-                while self._reader.poll(0.5):
-                    pass
+            first = self._reader is None
+            if self._reader is None or now:
+                topics = Topics(self._kafka)
+                if state.CONTROL_TOPIC not in topics.describe([state.CONTROL_TOPIC]):
+                    return None, 0.0
+                end = topics.ends(state.CONTROL_TOPIC, 1)[0]
+                self._reader = self._reader or state.Reader(self._kafka, state.CONTROL_TOPIC, committed=False)
+                before = dict(self._reader.values)
+                self._reader.read_to(end, timeout=30.0)
+                if not first:
+                    self._note(key for key, value in self._reader.values.items() if before.get(key) != value)
                 self._read = time.monotonic()
-            return self._reader.values.get(status_key(name))
+            if time.monotonic() - self._read > 1.0:
+                while changes := self._reader.poll(0.5):
+                    self._note(key for key, _ in changes)
+                self._read = time.monotonic()
+            key = status_key(name)
+            found = self._reader.values.get(key)
+            # a record that is not a job's tells nothing
+            known = found if found is not None and isinstance(found.get("job"), dict) else None
+            return known, self._changed.get(key, 0.0)
+
+    def _note(self, keys: Iterable[str]) -> None:
+        self._changed.update(dict.fromkeys(keys, time.monotonic()))
 
 
-def judge(status: dict[str, Any] | None, *, since: float, max_dead_letters: int | None) -> dict[str, Any] | None:
+def limit(pipeline: Pipeline, max_silence: float) -> float:
+    """Seconds without a report after which nobody reports any more."""
+    return max(max_silence, _HEARTBEATS * pipeline.heartbeat_interval, _OUTAGES * pipeline.outage_timeout)
+
+
+def ended(status: dict[str, Any] | None) -> str:
+    """The id of the stream's job whose end is the last that was reported; empty: it has not ended.
+
+    Where a watch begins, that is an earlier job's end: a new one may be on its way.
+    """
+    return status["job"]["id"] if status and status["job"]["kind"] == "stream" and status["state"] in _ENDED else ""
+
+
+def judge(
+    status: dict[str, Any] | None, *, silent: float, most: float, earlier: str, max_dead_letters: int | None
+) -> dict[str, Any] | None:
     """What a status means: an event, or None to look again.
 
-    A failure of a transient cause is no verdict at once: the stream operator submits the job again.
+    A failure of a transient cause is no verdict at once, since the stream operator submits the job again; nor is the end of an
+    earlier job. Both are when nobody has reported anything else for a while.
 
-    :param since: epoch seconds; an end that was reported before is an earlier job's.
+    :param silent: seconds in which the status did not change, by the reader's own clock; no clock of another host counts.
+    :param most: so many are too many.
+    :param earlier: job whose end was known before the watch began.
     """
+    late = silent >= most
     if status is None or status["job"]["kind"] != "stream":
-        return None
+        if not late:
+            return None
+        last = (
+            "No job has ever reported." if status is None else f"The last report is of a {status['job']['kind']} job."
+        )
+        return _failed(
+            f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not start; check that "
+            "this task has the same slot and connections."
+        )
+    position = status["position"]
     letters = int(status["counters"].get("dead_letters", 0))
     if max_dead_letters is not None and letters > max_dead_letters:
-        return {
-            "status": "failed",
-            "message": f"{letters} dead letters, more than {max_dead_letters}.",
-            "position": status["position"],
-        }
-    if status["at"] < since:
+        return _failed(f"{letters} dead letters, more than {max_dead_letters}.", position)
+    if status["state"] not in _ENDED:
+        if not late:
+            return None
+        job = status["job"]
+        return _failed(
+            f"The job {job['id'][:8]} (epoch {job['epoch']}, process {job['pid']} on {job['host']}) has not reported for {silent:.0f} s: "
+            "it was killed, or its host is gone. Start the stream again, it goes on where it was.",
+            position,
+        )
+    if status["job"]["id"] == earlier and not late:
         return None
     if status["state"] == "failed":
-        if not status["permanent"] and time.time() - status["at"] < _AGAIN:
+        if not status["permanent"] and not late:
             return None
-        return {
-            "status": "failed",
-            "message": status["error"],
-            "position": status["position"],
-            "permanent": status["permanent"],
-        }
-    if status["state"] in ("stopped", "finished"):
-        return {"status": "ok", "position": status["position"], "counters": status["counters"]}
-    return None
+        return {**_failed(status["error"], position), "permanent": status["permanent"]}
+    return {"status": "ok", "position": position, "counters": status["counters"]}
 
 
-def look(pipeline: Pipeline, cluster: Cluster, *, since: float, max_dead_letters: int | None) -> dict[str, Any] | None:
-    """One look, blocking."""
+def _failed(message: str, position: str = "") -> dict[str, Any]:
+    return {"status": "failed", "message": message, "position": position}
+
+
+class Watch:
+    """One look after the other at one pipeline's status.
+
+    :param earlier: see :func:`judge`.
+    :param max_silence: see :func:`limit`; more where the pipeline's settings make a job wait longer.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
+    ) -> None:
+        self._pipeline, self._cluster = pipeline, cluster
+        self._earlier, self._max_dead_letters = earlier, max_dead_letters
+        self._most = limit(pipeline, max_silence)
+        self._began = time.monotonic()
+
+    def look(self) -> dict[str, Any] | None:
+        """One look, blocking.
+
+        :raises Outage: Kafka does not answer; what was not reported meanwhile does not count.
+        """
+        try:
+            event = self._judge(now=False)
+            if event is not None and event["status"] == "failed":
+                # it may be Kafka that is silent
+                event = self._judge(now=True)
+        except BottledWaterError:
+            self._began = time.monotonic()
+            raise
+        return event
+
+    def _judge(self, *, now: bool) -> dict[str, Any] | None:
+        status, changed = read(self._pipeline, self._cluster, now=now)
+        return judge(
+            status,
+            silent=time.monotonic() - max(changed, self._began),
+            most=self._most,
+            earlier=self._earlier,
+            max_dead_letters=self._max_dead_letters,
+        )
+
+
+def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+    """A pipeline's status, and when it changed: see :meth:`SharedStatus.get`."""
     from airflow_bottledwater.flow.preflight import pipeline_name
 
-    found = SharedStatus.of(pipeline.kafka).get(pipeline_name(cluster, pipeline.slot))
-    return judge(found, since=since, max_dead_letters=max_dead_letters)
+    return SharedStatus.of(pipeline.kafka).get(pipeline_name(cluster, pipeline.slot), now=now)
 
 
 class StreamErrorTrigger(BaseTrigger):
-    """Fires when the stream has ended, in order or with an error, or has written too many dead letters.
+    """Fires when the stream has ended, in order or with an error, has written too many dead letters, or is silent.
 
     :param cluster: the source's identity, looked up by the sensor.
-    :param since: ends before this moment are an earlier job's.
+    :param earlier: job whose end was known before the sensor began.
+    :param max_silence: seconds without a report after which there is no stream.
     :param max_dead_letters: more than this many fire; None: any number is fine.
     """
 
@@ -113,35 +212,39 @@ class StreamErrorTrigger(BaseTrigger):
         schema_registry_conn_id: str | None,
         settings: dict[str, Any],
         cluster: dict[str, Any],
-        since: float,
+        earlier: str = "",
+        max_silence: float = 600.0,
         max_dead_letters: int | None = None,
         poll_interval: float = 10.0,
     ) -> None:
         super().__init__()
         self.postgres_conn_id, self.kafka_conn_id = postgres_conn_id, kafka_conn_id
         self.schema_registry_conn_id, self.settings = schema_registry_conn_id, settings
-        self.cluster, self.since = cluster, since
+        self.cluster, self.earlier, self.max_silence = cluster, earlier, max_silence
         self.max_dead_letters, self.poll_interval = max_dead_letters, poll_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
         names = (
-            "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "cluster", "since", "max_dead_letters",
-            "poll_interval",
+            "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "cluster", "earlier", "max_silence",
+            "max_dead_letters", "poll_interval",
         )  # fmt: skip
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event."""
         hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
-        pipeline = await hook.apipeline()
-        cluster = Cluster(**self.cluster)
+        watch = Watch(
+            await hook.apipeline(),
+            Cluster(**self.cluster),
+            earlier=self.earlier,
+            max_silence=self.max_silence,
+            max_dead_letters=self.max_dead_letters,
+        )
         while True:
             await asyncio.sleep(self.poll_interval)
             try:
-                event = await asyncio.to_thread(
-                    look, pipeline, cluster, since=self.since, max_dead_letters=self.max_dead_letters
-                )
+                event = await asyncio.to_thread(watch.look)
             except BottledWaterError as error:
                 self.log.warning("Kafka does not answer: %s", error)
                 continue

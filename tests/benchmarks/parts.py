@@ -88,9 +88,8 @@ def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
 
 def _channel(source: Source, state: f.State, lane: str) -> Channel:
     assert state.claim is not None
-    topics = [t.topic for t in state.tables.values()]
     job = f.Job(**state.claim)
-    return Channel(source.pipeline, job, lane, topics, source.state_topic, Patience(60))
+    return Channel(source.pipeline, job, lane, f.pins(state.tables.values()), source.state_topic, Patience(60))
 
 
 def _publish(channel: Channel, parts: list[Records]) -> None:

@@ -239,7 +239,7 @@ def test_a_role_that_may_not_make_publications_is_told_the_statements(source: So
         source.pipeline.with_(postgres=dsn),
         "may not make publications (no CREATE on the database)",
         "set create_publication to false",
-        f'CREATE PUBLICATION "{source.name}" FOR TABLE "public"."items"',
+        f'CREATE PUBLICATION "{source.name}" FOR TABLE ONLY "public"."items"',
         f'CREATE PUBLICATION "{source.name}_unkeyed" WITH',
     )
 

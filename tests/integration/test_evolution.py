@@ -168,3 +168,45 @@ def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, reg
         flow.change(numeric="decimal")
         step()
     assert flow.compare("k").differences == []
+
+
+# ---------------------------------------------------------------------- keys under REPLICA IDENTITY FULL, of which the stream says nothing
+_NEW_KEY = ("ALTER TABLE k DROP CONSTRAINT k_pkey", "ALTER TABLE k ADD PRIMARY KEY (other)")
+
+
+def _full(database: str, kafka: KafkaBroker) -> Flow:
+    flow = Flow(database, kafka, None)
+    flow.execute(
+        "CREATE TABLE k (id int PRIMARY KEY, other int NOT NULL)",
+        "ALTER TABLE k REPLICA IDENTITY FULL",
+        "INSERT INTO k VALUES (1, 10), (2, 20)",
+    )
+    flow.create()
+    flow.snapshot()
+    return flow
+
+
+@pytest.mark.parametrize("change", [_NEW_KEY, ("ALTER TABLE k DROP id",)], ids=["another", "dropped"])
+def test_a_key_that_changed_under_full_identity_is_refused_at_a_start(
+    database: str, kafka: KafkaBroker, change: tuple[str, ...]
+) -> None:
+    flow = _full(database, kafka)
+    flow.execute(*change, "UPDATE k SET other = other + 1")
+    with pytest.raises(Refused, match=r"The key of public\.k changed"):
+        flow.stream()
+    assert len(flow.read("k")) == 2
+
+
+def test_a_key_that_changes_under_full_identity_stops_a_running_stream(database: str, kafka: KafkaBroker) -> None:
+    flow = _full(database, kafka)
+    with flow.streaming() as errors:
+        flow.execute("UPDATE k SET other = 11 WHERE id = 1")
+        deadline = time.monotonic() + 20
+        while len(flow.read("k")) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        # the columns stay as they are, so the Relation message does, too
+        flow.execute(*_NEW_KEY, "UPDATE k SET id = 5 WHERE other = 20")
+        while not errors and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert "The key of public.k changed from (id) to (other)" in str(errors[0])
+    assert [m.key for m in flow.read("k")] == [{"id": 1}, {"id": 2}, {"id": 1}]

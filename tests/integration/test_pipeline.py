@@ -26,6 +26,7 @@ from airflow_bottledwater.flow.lane import LaneTask
 from airflow_bottledwater.local.compare import latest
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.postgres.connect import connect, identify
 
 MakeFlow = Callable[..., Flow]
@@ -504,6 +505,38 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
         assert ended["state"] == "stopped"
     assert not errors
     assert "Dropped slot" in setup.drop(flow.pipeline, when="retired")
+
+
+@pytest.mark.parametrize("how", ["asked", "signal", "passed on"])
+def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, how: str) -> None:
+    flow = make_flow(skip_snapshot=True)
+    _fill(flow, "a", rows=1)
+    flow.create()
+    stopped, errors = Stop(), list[BaseException]()
+    start = runner.begin(flow.pipeline)
+
+    def work() -> None:
+        try:
+            runner.follow(flow.pipeline, start, stopped=stopped)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+    if how == "signal":
+        stopped.interrupt(15)
+    else:
+        control.request_stop_of(flow.pipeline, start.cluster, start.job, interrupted=15 if how == "passed on" else 0)
+    thread.join(30)
+    assert not thread.is_alive() and not errors
+    told = status.report(flow.pipeline)["job"]
+    if how == "asked":
+        assert (told["state"], told["error"]) == ("stopped", "")
+    else:
+        # who waits for the end of the stream does not take it for one
+        assert (told["state"], told["permanent"]) == ("failed", False)
+        assert "SIGTERM from outside" in told["error"]
 
 
 def test_a_consumer_that_reads_uncommitted_never_sees_older_versions_behind_newer_ones(make_flow: MakeFlow) -> None:

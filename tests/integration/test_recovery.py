@@ -3,6 +3,7 @@ without the facts; and what passes by itself."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from fix_topics import Flow, Message, assert_exactly_once_in_order, read
 from psycopg.conninfo import make_conninfo
 
-from airflow_bottledwater.errors import CredentialsRefused, RecordError, SlotError, SlotInUse, StateError
+from airflow_bottledwater.errors import CredentialsRefused, RecordError, SlotError, SlotInUse, StaleBatch, StateError
 from airflow_bottledwater.flow import redrive, runner, setup, status
+from airflow_bottledwater.flow.claim import reached
+from airflow_bottledwater.flow.policy import Patience, transient
+from airflow_bottledwater.flow.source import ChangeSource
 from airflow_bottledwater.kafka.state import facts_topic
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -153,6 +158,68 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     assert [m.op for m in flow.read("a")] == ["d"]
 
 
+def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_back(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.snapshot()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1), (2, repeat('x', 30000), 1)")
+    assert flow.stream()["dead_letters"] == 2
+    setup.drop(flow.pipeline, when="always")
+    flow.execute("DELETE FROM a WHERE id = 1")
+    flow.change(tables=("a",))
+    flow.create()
+    # the sweep finds no record of the key, and the new snapshot writes a letter of its own for the other row
+    flow.snapshot()
+    _limit(flow, 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.Result(published=2, overtaken=1)
+    assert flow.compare("a").differences == []
+
+
+def test_a_letter_does_not_bring_back_what_compaction_has_forgotten_the_delete_of(make_flow: MakeFlow) -> None:
+    flow = make_flow(
+        on_error="log",
+        skip_snapshot=True,
+        topic_config={"max.message.bytes": "20000", "cleanup.policy": "compact,delete"},
+    )
+    flow.create()
+    flow.execute(
+        "INSERT INTO a VALUES (1, repeat('x', 30000), 1), (2, repeat('x', 30000), 1), (3, repeat('x', 30000), 1)",
+        "DELETE FROM a WHERE id = 1",
+        "UPDATE a SET n = 2, t = 'small' WHERE id = 2",
+    )
+    assert flow.stream()["dead_letters"] == 3
+    end = flow.read("a")[-1].offset + 2
+    admin = AdminClient(flow.pipeline.kafka)
+    admin.delete_records([TopicPartition(flow.topic("a"), 0, end)])[TopicPartition(flow.topic("a"), 0)].result()
+    _limit(flow, 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.Result(published=1, overtaken=2)
+    assert _values(flow.read("a")) == [(3, 1)]
+
+
+def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_letter(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)")
+    assert flow.stream()["dead_letters"] == 1
+    _limit(flow, 100_000)
+    flow.execute("UPDATE a SET n = 2", "UPDATE a SET n = 1")
+    flow.stream()
+    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=1)
+    assert_exactly_once_in_order(flow.read("a"))
+
+
+def test_a_letter_of_a_row_that_has_changed_since_is_dropped_and_the_change_follows(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1), (2, repeat('x', 30000), 1)")
+    assert flow.stream()["dead_letters"] == 2
+    flow.execute("UPDATE a SET n = 2 WHERE id = 1", "DELETE FROM a WHERE id = 2")
+    _limit(flow, 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
 def test_dead_letters_are_not_touched_while_the_stream_runs(make_flow: MakeFlow) -> None:
     flow = make_flow(skip_snapshot=True)
     flow.create()
@@ -241,6 +308,29 @@ def test_a_second_attempt_of_a_claimed_stream_goes_on_where_the_first_came_to(ma
     flow.execute("INSERT INTO a VALUES (2, 'x', 2)")
     assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 2
     assert _values(flow.read("a")) == [(1, 1), (2, 2)]
+
+
+def test_an_attempt_that_another_one_has_overtaken_ends_and_blames_nobody(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
+    start = runner.begin(flow.pipeline)
+    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 1
+    # an executor that was thought lost went on and confirmed; this attempt had read P before
+    state_of = functools.partial(reached, flow.pipeline, start.state_topic, start.job)
+    late = ChangeSource(flow.pipeline, start.state, start.position, Patience(5), state_of)
+    with pytest.raises(StaleBatch, match="Another attempt of this job") as overtaken:
+        late.next(5)
+    assert transient(overtaken.value)
+    flow.execute("INSERT INTO a VALUES (2, 'x', 2)")
+    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 2
+    # where nobody of ours did it, somebody else has
+    flow.execute(
+        "INSERT INTO a VALUES (3, 'x', 3)",
+        f"SELECT pg_replication_slot_advance('{flow.pipeline.slot}', pg_current_wal_flush_lsn())",
+    )
+    with pytest.raises(SlotError, match="somebody moved it"):
+        flow.stream()
 
 
 def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_next_reconnect(

@@ -552,6 +552,38 @@ def test_a_run_marked_failed_keeps_the_slot_and_says_what_it_costs(system: Syste
 
 
 @pytest.mark.long
+def test_a_run_that_is_ended_while_no_triggerer_runs_leaves_no_job(system: System, stream: Stream) -> None:
+    stream.streaming()
+    triggerer = system.airflow.components["triggerer"]
+    triggerer.kill()
+    try:
+        system.client.set_run_state(DAG, stream.run_id, "failed")
+        until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"), 120)
+        assert stream.task("drop_slot")["state"] == "success", system.why(stream.run_id)
+        assert system.jobs() == {}
+        assert system.slot(stream.slot) == (True, False)
+        log = system.client.task_log(DAG, stream.run_id, "drop_slot", max(1, stream.task("drop_slot")["try_number"]))
+        assert "A job of this run is still there" in log
+    finally:
+        triggerer.start()
+
+
+@pytest.mark.long
+def test_a_job_that_a_signal_from_outside_ends_is_submitted_again(system: System, stream: Stream) -> None:
+    """A host that reboots ends the supervisor and the driver in order."""
+    old = stream.streaming()
+    tries = stream.task()["try_number"]
+    watcher = stream.task("error_state")["state"]
+    os.kill(system.leaders(old)["supervisor"], signal.SIGTERM)
+    new = stream.deferred(but=old)
+    assert new != old and stream.task()["try_number"] == tries
+    # who watches the stream does not take it for its end
+    assert stream.task("error_state")["state"] == watcher
+    stream.nothing_lost_or_twice()
+    assert "SIGTERM from outside" in system.client.task_log(DAG, stream.run_id, "stream", tries)
+
+
+@pytest.mark.long
 def test_another_run_goes_on_and_always_drops_a_slot_that_is_in_use(system: System, stream: Stream) -> None:
     if stream.state == "deferred":
         system.client.set_run_state(DAG, stream.run_id, "failed")

@@ -222,3 +222,56 @@ def test_the_report_names_what_is_wrong() -> None:
 
 def test_recovery_is_measured_from_each_kill_to_the_next_record() -> None:
     assert recovery_times([10.0, 20.0, 40.0], [9.0, 12.5, 13.0, 21.0]) == [2.5, 1.0, None]
+
+
+# ---------------------------------------------------------------------- large values
+#: row 1 has the value 51 and keeps it, also under its new key 9, while another row with the value 52 gets the key 1
+LARGE_LOG = [
+    Change(1, 50, "a", None, 1, "c", 11, 51),
+    Change(2, 106, "a", 1, 1, "u", 12, 51),
+    Change(3, 107, "a", 1, 9, "k", 13, 51),
+    Change(4, 108, "a", None, 1, "c", 14, 52),
+]
+
+
+def large_topics(**changed: Record) -> list[Record]:
+    records = {
+        "row": Record("a", 0, 0, 1, 11, "r", large=51),
+        "update": Record("a", 0, 1, 1, 12, "u", pos(1000, 1), 106, 52, reread=True),
+        "old": Record("a", 0, 2, 1, None, "d", pos(2000, 1), 107),
+        "moved": Record("a", 0, 3, 9, 13, "u", pos(2000, 1), 107, 51, reread=True),
+        "new": Record("a", 0, 4, 1, 14, "c", pos(3000, 1), 108, 52),
+        **changed,
+    }
+    return list(records.values())
+
+
+def large_checked(records: Sequence[Record], **options: int) -> Report:
+    return Checker(LARGE_LOG, {"a": BOUNDARY}, **options).check(records)  # type: ignore[arg-type]
+
+
+def test_a_value_that_was_read_afterwards_may_be_any_that_its_key_ever_had() -> None:
+    large_checked(large_topics()).check()
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"row": Record("a", 0, 0, 1, 11, "r", large=52)}, "invented"),
+        ({"update": Record("a", 0, 1, 1, 12, "u", pos(1000, 1), 106, 52)}, "invented"),
+        ({"moved": Record("a", 0, 3, 9, 13, "u", pos(2000, 1), 107, 52, reread=True)}, "invented"),
+        ({"moved": Record("a", 0, 3, 9, 13, "u", pos(2000, 1), 107, 0, reread=True)}, "invented"),
+        ({"new": Record("a", 0, 4, 1, 14, "c", pos(3000, 1), 108, 51, reread=True)}, "stale"),
+    ],
+)
+def test_a_value_of_another_row_is_found(changed: dict[str, Record], kind: str) -> None:
+    assert kind in large_checked(large_topics(**changed)).kinds
+
+
+def test_a_key_change_that_was_superseded_leaves_its_tombstone() -> None:
+    log = [*LARGE_LOG, Change(5, 109, "a", 9, None, "d", 0)]
+    records = [r for r in large_topics() if r.key != 9] + [Record("a", 0, 5, 9, None, "d", pos(4000, 1), 109)]
+    checked = Checker(log, {"a": BOUNDARY}, superseded=1).check(records)
+    assert (checked.findings, len(checked.superseded)) == ([], 1)
+    bare = [r for r in records if not (r.xid == 107 and r.op == "d")]
+    assert "lost" in Checker(log, {"a": BOUNDARY}, superseded=1).check(bare).kinds

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from airflow_bottledwater import cli
+from airflow_bottledwater import cli, processes
 from airflow_bottledwater.errors import BottledWaterError, SettingError
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]
@@ -143,3 +150,83 @@ def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
     _, _, error = _invoke(*REQUIRED, "--set", "kafka=x")
     assert isinstance(error, SettingError)
     assert error.setting == "kafka"
+
+
+# ------------------------------------------------------------------ signals, with a job that waits in place of Spark's
+_COMMAND = """
+import sys
+from airflow_bottledwater import cli
+from airflow_bottledwater.flow import setup
+from airflow_bottledwater.spark import submit
+
+job = (
+    "from airflow_bottledwater.spark import job; job.load = lambda path: None; import sys;"
+    " sys.exit(job._run(lambda p, f, b, stopped: stopped.wait() and {}, None, False))"
+)
+setup.create = lambda *_, **__: None
+submit.command = lambda *_, **__: [sys.executable, "-c", job]
+cli.main()
+"""
+
+
+def _until(found: Callable[[], object], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("signum", "to", "code"),
+    [
+        (signal.SIGINT, "command", 0),
+        (signal.SIGTERM, "command", 0),
+        # the terminal was closed
+        (signal.SIGHUP, "command", 0),
+        (signal.SIGKILL, "command", -9),
+        # a service manager signals all of its processes
+        (signal.SIGTERM, "both", 0),
+        # nobody asked the command
+        (signal.SIGTERM, "driver", 1),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_signal_leaves_neither_a_job_nor_its_secrets(
+    tmp_path: Path, signum: signal.Signals, to: str, code: int
+) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-c", _COMMAND, *REQUIRED, "-f", "json"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    _until(lambda: list(tmp_path.glob("*/driver.json")))
+    (folder,) = (path.parent for path in tmp_path.glob("*/driver.json"))
+    assert list(folder.glob("pipeline-*.json"))
+    supervisor = json.loads((folder / "supervisor.json").read_text())
+    members = processes.family(supervisor["pid"])
+    driver = json.loads((folder / "driver.json").read_text())["pid"]
+    for pid in {"command": [command.pid], "driver": [driver], "both": [driver, command.pid]}[to]:
+        os.kill(pid, signum)
+    output = command.communicate(timeout=60)[0].decode()
+    assert command.returncode == code, output
+    assert ("SIGTERM from outside" in output) == (code == 1)
+    _until(lambda: not processes.alive(members))
+    _until(lambda: not folder.exists())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``nohup`` says so before it starts us."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    from airflow_bottledwater.flow import setup
+
+    monkeypatch.setattr(setup, "create", lambda *_, **__: None)
+    monkeypatch.setattr(cli, "_job", lambda *_: False)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert _invoke(*REQUIRED)[0] == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

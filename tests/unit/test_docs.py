@@ -94,6 +94,7 @@ def made(kind: type[BottledWaterError]) -> BottledWaterError:
     arguments: dict[type[BottledWaterError], tuple[Any, ...]] = {
         errors.SettingError: ("lanes", 0, "1 to 256"),
         errors.PreflightError: (["this"],),
+        errors.Interrupted: (15,),
         RecordRefused: ("what", 0, 10),
     }
     return kind(*arguments.get(kind, ("what",)))

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from airflow_bottledwater import errors
+from airflow_bottledwater.flow import policy
 from airflow_bottledwater.flow.policy import ACTS, Act, Patience, act, transient
 from airflow_bottledwater.kafka.publisher import NewProducerNeeded, RecordRefused
 
@@ -18,6 +19,8 @@ def made(kind: type[errors.BottledWaterError]) -> errors.BottledWaterError:
         return errors.SettingError("lanes", 0, "1 to 256")
     if kind is errors.PreflightError:
         return errors.PreflightError(["this", "that"])
+    if kind is errors.Interrupted:
+        return errors.Interrupted(15)
     if kind is errors.RecordError:
         return errors.RecordError("what", "remedy", position="p", topic="t")
     return kind("what", "remedy")
@@ -28,9 +31,11 @@ CLASSES = [
 ]
 EXPECTED = {
     errors.Outage: Act.WAIT,
+    errors.Interrupted: Act.WAIT,
     errors.SlotInUse: Act.WAIT,
     errors.RecordError: Act.RECORD,
     errors.StopRequested: Act.FINISH,
+    errors.StaleBatch: Act.AGAIN,
 }
 
 
@@ -52,7 +57,7 @@ def test_an_unknown_error_ends_the_job() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.BottledWaterError]) -> None:
-    assert transient(made(kind)) == (kind in (errors.Outage, errors.SlotInUse))
+    assert transient(made(kind)) == (kind in (errors.Outage, errors.Interrupted, errors.SlotInUse, errors.StaleBatch))
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -85,3 +90,27 @@ def test_a_server_that_answered_begins_a_new_outage() -> None:
     patience.wait("x")
     patience.over()
     patience.wait("x")
+
+
+def test_an_outage_lasts_until_something_works_however_long_one_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(policy.time, "monotonic", lambda: now)
+    patience = Patience(300.0, report=lambda what: None)
+    with pytest.raises(errors.Outage, match=r"a broker \(for 3\d\d s\)"):
+        for _ in range(20):
+            patience.wait("a broker")
+            now += 45.0
+    patience.over()
+    patience.wait("a broker")
+    now += 290.0
+    patience.wait("a broker")
+
+
+def test_refused_credentials_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(policy.time, "monotonic", lambda: now)
+    patience = Patience(None, report=lambda what: None)
+    patience.wait(errors.CredentialsRefused("no"))
+    now += 21.0
+    with pytest.raises(errors.CredentialsRefused):
+        patience.wait(errors.CredentialsRefused("no"))

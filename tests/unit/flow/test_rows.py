@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import fix_wire as w
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.flow.batch import Batch, Version
+from airflow_bottledwater.flow.current import CurrentRows, Found, Key
 from airflow_bottledwater.flow.rows import Completed, Completer, column_texts
 from airflow_bottledwater.flow.transactions import Cutter
 from airflow_bottledwater.model.lsn import Position
@@ -23,29 +27,32 @@ FULL = w.table(
 UNCHANGED = Field("u")
 
 
-class GoneTable(Completer):
-    """The table no longer has any row; remembers what it was asked for."""
+class FakeTable(CurrentRows):
+    """The table as it is now; remembers the keys that it was asked for."""
 
-    def __init__(self) -> None:
-        super().__init__("", lambda what: None)
-        self.asked: list[tuple[bytes, ...]] = []
+    def __init__(self, rows: dict[bytes, bytes]) -> None:
+        self.rows, self.asked = rows, list[Key]()
 
-    def _reread(self, table: Table, key: tuple[bytes, ...], missing: list[int], xid: int) -> list[bytes | None] | None:
-        self.asked.append(key)
-        return None
+    def read(self, table: Table, keys: Sequence[Key], columns: Sequence[int], **_: object) -> Found:
+        self.asked += keys
+        return Found({key: [self.rows[key[0]] for _ in columns] for key in keys if key[0] in self.rows})
 
 
-def complete(messages: list[bytes], table: Table = TABLE) -> tuple[list[RowMessage], Completed, GoneTable]:
+def complete(
+    messages: list[bytes], table: Table = TABLE, current: dict[bytes, bytes] | None = None
+) -> tuple[list[RowMessage], Completed, FakeTable]:
+    """:param current: key → the value that the table has now; by default it no longer has any row."""
     cutter = Cutter(Position(0), {}, lambda message, current: Version(table, "t"), limit=10**9, most=10**9)
     relation = w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in table.columns])
     cutter.add(w.block([w.xlog(m) for m in (w.begin(9, 3), relation, *messages, w.commit(9, 10))]))
     assert cutter.cut() is None
     batch = cutter.flush(empty=False)
     assert isinstance(batch, Batch)
-    completer = GoneTable()
+    completer = Completer("", lambda what: None)
+    completer.current = now = FakeTable(current or {})
     done = completer.complete(batch, compile_programs([(table, Target(0, 1))], "json", copied=False))
     rows = [pgoutput.row(bytes(done.batch.data[at : at + size])) for at, size in done.batch.changes[:, 1:3].tolist()]
-    return rows, done, completer
+    return rows, done, now
 
 
 def change(*new: bytes | Field, old: list[bytes | None] | None = None, tag: str = "K") -> bytes:
@@ -108,7 +115,7 @@ def test_a_value_of_a_deleted_row_is_not_given_to_a_later_row_of_its_key() -> No
             change(b"2", b"c", UNCHANGED),
         ]
     )
-    assert completer.asked == [(b"2",), (b"2",)]
+    assert completer.asked == [(b"2",)]
     assert [row.kind for row in rows] == ["I", "D", "D"]
     assert len(done.superseded) == 2
 
@@ -122,7 +129,37 @@ def test_a_value_of_a_row_that_moved_away_is_not_given_to_a_later_row_of_its_key
             change(b"1", b"c", UNCHANGED),
         ]
     )
-    assert completer.asked == [(b"1",), (b"1",)]
+    assert completer.asked == [(b"1",)]
+
+
+def test_a_value_of_today_is_not_passed_on_to_the_key_that_its_row_was_moved_to() -> None:
+    # 3 is updated and moved to 575, then another row gets the key 3: what is at 3 today is of that one
+    rows, done, now = complete(
+        [
+            change(b"3", b"100", UNCHANGED),
+            change(b"575", b"100", UNCHANGED, old=[b"3", None, None]),
+            w.insert(7, b"3", b"1", b"of another row"),
+        ],
+        current={b"3": b"of another row", b"575": b"of the row"},
+    )
+    assert [values(row)[2] for row in rows] == [b"of another row", b"of the row", b"of another row"]
+    assert now.asked == [(b"3",), (b"575",)]
+    flags = done.batch.changes[:, wire.C_FLAGS] & wire.FLAG_REREAD
+    assert flags.tolist() == [wire.FLAG_REREAD, wire.FLAG_REREAD, 0]
+
+
+def test_every_record_that_has_a_value_of_today_says_so() -> None:
+    _rows, done, now = complete(
+        [
+            change(b"1", b"a", UNCHANGED),
+            change(b"1", b"b", UNCHANGED),
+            w.update(7, b"1", b"c", b"new"),
+            change(b"1", b"d", UNCHANGED),
+        ],
+        current={b"1": b"today"},
+    )
+    assert now.asked == [(b"1",)]
+    assert (done.batch.changes[:, wire.C_FLAGS] & wire.FLAG_REREAD).tolist() == [1, 1, 0, 0]
 
 
 def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -459,4 +460,22 @@ def test_what_does_not_follow_the_protocol_is_a_protocol_error(message: bytes) -
     cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
     cutter.add(w.block([w.xlog(w.begin(9, 1)), message]))
     with pytest.raises(ProtocolError):
+        cutter.cut()
+
+
+@pytest.mark.parametrize("kind", [b"Y", b"O", b"M"])
+def test_messages_that_say_nothing_of_rows_are_left_out(kind: bytes) -> None:
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(kind + bytes(12)), w.xlog(w.commit(9, 10))]))
+    assert cutter.cut() is None
+    batch = cutter.flush(empty=True)
+    assert batch is not None
+    assert len(batch) == 0
+
+
+@pytest.mark.parametrize("kind", [b"b", b"P", b"K", b"r", b"p", b"S", b"E", b"c", b"A", b"?"])
+def test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published(kind: bytes) -> None:
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(w.commit(9, 10)), w.xlog(kind + bytes(40))]))
+    with pytest.raises(ProtocolError, match=f"message of kind '{re.escape(kind.decode())}'.*two_phase"):
         cutter.cut()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +18,9 @@ from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
+from airflow_bottledwater.hooks.spark_job import SparkJobHook
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import submit, supervise
 
 Connect = Callable[..., None]
 
@@ -62,6 +69,36 @@ def test_of_extras_only_those_of_libpq_are_taken(connect: Connect) -> None:
 
 
 @pytest.mark.usefixtures("connections")
+def test_everything_that_libpq_knows_is_passed_on(connect: Connect) -> None:
+    extra = {
+        "options": "-c statement_timeout=0", "keepalives": True, "keepalives_idle": 5, "tcp_user_timeout": 9000, "sslcrldir": "/crl",
+        "sslcertmode": "disable", "gssdelegation": 0, "application_name": "cdc", "requirepeer": "postgres",
+        # ours in every session
+        "replication": "true", "client_encoding": "latin1",
+        # of the connection itself, which wins
+        "host": "other", "port": 1,
+    }  # fmt: skip
+    connect("postgres_default", conn_type="postgres", host="db", port=5433, extra=extra)
+    assert conninfo_to_dict(hook().postgres()) == {
+        "host": "db", "port": "5433", "options": "-c statement_timeout=0", "keepalives": "1", "keepalives_idle": "5",
+        "tcp_user_timeout": "9000", "sslcrldir": "/crl", "sslcertmode": "disable", "gssdelegation": "0", "application_name": "cdc",
+        "requirepeer": "postgres",
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("connections")
+def test_every_secret_of_a_postgres_connection_is_masked(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked: list[str] = []
+    monkeypatch.setattr("airflow_bottledwater.hooks.pipeline.mask_secret", masked.append)
+    extra = {"sslpassword": "of the key", "sslkey": "/key.pem"}
+    connect("postgres_default", conn_type="postgres", host="db", password="of the role", extra=extra)
+    hook().postgres()
+    assert sorted(masked) == ["of the key", "of the role"]
+    hook().pipeline()
+    assert {"of the key", "of the role"} <= set(masked[2:])
+
+
+@pytest.mark.usefixtures("connections")
 def test_kafka_properties_are_texts_without_those_of_consumers(connect: Connect) -> None:
     extra = {
         "bootstrap.servers": "a:1,b:2", "group.id": "other", "auto.offset.reset": "latest", "enable.auto.commit": True,
@@ -84,6 +121,25 @@ def test_registry_properties_are_texts(connect: Connect) -> None:
         extra={"timeout": 3, "ssl.ca.location": None},
     )
     assert hook().pipeline().registry == {"url": "http://r", "timeout": "3"}
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    ("fields", "url"),
+    [
+        ({"host": "https://r/base"}, "https://r/base"),
+        ({"host": "http://r:8081"}, "http://r:8081"),
+        ({"host": "r", "port": 8081}, "http://r:8081"),
+        ({"host": "r", "port": 8081, "schema": "https"}, "https://r:8081"),
+        ({"host": "r/base", "schema": "https"}, "https://r/base"),
+        ({"host": "https://r/base", "port": 8085, "schema": "http"}, "https://r:8085/base"),
+        ({"host": "http://r:8081", "port": 9}, "http://r:8081"),
+        ({"host": "[::1]", "port": 8081}, "http://[::1]:8081"),
+    ],
+)
+def test_a_registry_may_be_given_by_scheme_host_and_port(connect: Connect, fields: dict[str, Any], url: str) -> None:
+    connect("schema_registry_default", conn_type="schema_registry", **fields)
+    assert hook().pipeline().registry == {"url": url}
 
 
 @pytest.mark.usefixtures("connections")
@@ -166,6 +222,56 @@ def test_a_job_gets_nothing_of_airflows_secrets() -> None:
     kept = spark_job.environment(given)
     assert set(kept) == {"HOME", "PATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"}
     assert kept["PATH"].endswith(":/bin")
+
+
+def test_only_where_the_executors_are_here_the_driver_is_told_to_use_loopback() -> None:
+    """Executors on other hosts could not reach it."""
+    for master, local in (("local[2]", True), ("spark://m:7077", False), ("yarn", False), ("k8s://https://k", False)):
+        for made in (spark_job.environment({"PATH": "/bin"}, master=master), submit.environment({}, master=master)):
+            assert ("SPARK_LOCAL_IP" in made) == local
+        assert ("spark.driver.bindAddress" in submit.conf_for(master)) == local
+    started: list[dict[str, str]] = []
+    provider = SimpleNamespace(
+        _connection={"master": "spark://m:7077"}, _env=None, _build_spark_submit_command=lambda application: ["true"]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervise, "start", lambda folder, command, environment: started.append(environment))
+        SparkJobHook(provider).start({"folder": "/nowhere", "host": ""}, "job.py")
+    assert "SPARK_LOCAL_IP" not in started[0]
+
+
+def test_jobs_of_a_run_are_found_by_whom_they_work_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    owner = {"dag_id": "d", "run_id": "r", "slot": "orders", "postgres_conn_id": "pg"}
+    assert spark_job.left_behind(owner) == []
+    pipeline = Pipeline.of(
+        postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, output_format="json", slot="orders"
+    )
+    made = {}
+    for name, for_whom in (("ours", owner), ("ended", owner), ("of another run", {**owner, "run_id": "s"})):
+        made[name], settings = SparkJobHook.prepare(pipeline, "stream", for_whom)
+        assert settings.stat().st_mode & 0o77 == 0 and Path(made[name]["folder"]).stat().st_mode & 0o77 == 0
+        if name != "ended":
+            supervise.start(Path(made[name]["folder"]), ["sleep", "100"], dict(os.environ))
+    try:
+        assert spark_job.left_behind(owner) == [made["ours"]]
+    finally:
+        for identity in made.values():
+            assert spark_job.stop(identity, timeout=0.1)
+    assert spark_job.left_behind(owner) == [] and spark_job.stop_asked(made["ours"])
+
+
+def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    pipeline = Pipeline.of(
+        postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, output_format="json", slot="orders"
+    )
+    old = tmp_path / "bottledwater" / "stream-orders-1"
+    old.mkdir(parents=True)
+    (old / "pipeline-x.json").write_text("secret")
+    (old / "supervisor.json").write_text(json.dumps({"pid": 1, "started": 1, "host": socket.gethostname()}))
+    SparkJobHook.prepare(pipeline, "stream", {})
+    assert old.exists() and not (old / "pipeline-x.json").exists()
 
 
 def test_a_job_of_another_host_is_not_judged() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import socket
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -49,6 +50,8 @@ class World:
         self.done: list[str] = []
         self.arguments: list[str] = []
         self.slept: list[float] = []
+        self.asked: set[str] = set()
+        self.reached: int | None = None
 
     def end(self, identity: dict[str, str], **outcome: Any) -> None:
         self.living.discard(identity["folder"])
@@ -70,7 +73,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
 
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     monkeypatch.setattr(
-        SparkJobHook, "prepare", staticmethod(lambda pipeline, name: (NEW, tmp_path / "pipeline-x.json"))
+        SparkJobHook, "prepare", staticmethod(lambda pipeline, name, owner: (NEW, tmp_path / "pipeline-x.json"))
     )
     monkeypatch.setattr(SparkJobHook, "start", start)
     monkeypatch.setattr(spark_job, "running", lambda identity: identity["folder"] in made.living)
@@ -80,10 +83,21 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
         lambda identity: made.outcomes.get(identity["folder"], {"ok": False, "error": "killed", "transient": True}),
     )
     monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"forget {identity['folder'][-3:]}"))
+    monkeypatch.setattr(spark_job, "stop_asked", lambda identity: identity["folder"] in made.asked)
     monkeypatch.setattr(stream, "stop_job", stop_job)
+    monkeypatch.setattr(StreamToKafkaOperator, "_reached", lambda self: made.reached)
     # the clock goes on, or the operator would look at the job for ever
     pause = time.sleep
-    monkeypatch.setattr(stream.time, "sleep", lambda seconds: (made.slept.append(seconds), pause(0.001)))
+
+    def sleep(seconds: float) -> None:
+        # the clock is the whole process's: threads that other tests have left have nothing to do with it
+        if threading.current_thread() is threading.main_thread():
+            made.slept.append(seconds)
+            pause(0.001)
+        else:
+            pause(seconds)
+
+    monkeypatch.setattr(stream.time, "sleep", sleep)
     now = time.monotonic
     monkeypatch.setattr(stream.time, "monotonic", lambda: now() + sum(made.slept))
     return made
@@ -94,7 +108,8 @@ def operator(**arguments: Any) -> StreamToKafkaOperator:
 
 
 def context(store: Store, *, try_number: int = 1, max_tries: int = 0) -> dict[str, Any]:
-    return {"task_state_store": store, "ti": SimpleNamespace(try_number=try_number, max_tries=max_tries)}
+    ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="stream")
+    return {"task_state_store": store, "ti": ti}
 
 
 def deferred(act: Callable[[], Any]) -> StreamTrigger:
@@ -147,7 +162,17 @@ def test_a_retry_attaches_to_a_job_that_runs(world: World) -> None:
 def test_a_retry_after_a_job_that_died_submits(world: World) -> None:
     store = Store(bottledwater_job=OLD)
     trigger = deferred(lambda: operator(retries=2).execute(context(store, try_number=3, max_tries=2)))
-    assert world.done == ["start"] and trigger.identity == NEW
+    assert world.done == ["forget old", "start"] and trigger.identity == NEW
+
+
+def test_a_retry_on_another_host_takes_over(world: World) -> None:
+    """A container that was made anew, for example: its claim ends the old job, if there still is one."""
+    store = Store(bottledwater_job={**OLD, "host": "elsewhere"})
+    for tries in ({"try_number": 3, "max_tries": 2}, {"try_number": 4, "max_tries": 5}):
+        trigger = deferred(lambda tries=tries: operator(retries=2).execute(context(store, **tries)))
+        assert world.done == ["start"] and trigger.identity == NEW == store.values["bottledwater_job"]
+        world.done.clear()
+        store.values["bottledwater_job"] = {**OLD, "host": "elsewhere"}
 
 
 @pytest.mark.parametrize(("try_number", "max_tries", "retries"), [(2, 1, 0), (5, 6, 2), (1, 2, 2)])
@@ -180,14 +205,14 @@ def test_a_retry_of_a_job_that_has_ended_well_ends_well(world: World) -> None:
     world.end(OLD, ok=True, position="0/5", published=7)
     result = operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
     assert result == {"position": "0/5", "published": 7}
-    assert world.done == []
+    assert world.done == ["forget old"]
 
 
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
     """After its timeout for example: it has not ended well, it was ended."""
     world.end(OLD, ok=True, position="0/5", stopped=True)
     deferred(lambda: operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1)))
-    assert world.done == ["start"]
+    assert world.done == ["forget old", "start"]
 
 
 def test_a_timeout_becomes_the_triggers_deadline(world: World) -> None:
@@ -225,6 +250,26 @@ def test_cluster_mode_is_refused_at_once(world: World, connect: Any) -> None:
     connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "cluster"})
     with pytest.raises(AirflowFailException, match="cluster"):
         operator().execute(context(Store()))
+    # as it advises
+    connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "client"})
+    deferred(lambda: operator().execute(context(Store())))
+
+
+def test_what_the_refusal_of_an_executor_advises_is_not_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor,LocalExecutor")
+    with pytest.raises(AirflowFailException, match="executor='LocalExecutor'") as raised:
+        operator().execute(context(Store()))
+    assert "deploy-mode cluster" not in str(raised.value)
+    deferred(lambda: operator(executor="LocalExecutor").execute(context(Store())))
+
+
+@pytest.mark.parametrize("value", ["true", "True", "TRUE ", True])
+def test_speculative_execution_is_refused_in_all_of_its_forms(world: World, value: Any) -> None:
+    with pytest.raises(AirflowFailException, match="speculation"):
+        operator(conf={"spark.speculation": value}).execute(context(Store()))
+    # nothing is left of it
+    assert world.done == ["forget new"]
+    deferred(lambda: operator(conf={"spark.speculation": "false"}).execute(context(Store())))
 
 
 # ------------------------------------------------------------------ execute_complete
@@ -267,21 +312,57 @@ def test_it_is_submitted_with_longer_and_longer_pauses_and_not_for_ever(world: W
         pauses.append(world.slept[0])
         world.living.clear()
     assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    world.done.clear()
     with pytest.raises(JobFailed, match="killed"):
         operator().execute_complete(context(store), ended())
-    # one that ran for long starts the count anew
-    store.values["bottledwater_restarts"]["at"] -= 1000
+    assert world.done == ["forget old"]
+
+
+@pytest.mark.parametrize(
+    ("ran", "position", "reached", "kind", "anew"),
+    [
+        # it published: whatever ended it is not what ended the ones before
+        (1000, 5, 6, "Outage", True),
+        # it only lived as long as its outage_timeout
+        (1000, 5, 5, "Outage", False),
+        (1000, 5, None, "Outage", False),
+        (1000, None, 6, "Outage", False),
+        # out of memory in the same transaction again
+        (1000, 5, 5, "JobFailed", False),
+        # nothing was to be published, and its host was started again
+        (1000, 5, 5, "Interrupted", True),
+        (10, 5, 6, "Interrupted", False),
+    ],
+)
+def test_the_count_starts_anew_behind_a_job_that_worked(
+    world: World, ran: float, position: int | None, reached: int | None, kind: str, anew: bool
+) -> None:
+    store = Store(bottledwater_restarts={"count": 7, "at": time.time() - ran, "position": position})
+    world.end(OLD, ok=False, error="away", transient=True, kind=kind)
+    world.reached = reached
     deferred(lambda: operator().execute_complete(context(store), ended()))
-    assert store.values["bottledwater_restarts"]["count"] == 1
+    kept = store.values["bottledwater_restarts"]
+    assert kept["count"] == (1 if anew else 8)
+    assert kept["position"] == (position if reached is None else reached)
+
+
+def test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again(world: World) -> None:
+    """By a triggerer that had to give the trigger to another one. A stop through Kafka is a person's: the task succeeds."""
+    world.end(OLD, ok=True, position="0/5", stopped=True)
+    assert operator().execute_complete(context(Store()), ended())["position"] == "0/5"
+    world.asked.add(OLD["folder"])
+    world.done.clear()
+    deferred(lambda: operator().execute_complete(context(Store()), ended()))
+    assert world.done == ["forget old", "start"]
 
 
 def test_after_its_time_the_job_is_stopped_and_the_task_fails(world: World) -> None:
     with pytest.raises(Outage, match="timeout of 5 s"):
         operator(timeout=5.0).execute_complete(context(Store()), {"status": "timeout", "identity": OLD})
-    assert world.done == ["stop old"]
+    assert world.done == ["stop old", "forget old"]
 
 
-@pytest.mark.parametrize(("try_number", "stopped"), [(1, []), (2, ["stop old"])])
+@pytest.mark.parametrize(("try_number", "stopped"), [(1, []), (2, ["stop old", "forget old"])])
 def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_number: int, stopped: list[str]) -> None:
     with pytest.raises(Exception, match="Trigger"):
         operator(retries=1).resume_execution(
@@ -294,13 +375,14 @@ def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_num
 
 def test_killed_on_the_worker_it_stops_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
-    monkeypatch.setattr(spark_job, "stop", killed.append)
+    monkeypatch.setattr(spark_job, "stop", lambda identity: killed.append(identity) or True)
+    world.done.clear()
     made = operator()
     made.on_kill()
     assert killed == []
     deferred(lambda: made.execute(context(Store())))
     made.on_kill()
-    assert killed == [NEW]
+    assert killed == [NEW] and world.done[-1] == "forget new"
 
 
 def test_it_can_be_copied(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import JobFailed, Outage
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import connect as postgres
 from airflow_bottledwater.sensors import stream_error
@@ -69,34 +69,90 @@ def test_a_source_that_is_away_is_left_for_a_retry(source: list[Any]) -> None:
         ReplicationSlotLagSensor(task_id="t").execute(CONTEXT)
 
 
+@pytest.mark.parametrize("sensor", [ReplicationSlotLagSensor, StreamErrorSensor])
+@pytest.mark.parametrize("event", [None, {}, {"status": "ended"}, {"status": None}])
+def test_an_event_that_is_not_known_is_no_success(sensor: Any, event: Any) -> None:
+    with pytest.raises(JobFailed, match="not known"):
+        sensor(task_id="t").execute_complete(CONTEXT, event)
+
+
+# ------------------------------------------------------------------ the stream's end
+def told(state: str = "streaming", job: str = "j1", **more: Any) -> dict[str, Any]:
+    """A status as a job writes it."""
+    return {
+        "state": state, "job": {"kind": "stream", "id": job, "epoch": 1, "pid": 1, "host": "h"}, "position": "0/5", "counters": {},
+        "error": "", "permanent": True, "at": 5.0, **more,
+    }  # fmt: skip
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What looks at the status give, in turn."""
-    events: list[Any] = []
-    monkeypatch.setattr(stream_error, "look", lambda *_, **__: events.pop(0))
+    """The statuses that looks give, in turn."""
+    found: list[Any] = []
+    monkeypatch.setattr(stream_error, "read", lambda *_, **__: (found.pop(0), 0.0))
     monkeypatch.setattr(StreamErrorSensor, "_cluster", lambda self: CLUSTER)
-    return events
+    return found
 
 
-def test_a_stream_that_runs_is_waited_for(looks: list[Any]) -> None:
-    looks.append(None)
+@pytest.mark.parametrize(
+    ("status", "earlier"),
+    [
+        (None, ""),
+        (told(), ""),
+        # which ended before the sensor began: the stream of this run is on its way
+        (told("failed", "j0", error="old"), "j0"),
+        (told("stopped", "j0"), "j0"),
+        ({**told("finished"), "job": {"kind": "snapshot", "id": "j0"}}, ""),
+    ],
+)
+def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status: Any, earlier: str) -> None:
+    looks.append(status)
     with pytest.raises(TaskDeferred) as raised:
-        StreamErrorSensor(task_id="t", slot="orders", max_dead_letters=3).execute(CONTEXT)
+        StreamErrorSensor(task_id="t", slot="orders", max_dead_letters=3, max_silence=50).execute(CONTEXT)
     trigger: Any = raised.value.trigger
-    assert (trigger.since, trigger.max_dead_letters, trigger.settings["slot"]) == (
-        CONTEXT["ti"].start_date.timestamp(),
-        3,
-        "orders",
-    )
+    assert (trigger.earlier, trigger.max_silence, trigger.max_dead_letters) == (earlier, 50, 3)
+    assert trigger.settings["slot"] == "orders"
     assert Cluster(**trigger.cluster) == CLUSTER
 
 
-def test_a_streams_error_is_the_sensors(looks: list[Any]) -> None:
-    looks.append({"status": "failed", "message": "schema refused", "position": "0/5"})
+def test_too_many_dead_letters_are_the_sensors_error_at_once(looks: list[Any]) -> None:
+    looks.append(told(counters={"dead_letters": 4}))
+    with pytest.raises(AirflowFailException, match="0/5: 4 dead letters"):
+        StreamErrorSensor(task_id="t", max_dead_letters=3).execute(CONTEXT)
+
+
+def test_a_verdict_of_the_trigger_is_the_sensors() -> None:
+    sensor = StreamErrorSensor(task_id="t")
     with pytest.raises(AirflowFailException, match="0/5: schema refused"):
-        StreamErrorSensor(task_id="t").execute(CONTEXT)
+        sensor.execute_complete(CONTEXT, {"status": "failed", "message": "schema refused", "position": "0/5"})
+    with pytest.raises(AirflowFailException, match="The stream failed: No stream"):
+        sensor.execute_complete(CONTEXT, {"status": "failed", "message": "No stream has reported", "position": ""})
+    sensor.execute_complete(CONTEXT, {"status": "ok", "position": "0/5", "counters": {}})
 
 
-def test_a_stream_that_ended_in_order_ends_the_sensor(looks: list[Any]) -> None:
-    looks.append({"status": "ok", "position": "0/5", "counters": {}})
-    assert StreamErrorSensor(task_id="t").execute(CONTEXT) is None
+def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
+    looks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mode reschedule each look is a process of its own."""
+    now = [1000.0]
+    monkeypatch.setattr(stream_error.time, "time", lambda: now[0])
+    values: dict[str, Any] = {}
+    store = SimpleNamespace(get=values.get, set=lambda key, value: values.update({key: value}))
+    context: Any = {"ti": SimpleNamespace(try_number=1), "task_state_store": store}
+
+    def look(status: Any, after: float) -> bool:
+        now[0] += after
+        looks.append(status)
+        return StreamErrorSensor(task_id="t", deferrable=False).poke(context)
+
+    assert not look(told("failed", "j0", error="old"), 0)
+    assert not look(told("failed", "j0", error="old"), 500)
+    assert not look(told(at=6.0), 10)
+    assert not look(told(at=7.0), 590)
+    assert not look(told(at=7.0), 590)
+    with pytest.raises(AirflowFailException, match="has not reported for 600 s"):
+        look(told(at=7.0), 10)
+    # the next try begins anew
+    context["ti"].try_number = 2
+    assert not look(told(at=7.0), 10)
+    assert look(told("stopped", at=8.0), 10)

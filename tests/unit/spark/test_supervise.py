@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +104,109 @@ def test_another_process_of_the_same_id_is_not_the_job(tmp_path: Path) -> None:
     assert supervise.stop(tmp_path)
 
 
+def test_a_supervisor_that_was_gone_before_it_could_be_looked_at_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    monkeypatch.setattr(supervise.subprocess, "Popen", lambda *_, **__: ended)
+    supervise.start(tmp_path, ["true"], {})
+    assert json.loads((tmp_path / "supervisor.json").read_text())["started"] is None
+    assert not supervise.running(tmp_path)
+    started = time.monotonic()
+    assert supervise.stop(tmp_path) and time.monotonic() - started < 1
+
+
+# ------------------------------------------------------------------ who started it is gone
+_STARTER = """
+import os, sys, time
+from pathlib import Path
+from airflow_bottledwater.spark import supervise
+supervise.start(Path(sys.argv[1]), ["bash", "-c", sys.argv[2]], dict(os.environ), tied=sys.argv[3] == "tied")
+print("started", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("tied", ["tied", "detached"])
+def test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it(tmp_path: Path, tied: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "pipeline-x.json").write_text("secret")
+    starter = subprocess.Popen(
+        [sys.executable, "-c", _STARTER, str(folder), DRIVER + "; sleep 0.3", tied], stdout=subprocess.PIPE
+    )
+    assert starter.stdout is not None and starter.stdout.readline() == b"started\n"
+    until((folder / "driver.json").exists)
+    pid = json.loads((folder / "supervisor.json").read_text())["pid"]
+    members = processes.family(pid)
+    starter.kill()
+    starter.wait()
+    if tied == "detached":
+        time.sleep(1.0)
+        assert processes.alive(members) and supervise.running(folder)
+        assert supervise.stop(folder)
+        return
+    until(lambda: not processes.alive(members), 5)
+    until(lambda: not folder.exists(), 5)
+
+
+# ------------------------------------------------------------------ what is left
+def test_what_a_killed_job_has_left_is_removed_by_a_later_start(tmp_path: Path) -> None:
+    long_ago = time.time() - 8 * 86400
+    folders = {
+        name: tmp_path / name for name in ("lives", "died", "old", "starting", "foreign", "foreign-old", "never")
+    }
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "pipeline-x.json").write_text("secret")
+        host = "elsewhere" if name.startswith("foreign") else socket.gethostname()
+        mine = {"pid": os.getpid(), "started": processes.started(os.getpid()) if name == "lives" else 1, "host": host}
+        if name not in ("starting", "never"):
+            (folder / "supervisor.json").write_text(json.dumps(mine))
+        if name in ("old", "foreign-old", "never", "lives"):
+            for path in (*folder.iterdir(), folder):
+                os.utime(path, (long_ago, long_ago))
+    supervise.sweep([*folders.values(), tmp_path / "nowhere"])
+    secrets = {name for name, folder in folders.items() if (folder / "pipeline-x.json").exists()}
+    assert secrets == {"lives", "starting", "foreign"}
+    assert {name for name, folder in folders.items() if folder.exists()} == {"lives", "died", "starting", "foreign"}
+
+
+# ------------------------------------------------------------------ the log
+def test_a_log_is_rotated_and_followed_over_it(tmp_path: Path) -> None:
+    reader, lines = supervise.LogReader(tmp_path), list[str]()
+    with (tmp_path / "job.log").open("ab", buffering=0) as log:  # as the job's processes have it
+        for i in range(3000):
+            log.write(b"line %d\n" % i)
+            if i % 7 == 0:
+                supervise.rotate(tmp_path, 5000)
+            if i % 300 == 0:
+                lines += reader.read(1 << 20)
+    while more := reader.read(1 << 20):
+        lines += more
+    assert lines == [f"line {i}" for i in range(3000)]
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {"job.log", "job.log.1"} and max(sizes.values()) < 6000
+    # who comes later reads the older part first, or only the end
+    kept = [*(tmp_path / "job.log.1").read_text().splitlines(), *(tmp_path / "job.log").read_text().splitlines()]
+    assert supervise.LogReader(tmp_path).read(1 << 20) == kept == lines[-len(kept) :]
+    (tmp_path / "job.log").write_bytes(b"line 3000\n")
+    assert supervise.LogReader(tmp_path, past=100).read(100) == ["line 3000"]
+    assert supervise.log_tail(tmp_path, 1) == "line 3000"
+    assert len(supervise.log_tail(tmp_path, 40).splitlines()) == 40
+
+
+def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:
+    limit = supervise.LOG_BYTES
+    start(tmp_path, f"head -c {limit + 5} /dev/zero | tr '\\0' x; echo; sleep 2.5; echo end; sleep 1000")
+    until((tmp_path / "job.log.1").exists)
+    until(lambda: supervise.log_tail(tmp_path, 1) == "end")
+    assert (tmp_path / "job.log").stat().st_size < 100
+    assert (tmp_path / "job.log.1").stat().st_size >= limit
+    assert supervise.stop(tmp_path, timeout=0.5)
+
+
 def test_an_empty_folder_is_no_job(tmp_path: Path) -> None:
     assert not supervise.running(tmp_path)
     assert supervise.stop(tmp_path)
@@ -140,16 +246,77 @@ def test_a_job_that_was_stopped_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     def asked(*_: object) -> dict[str, object]:
         raise StopRequested("asked")
 
-    def told(*arguments: object) -> dict[str, object]:
-        os.kill(os.getpid(), signal.SIGTERM)
+    def through_kafka(
+        _pipeline: object, _path: object, _bounded: object, stopped: threading.Event
+    ) -> dict[str, object]:
+        stopped.set()
+        os.kill(os.getpid(), signal.SIGTERM)  # too late to be the reason
         return {"position": "0/5"}
 
-    for work in (asked, told):
+    for work in (asked, through_kafka):
         assert _run(tmp_path, monkeypatch, work) == job.EXIT_OK
         found = supervise.outcome(tmp_path)
         assert found is not None and found["ok"] and found["stopped"]
     assert _run(tmp_path, monkeypatch, lambda *_: {"position": "0/5"}) == job.EXIT_OK
     assert supervise.outcome(tmp_path) == {"ok": True, "position": "0/5"}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("raised", [None, StopRequested("while it waited"), RuntimeError("SparkContext was shut down")])
+def test_a_signal_that_nobody_asked_for_is_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, raised: Exception | None
+) -> None:
+    """A host that reboots sends it: the job is to be submitted again."""
+
+    def work(*_: object) -> dict[str, object]:
+        os.kill(os.getpid(), signum)
+        if raised is not None:
+            raise raised
+        return {"position": "0/5"}
+
+    assert _run(tmp_path, monkeypatch, work) == job.EXIT_TRANSIENT
+    found = supervise.outcome(tmp_path)
+    assert found is not None and (found["ok"], found["transient"], found["kind"]) == (False, True, "Interrupted")
+    assert signal.Signals(signum).name in found["error"] and "bottledwater stop" in found["error"]
+    # the same signal behind a request of ours is a stop
+    supervise.stop(tmp_path)
+    if not isinstance(raised, RuntimeError):
+        assert _run(tmp_path, monkeypatch, work) == job.EXIT_OK
+        found = supervise.outcome(tmp_path)
+        assert found is not None and found["ok"] and found["stopped"]
+
+
+#: a real job's entry point, with a work that waits to be stopped
+JOB = (
+    f"{sys.executable} -c 'import sys, logging; from airflow_bottledwater.spark import job; job.load = lambda path: None;"
+    " sys.exit(job._run(lambda p, f, b, stopped: stopped.wait() and {}, None, False))'"
+)
+
+
+@pytest.mark.parametrize("who", ["supervisor", "driver", "we"])
+def test_only_our_own_stop_is_one(tmp_path: Path, who: str) -> None:
+    pid = start(tmp_path, JOB)
+    until((tmp_path / "driver.json").exists)
+    if who == "we":
+        assert supervise.stop(tmp_path)
+    else:
+        os.kill(
+            pid if who == "supervisor" else json.loads((tmp_path / "driver.json").read_text())["pid"], signal.SIGTERM
+        )
+        until(lambda: not supervise.running(tmp_path))
+    found = supervise.outcome(tmp_path)
+    assert found is not None, supervise.log_tail(tmp_path)
+    assert (found["ok"], found.get("stopped"), found.get("transient")) == (
+        (True, True, None) if who == "we" else (False, None, True)
+    )
+    assert supervise.exit_code(tmp_path) == (job.EXIT_OK if who == "we" else job.EXIT_TRANSIENT)
+
+
+def test_what_was_stopped_before_it_started_does_not_start(tmp_path: Path) -> None:
+    assert supervise.stop(tmp_path)
+    with pytest.raises(StopRequested):
+        supervise.start(tmp_path, ["true"], dict(os.environ))
+    assert not supervise.running(tmp_path)
 
 
 def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., dict[str, object]]) -> int:

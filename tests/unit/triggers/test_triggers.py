@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def watching(**arguments: Any) -> StreamTrigger:
         StreamErrorTrigger(
             **PIPELINE,
             cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000},
-            since=5.0,
+            earlier="j0",
+            max_silence=50.0,
             max_dead_letters=3,
         ),
     ],
@@ -115,6 +117,33 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(monkeypatch: pyt
     assert done == ["stop", "stop"]
 
 
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    ("state", "stops"),
+    [("deferred", False), ("failed", True), ("success", True), (None, True), ("scheduled", True), (OSError(), True)],
+)
+def test_only_when_the_task_was_ended_the_job_is(monkeypatch: pytest.MonkeyPatch, state: Any, stops: bool) -> None:
+    """Airflow cancels a trigger in the same way when it gives it to another triggerer."""
+    asked: list[dict[str, Any]] = []
+
+    def states(**arguments: Any) -> Any:
+        asked.append(arguments)
+        if isinstance(state, Exception):
+            raise state
+        return {"r": {"stream": state}}
+
+    done: list[str] = []
+    monkeypatch.setattr(stream.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    monkeypatch.setattr(spark_job, "stop", lambda identity, timeout: done.append("stop") or True)
+    monkeypatch.setattr(stream, "stop_job", lambda *_, **__: done.append("free"))
+    monkeypatch.setattr(spark_job, "forget", lambda identity: done.append("forget"))
+    trigger = watching()
+    trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
+    asyncio.run(trigger.on_kill())
+    assert done == (["stop", "free", "forget"] if stops else [])
+    assert asked == [{"dag_id": "d", "task_ids": ["stream"], "run_ids": ["r"], "map_index": -1}]
+
+
 # ------------------------------------------------------------------ verdicts
 @pytest.mark.parametrize(
     ("row", "status"),
@@ -137,38 +166,145 @@ def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None)
 
 def seen(**changes: Any) -> dict[str, Any]:
     status = {
-        "state": "streaming", "job": {"kind": "stream"}, "position": "0/5", "counters": {"dead_letters": 2, "published": 7}, "error": "",
-        "permanent": False, "at": 0.0,
+        "state": "streaming", "job": {"kind": "stream", "id": "j1", "epoch": 4, "pid": 5, "host": "h"}, "position": "0/5",
+        "counters": {"dead_letters": 2, "published": 7}, "error": "", "permanent": False, "at": 0.0,
     }  # fmt: skip
     return {**status, **changes}
 
 
+SNAPSHOT = {"kind": "snapshot", "id": "j1"}
+
+
 @pytest.mark.parametrize(
-    ("status", "limit", "verdict"),
+    ("status", "silent", "limit", "verdict"),
     [
-        (None, None, None),
-        (seen(), None, None),
-        (seen(), 2, None),
-        (seen(), 1, "failed"),
-        (seen(), 0, "failed"),
-        (seen(state="stopped"), None, "ok"),
-        (seen(state="finished"), None, "ok"),
-        (seen(state="failed", permanent=True, error="schema refused"), None, "failed"),
+        (None, 0, None, None),
+        (None, 599, None, None),
+        # nobody starts
+        (None, 600, None, "No job has ever reported"),
+        (seen(), 0, None, None),
+        (seen(), 0, 2, None),
+        (seen(), 0, 1, "2 dead letters"),
+        (seen(), 0, 0, "2 dead letters"),
+        # killed without a word, or its host is gone
+        (seen(), 599, None, None),
+        (seen(), 600, None, "process 5 on h"),
+        (seen(state="stopped"), 0, None, "ok"),
+        (seen(state="finished"), 0, None, "ok"),
+        (seen(state="failed", permanent=True, error="schema refused"), 0, None, "schema refused"),
         # it is submitted again
-        (seen(state="failed", error="broker away"), None, None),
+        (seen(state="failed", error="broker away"), 599, None, None),
         # or nobody did
-        (seen(state="failed", error="broker away", at=-3000.0), None, "failed"),
-        # of a job before this one
-        (seen(state="failed", permanent=True, error="old", at=-5000.0), None, None),
-        (seen(state="stopped", at=-5000.0), None, None),
+        (seen(state="failed", error="broker away"), 600, None, "broker away"),
+        # of a job before this one: another may be on its way
+        (seen(state="failed", permanent=True, error="old", job={"kind": "stream", "id": "j0"}), 599, None, None),
+        (seen(state="stopped", job={"kind": "stream", "id": "j0"}), 599, None, None),
+        # or there is none
+        (seen(state="failed", permanent=True, error="old", job={"kind": "stream", "id": "j0"}), 600, None, "old"),
+        (seen(state="stopped", job={"kind": "stream", "id": "j0"}), 600, None, "ok"),
         # of a snapshot
-        (seen(state="failed", permanent=True, job={"kind": "snapshot"}), None, None),
+        (seen(state="failed", permanent=True, job=SNAPSHOT), 0, None, None),
+        (seen(state="finished", job=SNAPSHOT), 600, None, "of a snapshot job"),
     ],
 )
-def test_what_a_streams_status_means(status: dict[str, Any] | None, limit: int | None, verdict: str | None) -> None:
-    # seconds before the test runs, which may be long after it was collected
-    status = status and {**status, "at": time.time() + status["at"]}
-    event = stream_error.judge(status, since=time.time() - 4000, max_dead_letters=limit)
-    assert (event and event["status"]) == verdict
-    if status and status["error"] and verdict:
-        assert event and event["message"] == status["error"]
+def test_what_a_streams_status_means(
+    status: dict[str, Any] | None, silent: float, limit: int | None, verdict: str | None
+) -> None:
+    if status is not None:
+        # no clock of another host decides anything
+        status = {**status, "at": time.time() + 1e6}
+    event = stream_error.judge(status, silent=silent, most=600, earlier="j0", max_dead_letters=limit)
+    if verdict in (None, "ok"):
+        assert (event and event["status"]) == verdict
+    else:
+        assert event is not None and event["status"] == "failed" and verdict in event["message"]
+
+
+def test_what_is_waited_for_is_longer_where_jobs_wait_longer(connections: str) -> None:
+    def made(**settings: Any) -> float:
+        operator = StreamToKafkaOperator(task_id="t", settings=settings)
+        return stream_error.limit(operator.pipeline_hook.pipeline(), 600.0)
+
+    assert made() == made(outage_timeout=10) == 600
+    assert made(outage_timeout=1000) == 2000
+    assert made(heartbeat_interval=100) == 1000
+
+
+class Clock:
+    """Monotonic time, and statuses as Kafka has them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.status: dict[str, Any] | None = None
+        self.changed = 0.0
+        self.away = False
+        self.late: dict[str, Any] | None = None
+        monkeypatch.setattr(stream_error.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(stream_error, "read", self.read)
+
+    def read(self, pipeline: Any, cluster: Any, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+        if self.away:
+            raise Outage("Kafka is away")
+        if now and self.late is not None:
+            self.status, self.changed = self.late, self.now
+        return self.status, self.changed
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def watch() -> stream_error.Watch:
+    pipeline: Any = SimpleNamespace(heartbeat_interval=2.0, outage_timeout=5.0)
+    cluster: Any = None
+    return stream_error.Watch(pipeline, cluster, earlier="", max_silence=60.0, max_dead_letters=None)
+
+
+def test_a_stream_is_silent_by_the_watchers_own_clock(clock: Clock) -> None:
+    clock.status, clock.changed = seen(), 10.0  # long before the watch began: no more than the watch has seen itself
+    watching = watch()
+    clock.now += 59
+    assert watching.look() is None
+    clock.changed = clock.now
+    clock.now += 59
+    assert watching.look() is None
+    clock.now += 1
+    event = watching.look()
+    assert event is not None and "has not reported for 60 s" in event["message"]
+
+
+def test_an_outage_of_kafka_is_not_a_streams_silence(clock: Clock) -> None:
+    clock.status = seen()
+    watching = watch()
+    clock.now += 50
+    clock.away = True
+    for _ in range(3):
+        clock.now += 50
+        with pytest.raises(Outage):
+            watching.look()
+    clock.away = False
+    clock.now += 59
+    assert watching.look() is None
+    # what was not read in time, because a broker was slow, is read before the verdict
+    clock.now += 2
+    clock.late = seen(position="0/6")
+    assert watching.look() is None
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_stream_that_never_starts_ends_the_trigger(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+
+    def passes(seconds: float) -> Any:
+        clock.now += seconds
+        clock.away = clock.now < 1100
+        return sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", passes)
+    cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+    arguments = {**PIPELINE, "cluster": cluster, "max_silence": 60.0, "poll_interval": 7.0}
+    arguments["settings"] = {**arguments["settings"], "outage_timeout": 5}
+    (event,) = events(StreamErrorTrigger(**arguments))
+    assert event["status"] == "failed" and "No stream has reported" in event["message"]
+    assert 1160 <= clock.now < 1180

@@ -1,0 +1,122 @@
+"""By what a publication sends a table, so that a table that was taken out for a while is noticed.
+
+pgoutput decides with the catalog of each change's own moment: what was written while a table was not published is never sent.
+The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are made anew when it is added again, so
+their oids tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow_bottledwater.postgres.connect import Connection
+
+_PUBLICATIONS = """
+SELECT pubname, oid, xmin::text, pubowner, puballtables, concat_ws(', ', CASE WHEN pubinsert THEN 'insert' END,
+       CASE WHEN pubupdate THEN 'update' END, CASE WHEN pubdelete THEN 'delete' END, CASE WHEN pubtruncate THEN 'truncate' END)
+FROM pg_publication WHERE pubname = ANY (%(names)s)
+"""
+
+#: a partition is also published by what publishes its parents
+_RELATIONS = """
+SELECT t.oid, array_agg(r.oid) FROM unnest(%(oids)s::oid[]) t(oid)
+CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(t.oid) relid) up(oid)
+JOIN pg_publication_rel r ON r.prrelid = up.oid JOIN pg_publication p ON p.oid = r.prpubid
+WHERE p.pubname = ANY (%(names)s) GROUP BY t.oid
+"""
+
+_SCHEMAS = """
+SELECT t.oid, array_agg(n.oid) FROM unnest(%(oids)s::oid[]) t(oid)
+CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(t.oid) relid) up(oid)
+JOIN pg_class c ON c.oid = up.oid JOIN pg_publication_namespace n ON n.pnnspid = c.relnamespace
+JOIN pg_publication p ON p.oid = n.pnpubid WHERE p.pubname = ANY (%(names)s) GROUP BY t.oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication's own catalog row.
+
+    :param xmin: of the row: ALTER PUBLICATION makes a new version of it.
+    :param sends: the operations, as ``publish`` names them.
+    """
+
+    oid: int
+    xmin: str
+    owner: int
+    all_tables: bool
+    sends: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What publishes the tables of a pipeline.
+
+    :param publications: by name.
+    :param tables: table oid → oids of the catalog rows that publish it.
+    """
+
+    publications: dict[str, Publication]
+    tables: dict[int, frozenset[int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values, for the state topic."""
+        return {
+            "publications": {name: asdict(each) for name, each in self.publications.items()},
+            "tables": {str(oid): sorted(rows) for oid, rows in self.tables.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Coverage:
+        """The inverse of :meth:`to_json`."""
+        return cls(
+            {name: Publication(**each) for name, each in data["publications"].items()},
+            {int(oid): frozenset(rows) for oid, rows in data["tables"].items()},
+        )
+
+    def with_new(self, today: Coverage) -> Coverage:
+        """This, and of ``today`` the tables and publications that this does not know."""
+        return Coverage({**today.publications, **self.publications}, {**today.tables, **self.tables})
+
+    def gaps(self, today: Coverage, names: Mapping[int, str]) -> list[str]:
+        """Since this was recorded, in which ways changes may have been left out of the stream.
+
+        :param names: of the tables that are of interest, by oid.
+        """
+        found = []
+        for name, before in self.publications.items():
+            now = today.publications.get(name)
+            if now is None:
+                found.append(f"Publication {name!r} was dropped.")
+            elif now.oid != before.oid:
+                found.append(f"Publication {name!r} was dropped and made again.")
+            elif now.sends != before.sends:
+                found.append(f"Publication {name!r} sends {now.sends or 'nothing'} now; it sent {before.sends}.")
+            elif now.xmin != before.xmin and now.owner == before.owner:
+                found.append(f"Publication {name!r} was altered, and altered back.")
+        # dropped publications have said it already
+        for oid, table in names.items() if not found else ():
+            rows = self.tables.get(oid, frozenset())
+            if not rows or rows & today.tables.get(oid, frozenset()):
+                continue
+            again = "was taken out and added again" if today.tables.get(oid) else "is no longer published"
+            found.append(f"Table {table} {again}.")
+        return found
+
+
+def read(connection: Connection, publications: Sequence[str], oids: Sequence[int]) -> Coverage:
+    """What publishes these tables now; a table that nothing publishes is missing."""
+    parameters = {"names": list(publications), "oids": list(oids)}
+    found = {
+        name: Publication(oid, xmin, owner, everything, sends)
+        for name, oid, xmin, owner, everything, sends in connection.execute(_PUBLICATIONS, parameters)
+    }
+    everywhere = {p.oid for p in found.values() if p.all_tables}
+    tables: dict[int, set[int]] = {oid: set(everywhere) for oid in oids} if everywhere else {}
+    queries = [_RELATIONS, *([_SCHEMAS] if connection.info.server_version >= 150000 else [])]
+    for query in queries:
+        for oid, rows in connection.execute(query, parameters):
+            tables.setdefault(oid, set()).update(rows)
+    return Coverage(found, {oid: frozenset(rows) for oid, rows in tables.items()})

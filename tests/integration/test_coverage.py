@@ -1,0 +1,178 @@
+"""Publications that change under a pipeline: a table that was not published for a while is noticed, what is harmless is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fix_topics import Flow
+
+from airflow_bottledwater.errors import PreflightError, StateError
+from airflow_bottledwater.flow import coverage, setup, status
+from airflow_bottledwater.local.kafka import KafkaBroker
+
+MakeFlow = Callable[..., Flow]
+
+
+@pytest.fixture
+def make_flow(database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> MakeFlow:
+    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
+
+    def make(**settings: Any) -> Flow:
+        flow = Flow(database, kafka, None, **settings)
+        for table in ("a", "b"):
+            flow.execute(
+                f"CREATE TABLE {table} (id int PRIMARY KEY, n int)",
+                f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 5) g",
+            )
+        return flow
+
+    return make
+
+
+def gap(flow: Flow, kind: str) -> list[str]:
+    """Statements after which some of table ``a`` was not published."""
+    name = flow.pipeline.slot
+    write = "UPDATE a SET n = n + 1"
+    return {
+        "table": [f"ALTER PUBLICATION {name} DROP TABLE a", write, f"ALTER PUBLICATION {name} ADD TABLE a"],
+        "taken out": [f"ALTER PUBLICATION {name} DROP TABLE a", write],
+        "publication": [
+            f"DROP PUBLICATION {name}",
+            write,
+            f"CREATE PUBLICATION {name} FOR TABLE a, b WITH (publish = 'insert, update, delete, truncate')",
+        ],
+        "operations": [
+            f"ALTER PUBLICATION {name} SET (publish = 'insert')",
+            write,
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
+        ],
+    }[kind]
+
+
+KINDS = ["table", "taken out", "publication", "operations"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_not_published_for_a_while_is_noticed_at_the_start(make_flow: MakeFlow, kind: str) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.execute(*gap(flow, kind))
+    with pytest.raises(StateError, match="is not in the stream of slot"):
+        flow.stream()
+    with pytest.raises(PreflightError, match="is not in the stream of slot"):
+        flow.create()
+    if kind != "table":
+        return
+    # what the error advises
+    setup.drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    flow.execute("DELETE FROM a WHERE id = 1")
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_it_is_noticed_while_the_stream_runs(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        deadline = time.monotonic() + 20
+        flow.execute("UPDATE a SET n = 0 WHERE id = 1")
+        while len(flow.read("a")) < 6 and time.monotonic() < deadline:
+            time.sleep(0.1)  # what is looked at when a stream starts was looked at
+        flow.execute(*gap(flow, "table"))
+        while not errors and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert "public.a was taken out and added again" in str(errors[0])
+    assert isinstance(errors[0], StateError)
+
+
+def test_what_hides_no_change_is_no_gap(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="a,b")
+    flow.create()
+    flow.snapshot()
+    name = flow.pipeline.slot
+    flow.execute(
+        "CREATE TABLE foreign_to_us (id int PRIMARY KEY)",
+        f"ALTER PUBLICATION {name} ADD TABLE foreign_to_us",
+        f"ALTER PUBLICATION {name} DROP TABLE foreign_to_us",
+        f"CREATE ROLE owner_{name} SUPERUSER",
+        f"ALTER PUBLICATION {name} OWNER TO owner_{name}",
+        "VACUUM FREEZE pg_publication",
+        "ALTER TABLE a ADD extra int",
+        "UPDATE a SET n = 7",
+        "DROP TABLE b",
+    )
+    flow.stream()
+    assert flow.compare("a").differences == []
+    flow.execute(f"DROP OWNED BY owner_{name} CASCADE", f"DROP ROLE owner_{name}")
+
+
+def test_a_table_that_the_settings_no_longer_name_need_not_be_published(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="a,b")
+    flow.create()
+    flow.snapshot()
+    flow.change(tables=("a",))
+    flow.execute(f"ALTER PUBLICATION {flow.pipeline.slot} DROP TABLE b", "UPDATE b SET n = 9", "UPDATE a SET n = 9")
+    flow.stream()
+    assert flow.compare("a").differences == []
+    # named again, its topic lacks what was written meanwhile
+    flow.change(tables=("a", "b"))
+    with pytest.raises(PreflightError, match=r"public\.b is no longer published"):
+        flow.create()
+
+
+def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="p")
+    flow.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO p SELECT g, g FROM generate_series(1, 5) g",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(
+            "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+            "INSERT INTO p SELECT g, g FROM generate_series(101, 105) g",
+            "UPDATE p SET n = -1 WHERE id = 1",
+        )
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            job = status.report(flow.pipeline)["job"]
+            if job and job["progress"].get("not_followed") == ["public.p2"]:
+                break
+            flow.execute("UPDATE p SET n = n - 1 WHERE id = 1")
+            time.sleep(0.2)
+        else:
+            raise AssertionError(job)
+    assert not errors
+    flow.create()
+    flow.snapshot()
+    flow.execute("DELETE FROM p WHERE id IN (2, 102)")
+    flow.stream()
+    assert flow.compare("p1").differences == []
+    assert flow.compare("p2").differences == []
+
+
+def test_what_older_versions_did_not_record_is_known_from_the_next_start_on(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    from airflow_bottledwater.flow import facts as f
+    from airflow_bottledwater.flow.claim import Claim
+    from airflow_bottledwater.flow.policy import Patience
+    from airflow_bottledwater.postgres.connect import connect, identify
+
+    with connect(flow.dsn) as connection:
+        claim = Claim(flow.pipeline, identify(connection), "create", Patience(10))
+    claim.write({f.COVERAGE: None})
+    claim.close()
+    flow.stream()
+    flow.execute(*gap(flow, "table"))
+    with pytest.raises(StateError, match="taken out and added again"):
+        flow.stream()

@@ -1,0 +1,293 @@
+"""Whose is what: clusters of one name on one Kafka, tables that swap their names or are made again, servers set back in time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from fix_pipeline import Source
+from fix_topics import Flow, assert_exactly_once_in_order
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
+from airflow_bottledwater.flow import preflight, redrive, runner, setup, snapshot, status
+from airflow_bottledwater.flow.claim import read_state
+from airflow_bottledwater.kafka.state import facts_topic, read_facts
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.snapshot import Holder
+
+MakeFlow = Callable[..., Flow]
+
+
+@pytest.fixture
+def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
+    def make(**settings: Any) -> Flow:
+        return Flow(database, kafka, None, **settings)
+
+    return make
+
+
+def two_tables(flow: Flow) -> None:
+    """``a`` with rows that say 'a', and ``b`` of the same columns with rows that say 'b' and other keys besides."""
+    for name, last in (("a", 20), ("b", 10)):
+        flow.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, t text)",
+            f"INSERT INTO {name} SELECT g, '{name}' FROM generate_series(1, {last}) g",
+        )
+
+
+SWAP = ("ALTER TABLE a RENAME TO c", "ALTER TABLE b RENAME TO a", "ALTER TABLE c RENAME TO b")
+AGAIN = ("DROP TABLE a", "CREATE TABLE a (id int PRIMARY KEY, t text)", "INSERT INTO a VALUES (3, 'b'), (99, 'b')")
+
+
+# ---------------------------------------------------------------------- tables
+def test_a_snapshot_reads_the_table_that_was_recorded_whatever_its_name_is_now(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="a")
+    two_tables(flow)
+    flow.create()
+    flow.execute(*SWAP)
+    flow.snapshot()
+    assert {m.value["t"] for m in flow.read("a")} == {"a"}
+    assert len(flow.read("a")) == 20
+    flow.execute("UPDATE b SET t = 'changed' WHERE id = 1", "UPDATE a SET t = 'not ours'")
+    flow.stream()
+    assert [m.value["t"] for m in flow.read("a")[20:]] == ["changed"]
+
+
+def test_a_rename_while_the_locks_are_taken_is_noticed(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = make_flow(tables="a")
+    two_tables(flow)
+    flow.create()
+    original = Holder.open
+    swapped = threading.Event()
+
+    def open_after_a_swap(self: Holder, *arguments: Any, **more: Any) -> Any:
+        if not swapped.is_set():
+            swapped.set()
+            flow.execute(*SWAP)
+        return original(self, *arguments, **more)
+
+    monkeypatch.setattr(Holder, "open", open_after_a_swap)
+    with pytest.raises(Outage, match="Run the snapshot again"):
+        flow.snapshot()
+    flow.snapshot()
+    assert {m.value["t"] for m in flow.read("a")} == {"a"}
+
+
+@pytest.mark.parametrize("change", [SWAP, AGAIN], ids=["swapped", "made-again"])
+def test_a_topic_is_not_given_to_the_table_that_took_the_name_of_its_own(
+    make_flow: MakeFlow, change: tuple[str, ...]
+) -> None:
+    flow = make_flow(tables="a")
+    two_tables(flow)
+    flow.create()
+    flow.snapshot()
+    before = flow.execute("SELECT 'a'::regclass::oid")[0][0]
+    flow.execute("INSERT INTO a VALUES (50, 'a')", *change)
+    with pytest.raises(PreflightError, match="holds the rows of another table") as refused:
+        flow.create()
+    assert str(before) in str(refused.value)
+    known = read_state(flow.pipeline, facts_topic(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot))
+    assert set(known.tables) == {before}
+    # the advice: drop the slot and start again
+    setup.drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    flow.execute("INSERT INTO a VALUES (51, 'b')")
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_tables_that_are_renamed_back_go_on(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="a")
+    two_tables(flow)
+    flow.create()
+    flow.snapshot()
+    flow.execute(*SWAP)
+    with pytest.raises(PreflightError, match="Rename the tables back"):
+        flow.create()
+    flow.execute(*SWAP)
+    flow.create()
+    flow.execute("DELETE FROM a WHERE id > 5")
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
+def test_tables_of_one_pipeline_that_swap_their_names_stay_in_their_topics(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="a,b")
+    two_tables(flow)
+    flow.create()
+    flow.snapshot()
+    flow.execute(*SWAP, "UPDATE b SET t = 'changed' WHERE id = 1")
+    flow.create()
+    flow.stream()
+    assert [m.value["t"] for m in flow.read("a")[20:]] == ["changed"]
+    assert len(flow.read("b")) == 10
+
+
+# ---------------------------------------------------------------------- clusters
+@pytest.fixture
+def staging(source: Source, small: Source) -> Iterator[Source]:
+    """Another cluster with the same database, table and settings as the production that ``source`` is, and the same Kafka."""
+    database = conninfo_to_dict(source.dsn)["dbname"]
+    small.execute(f"CREATE DATABASE {database}")
+    small.dsn = small.server.dsn(database)
+    small.name = source.name
+    small.execute("CREATE TABLE items (id bigint PRIMARY KEY, name text)", "INSERT INTO items VALUES (1, 'staging')")
+    small.pipeline = source.pipeline.with_(postgres=small.dsn, transaction_timeout=5.0)
+    yield small
+    with psycopg.connect(small.server.dsn(), autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (database,)
+        )
+        connection.execute(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+ACTS: dict[str, Callable[[Source], object]] = {
+    "preflight": lambda other: preflight.run(other.pipeline),
+    "create": lambda other: setup.create(other.pipeline),
+    "snapshot": lambda other: snapshot.run(other.pipeline, snapshot.in_threads(other.pipeline)),
+    "stream": lambda other: runner.run(other.pipeline, bounded=True),
+    "redrive": lambda other: redrive.redrive(other.pipeline),
+    "drop": lambda other: setup.drop(other.pipeline, when="always"),
+    "drop-retired": lambda other: setup.drop(other.pipeline),
+    "status": lambda other: status.report(other.pipeline),
+}
+
+
+def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: Source, staging: Source) -> None:
+    production = source.pipeline.with_(transaction_timeout=5.0)
+    source.execute("INSERT INTO items VALUES (1, 'production')")
+    setup.create(production)
+    snapshot.run(production, snapshot.in_threads(production))
+    topic = facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name)
+    stopped = threading.Event()
+    errors: list[BaseException] = []
+
+    def stream() -> None:
+        try:
+            runner.run(production, stopped=stopped)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=stream, daemon=True)
+    thread.start()
+    try:
+        claim = None
+        while claim is None or claim["kind"] != "stream":
+            claim = read_facts(production.kafka, topic).get("claim")
+        for name, act in ACTS.items():
+            with pytest.raises(BottledWaterError, match="belongs to the cluster with system identifier") as refused:
+                act(staging)
+            assert "drop-slot --when always" not in str(refused.value), name
+            assert read_facts(production.kafka, topic)["claim"] == claim, name
+        with pytest.raises(StateError, match="is alive"):
+            setup.forget(staging.pipeline, claimed_by(production))
+        source.execute("INSERT INTO items VALUES (2, 'production')")
+    finally:
+        stopped.set()
+        thread.join(30)
+    assert not errors
+    assert runner.run(production, bounded=True)["published"] == 1
+    # the advice: another slot name for the copy
+    other = staging.pipeline.with_(slot=f"{source.name}_staging", topic_prefix=f"{source.name}_staging")
+    setup.create(other)
+    assert snapshot.run(other, snapshot.in_threads(other)).rows == 1
+    setup.drop(other, when="always")
+
+
+def claimed_by(pipeline: Any) -> str:
+    """The system identifier of a pipeline's cluster."""
+    with connect(pipeline.postgres) as connection:
+        return identify(connection).system_identifier
+
+
+def test_the_state_of_a_cluster_that_is_gone_is_forgotten_when_it_is_named(source: Source, staging: Source) -> None:
+    setup.create(source.pipeline)
+    with pytest.raises(StateError, match="--forget-cluster"):
+        setup.drop(staging.pipeline, when="always")
+    for wrong in ("42", claimed_by(staging.pipeline)):
+        with pytest.raises(StateError, match="has no state there"):
+            setup.forget(staging.pipeline, wrong)
+    assert "Deleted the saved state" in setup.forget(staging.pipeline, claimed_by(source.pipeline))
+    setup.create(staging.pipeline)
+    assert snapshot.run(staging.pipeline, snapshot.in_threads(staging.pipeline)).rows == 1
+    setup.drop(staging.pipeline, when="always")
+
+
+# ---------------------------------------------------------------------- servers that were set back, or promoted
+@pytest.fixture
+def twice(tmp_path: Path) -> Iterator[tuple[PostgresServer, Callable[[str], None]]]:
+    """A server of which a copy can be made and put back, as it was or as a standby."""
+    server = PostgresServer(tmp_path / "postgres", settings={"restore_command": "/bin/false"})
+    server.start()
+    kept = tmp_path / "kept"
+
+    def turn(what: str) -> None:
+        server.stop()
+        if what == "keep":
+            subprocess.run(["cp", "-a", server.data, kept], check=True)
+        else:
+            shutil.rmtree(server.data)
+            subprocess.run(["cp", "-a", kept, server.data], check=True)
+            if what == "as standby":
+                subprocess.run(["cp", "-a", server.data / "PG_VERSION", server.data / "standby.signal"], check=True)
+        server.start()
+
+    try:
+        yield server, turn
+    finally:
+        server.stop()
+
+
+def test_a_server_that_was_set_back_behind_the_position_is_refused(
+    kafka: KafkaBroker, twice: tuple[PostgresServer, Callable[[str], None]]
+) -> None:
+    server, turn = twice
+    flow = Flow(server.createdb("d"), kafka, None)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+    flow.create()
+    flow.snapshot()
+    flow.execute("INSERT INTO a VALUES (1, 1)")
+    flow.stream()
+    turn("keep")
+    flow.execute("INSERT INTO a SELECT g, g FROM generate_series(2, 20000) g")
+    flow.stream()
+    turn("back")
+    flow.execute("INSERT INTO a VALUES (2, -2)")
+    with pytest.raises(SlotError, match="beyond the end of the server's WAL") as refused:
+        flow.stream()
+    assert "drop-slot --when always" in str(refused.value)
+    setup.drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE a SET n = 7 WHERE id = 1")
+    flow.stream()
+    assert flow.compare("a").differences == []
+    assert_exactly_once_in_order(flow.read("a")[20_000:])
+
+
+def test_a_promoted_copy_is_refused_before_its_first_checkpoint(
+    kafka: KafkaBroker, twice: tuple[PostgresServer, Callable[[str], None]]
+) -> None:
+    server, turn = twice
+    flow = Flow(server.createdb("d"), kafka, None, skip_snapshot=True)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+    flow.create()
+    turn("keep")
+    turn("as standby")
+    with pytest.raises(Refused):
+        flow.stream()
+    flow.execute("SELECT pg_promote()")
+    with connect(flow.dsn) as connection:
+        assert identify(connection).timeline == 2
+    with pytest.raises(SlotError, match="on timeline 2"):
+        flow.stream()

@@ -1,0 +1,186 @@
+"""Spark's tasks and workers: which errors of ours it sees as failures, and what a worker remembers of a stream."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fix_topics import Flow, assert_exactly_once_in_order
+from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
+
+from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow import runner
+from airflow_bottledwater.flow.policy import Patience
+from airflow_bottledwater.flow.source import ChangeSource
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.spark import carry, continuous, job, snapshot, source
+from airflow_bottledwater.spark import stream as micro_batch
+from airflow_bottledwater.spark.submit import LOCAL_CONF
+
+# Spark's workers do not have this module
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[SparkContext]:
+    """As in a cluster: a task that fails is started again, up to three times."""
+    conf = SparkConf().setMaster("local[2,4]").setAppName("tasks").setAll(list(LOCAL_CONF.items()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        made = SparkContext(conf=conf)
+    made.setLogLevel("OFF")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def failed_attempts(context: SparkContext, act: Callable[[], Any]) -> int:
+    """How many tasks' attempts failed while this ran."""
+
+    def count() -> int:
+        tracker = context.statusTracker()
+        stages = [s for j in tracker.getJobIdsForGroup() if (i := tracker.getJobInfo(j)) for s in i.stageIds]
+        return sum(i.numFailedTasks for s in stages if (i := tracker.getStageInfo(s)))
+
+    before = count()
+    act()
+    return count() - before
+
+
+#: a lane, or a stream's start, whose settings are nowhere: a permanent error in the task
+NOWHERE: Any = SimpleNamespace(lane=0, position="0/0", state_topic="", job=None)
+
+
+def test_a_lanes_permanent_error_is_not_tried_again(context: SparkContext) -> None:
+    def lanes() -> None:
+        with pytest.raises(Refused, match="/nowhere"):
+            snapshot.run_lanes(context, "/nowhere/pipeline.json", [NOWHERE, NOWHERE])
+
+    assert failed_attempts(context, lanes) == 0
+
+
+def test_a_continuous_streams_permanent_error_is_not_tried_again(context: SparkContext) -> None:
+    def stream() -> None:
+        nothing: Any = None
+        with pytest.raises(Refused, match="/nowhere"):
+            continuous.stream(context, nothing, "/nowhere/pipeline.json", NOWHERE, False, threading.Event())
+
+    assert failed_attempts(context, stream) == 0
+
+
+def _away(_: int) -> Any:
+    def work() -> None:
+        raise Outage(f"The broker is away in attempt {TaskContext.get().attemptNumber()}.")  # type: ignore[union-attr]
+
+    return carry.returned(work)
+
+
+def test_an_outage_is_tried_again(context: SparkContext) -> None:
+    def act() -> None:
+        with pytest.raises(Exception, match="bottledwater-error") as raised:
+            context.parallelize([1], 1).map(_away).collect()
+        assert str(job.translate(raised.value)).startswith("The broker is away")
+
+    assert failed_attempts(context, act) == 4
+
+
+def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = carry.Failure(str(carry.pack(TakenOver("Another job has it."))))
+    wait = time.sleep
+
+    def run(_: str, task: Any) -> Any:
+        return failure if task.lane == 0 else wait(60)
+
+    monkeypatch.setattr(snapshot, "_run_lane", run)
+    tasks: Any = [SimpleNamespace(lane=lane) for lane in (0, 1)]
+    begun = time.monotonic()
+    with pytest.raises(TakenOver):
+        snapshot.run_lanes(context, "", tasks)
+    while context.statusTracker().getActiveJobsIds():
+        wait(0.1)
+    assert time.monotonic() - begun < 20
+
+
+# ------------------------------------------------------------------ what a worker remembers
+@pytest.fixture
+def batches(database: str, kafka: KafkaBroker, tmp_path: Path) -> Iterator[tuple[Flow, source.Assignment, Any]]:
+    """A claimed stream, and a function that gives its next batch."""
+    flow = Flow(database, kafka, None, skip_snapshot=True, engine="micro-batch")
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+    flow.create()
+    start = runner.begin(flow.pipeline)
+    changes = ChangeSource(flow.pipeline, start.state, start.position, Patience(10))
+    fingerprint = runner.fingerprint(start.state, start.cluster)
+    assignment = source.Assignment.of(str(flow.pipeline.write(tmp_path)), start, bounded=False, fingerprint=fingerprint)
+
+    def take(n: int) -> Any:
+        flow.execute(f"INSERT INTO a VALUES ({n}, 0)")
+        while (batch := changes.next(5.0)) is not None and not len(batch):
+            source._publish(assignment, batch)
+        assert batch is not None
+        return batch
+
+    source._publisher = None
+    yield flow, assignment, take
+    changes.close()
+    if source._publisher is not None:
+        source._publisher[1].close()
+        source._publisher = None
+
+
+def test_a_worker_goes_on_behind_another_worker(batches: tuple[Flow, source.Assignment, Any]) -> None:
+    """Spark gives each batch to any executor: what a worker remembers of the stream's position may be old."""
+    flow, assignment, take = batches
+    workers: list[Any] = [None, None]
+    for n, worker in enumerate((0, 1, 1, 0, 0, 1)):
+        batch = take(n)
+        source._publisher = workers[worker]
+        assert source._publish(assignment, batch) == batch.end
+        workers[worker] = source._publisher
+    # a batch that was published is not published again, by whom ever
+    for worker in (0, 1):
+        source._publisher = workers[worker]
+        assert source._publish(assignment, batch) == batch.end
+        workers[worker] = source._publisher
+    source._publisher = None
+    for publisher in workers:
+        publisher[1].close()
+    messages = flow.read("a")
+    assert_exactly_once_in_order(messages)
+    assert [m.key["id"] for m in messages] == list(range(6))
+
+
+def test_a_batch_that_is_really_stale_is_refused(batches: tuple[Flow, source.Assignment, Any]) -> None:
+    _, assignment, take = batches
+    first, second, third = take(1), take(2), take(3)
+    source._publish(assignment, first)
+    with pytest.raises(StaleBatch):
+        source._publish(assignment, third)
+    assert source._publish(assignment, second) == second.end
+
+
+def test_a_batch_has_one_attempt() -> None:
+    assert micro_batch._TUNING["spark.task.maxFailures"] == "1"
+
+
+def test_a_task_that_is_started_again_looks_first_whose_the_slot_is(
+    batches: tuple[Flow, source.Assignment, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, assignment, _ = batches
+    claimed = f.Job(**assignment.job)
+    attempt = SimpleNamespace(attemptNumber=lambda: 0)
+    monkeypatch.setattr(TaskContext, "get", lambda: attempt)
+    job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
+    attempt.attemptNumber = lambda: 1
+    job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
+    runner.begin(flow.pipeline)
+    with pytest.raises(TakenOver):
+        job.check_attempt(flow.pipeline, assignment.state_topic, claimed)

@@ -1,0 +1,126 @@
+"""Large values that an update left unchanged are not in the stream: where they are taken from, and where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fix_topics import Flow, Message, read
+from psycopg.conninfo import make_conninfo
+
+from airflow_bottledwater.errors import RecordError, Refused
+from airflow_bottledwater.local.kafka import KafkaBroker
+
+MakeFlow = Callable[..., Flow]
+
+#: 9 kB in a column that is never compressed: stored out of line
+LARGE = "repeat('{}', 9000)"
+
+
+@pytest.fixture
+def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
+    def make(**settings: Any) -> Flow:
+        flow = Flow(database, kafka, None, **{"skip_snapshot": True, **settings})
+        flow.execute(
+            "CREATE TABLE w (id int PRIMARY KEY, v int, big text)",
+            "ALTER TABLE w ALTER big SET STORAGE EXTERNAL",
+            f"INSERT INTO w SELECT g, 0, {LARGE.format('o')} || g FROM generate_series(1, 5) g",
+        )
+        return flow
+
+    return make
+
+
+def large(message: Message) -> str:
+    """The letter that the large value is made of, and what follows it."""
+    big = message.value["big"]
+    return str(big[0] + big[9000:])
+
+
+def test_a_value_of_another_row_that_has_the_key_today_is_not_moved_on(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.execute(
+        "UPDATE w SET v = 100 WHERE id = 3",
+        "UPDATE w SET id = 575 WHERE id = 3",
+        f"INSERT INTO w VALUES (3, 1, {LARGE.format('n')})",
+    )
+    flow.stream()
+    of_moved = [m for m in flow.read("w") if m.key == {"id": 575}]
+    assert [large(m) for m in of_moved] == ["o3"]
+    assert [m.toast for m in flow.read("w")] == ["reread", "", "reread", ""]  # the second is the old key's tombstone
+
+
+def test_all_values_of_a_batch_are_read_by_one_query_a_table(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.execute("UPDATE w SET v = id * 10", "UPDATE w SET v = v + 1")
+    flow.stream()
+    messages = flow.read("w")
+    assert [(m.value["v"], large(m)) for m in messages] == [
+        (k * 10 + n, f"o{k}") for n in (0, 1) for k in range(1, 6)
+    ]  # fmt: skip
+    assert [m.toast for m in messages] == ["reread"] * 10
+
+
+def test_a_policy_that_hides_rows_is_an_error_and_drops_none(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    role = f"cdc_{flow.pipeline.slot}"
+    database = flow.execute("SELECT current_database()")[0][0]
+    flow.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'",
+        f"GRANT CREATE ON DATABASE {database} TO {role}",
+        f"ALTER TABLE w OWNER TO {role}",
+        f"GRANT USAGE, CREATE ON SCHEMA public TO {role}",
+    )
+    flow.change(postgres=make_conninfo(flow.dsn, user=role, password="secret"))
+    flow.create()
+    flow.execute(
+        "ALTER TABLE w ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE w FORCE ROW LEVEL SECURITY",
+        "CREATE POLICY hide ON w USING (id <> 3)",
+        "UPDATE w SET v = 1 WHERE id = 3",
+    )
+    with pytest.raises(Refused, match="BYPASSRLS"):
+        flow.stream()
+    assert flow.read("w") == []
+    # what the error advises
+    flow.execute(f"ALTER ROLE {role} BYPASSRLS")
+    counters = flow.stream()
+    assert (counters["superseded"], [large(m) for m in flow.read("w")]) == (0, ["o3"])
+    flow.execute(f"ALTER TABLE w OWNER TO {flow.execute('SELECT current_user')[0][0]}")
+
+
+@pytest.mark.parametrize("altered", ["bytea USING big::bytea", "varchar(20000)"])
+def test_a_value_of_another_type_than_the_changes_is_a_record_error(make_flow: MakeFlow, altered: str) -> None:
+    flow = make_flow(on_error="log")
+    flow.create()
+    flow.execute("UPDATE w SET v = 1 WHERE id = 3", f"ALTER TABLE w ALTER big TYPE {altered}", "UPDATE w SET v = 2")
+    counters = flow.stream()
+    assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
+    (letter,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")
+    assert "the type of column 'big' was altered since" in letter.value["error"]
+    assert [m.value["v"] for m in flow.read("w")] == [2] * 5
+
+
+def test_a_table_that_was_renamed_is_found_and_one_that_took_its_name_is_not(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="w")
+    flow.create()
+    flow.execute(
+        "UPDATE w SET v = 1 WHERE id = 3",
+        "CREATE TABLE other (LIKE w INCLUDING ALL)",
+        f"INSERT INTO other VALUES (3, 7, {LARGE.format('x')})",
+        "ALTER TABLE w RENAME TO before",
+        "ALTER TABLE other RENAME TO w",
+    )
+    flow.stream()
+    assert [large(m) for m in flow.read("w")] == ["o3"]
+
+
+def test_a_row_whose_key_has_another_type_today_is_a_record_error(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.execute("UPDATE w SET v = 1 WHERE id = 3", "ALTER TABLE w ALTER id TYPE text")
+    with pytest.raises(RecordError, match="a key column was dropped, renamed or given another type"):
+        flow.stream()

@@ -1,0 +1,57 @@
+"""A stream's status as its watchers read it from Kafka."""
+
+from __future__ import annotations
+
+import time
+
+from fix_topics import Flow
+
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.flow.control import Controller
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.triggers.stream_error import Watch, read
+
+
+def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_not(
+    database: str, kafka: KafkaBroker
+) -> None:
+    flow = Flow(database, kafka, None, skip_snapshot=True)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    flow.create()
+    with connect(flow.dsn) as connection:
+        cluster = identify(connection)
+    job = f.Job.next(None, "stream")
+    # a silence of two outages counts: short enough to wait for, long enough for a machine that is busy
+    pipeline = flow.pipeline.with_(outage_timeout=4.0)
+    controller = Controller(flow.pipeline, cluster, job)
+    controller.status.state = "streaming"
+    controller.start()
+    begun = time.monotonic()
+    while read(pipeline, cluster, now=True)[0] is None:
+        assert time.monotonic() - begun < 60
+        time.sleep(0.2)
+    watch = Watch(pipeline, cluster, earlier="", max_silence=1.0, max_dead_letters=None)
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        assert watch.look() is None
+        time.sleep(0.2)
+    # killed: it writes no last status
+    controller._ended.set()
+    controller._thread.join()
+    begun = time.monotonic()
+    while (event := watch.look()) is None:
+        assert time.monotonic() - begun < 30
+        time.sleep(0.2)
+    assert time.monotonic() - begun > 6.0
+    assert event["status"] == "failed" and f"process {job.pid} on {job.host}" in event["message"]
+    controller.finish("stopped")
+    time.sleep(1.1)
+    assert watch.look() == {"status": "ok", "position": "", "counters": {}}
+    # of another slot nobody ever reports
+    nobody = Watch(pipeline.with_(slot="nobody"), cluster, earlier="", max_silence=1.0, max_dead_letters=None)
+    begun = time.monotonic()
+    while (event := nobody.look()) is None:
+        assert time.monotonic() - begun < 30
+        time.sleep(0.2)
+    assert "No job has ever reported" in event["message"] and time.monotonic() - begun > 7.0

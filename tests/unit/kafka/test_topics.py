@@ -1,0 +1,81 @@
+"""Creating topics on brokers that do not allow every setting."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.kafka import state, topics
+from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
+
+
+class Managed:
+    """An admin client of a broker with rules for new topics."""
+
+    def __init__(self, code: int, smallest: int) -> None:
+        self.code, self.smallest = code, smallest
+        self.asked: list[Any] = []
+
+    def create_topics(self, wanted: list[Any], **_: Any) -> dict[str, Future[None]]:
+        self.asked += wanted
+        answers = {}
+        for topic in wanted:
+            answer: Future[None] = Future()
+            ratio = "min.cleanable.dirty.ratio" in topic.config
+            if ratio or int(topic.config.get("segment.bytes", self.smallest)) < self.smallest:
+                answer.set_exception(KafkaException(KafkaError(self.code, "not here")))
+            else:
+                answer.set_result(None)
+            answers[topic.topic] = answer
+        return answers
+
+    def list_topics(self, **_: Any) -> Any:
+        class Listed:
+            topics = {topic.topic: None for topic in self.asked}
+
+        return Listed
+
+
+def _admin(monkeypatch: pytest.MonkeyPatch, code: int, smallest: int) -> tuple[Topics, Managed]:
+    managed = Managed(code, smallest)
+    monkeypatch.setattr(topics, "AdminClient", lambda config: managed)
+    return Topics({"bootstrap.servers": "nowhere"}), managed
+
+
+@pytest.mark.parametrize("code", [KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION])
+@pytest.mark.parametrize("smallest", [52428800, 1 << 30])
+def test_a_state_topic_is_made_with_what_the_broker_allows(
+    monkeypatch: pytest.MonkeyPatch, code: int, smallest: int
+) -> None:
+    admin, managed = _admin(monkeypatch, code, smallest)
+    topic = state.new_topic("_bottledwater", 3)
+    assert admin.uncreatable([topic]) == {}
+    admin.make(topic)
+    made = managed.asked[-1].config
+    assert made["cleanup.policy"] == "compact"
+    assert made["min.insync.replicas"] == "2"
+    assert made.get("segment.bytes") == ("52428800" if smallest == 52428800 else None)
+    assert "min.insync.replicas" not in state.new_topic("_bottledwater", 1).configs[0]
+
+
+def test_what_the_broker_does_not_allow_is_said_before_and_when_the_topic_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin, _ = _admin(monkeypatch, KafkaError.POLICY_VIOLATION, 100)
+    topic = NewTopic("orders", 4, 3, ({"segment.bytes": "1"},))
+    assert "POLICY_VIOLATION: not here" in admin.uncreatable([topic])["orders"]
+    with pytest.raises(Refused, match=r"'orders': POLICY_VIOLATION: not here.*policy for new topics"):
+        admin.make(topic)
+
+
+@pytest.mark.parametrize(
+    ("policy", "partitions", "fit"),
+    [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, False)],
+)
+def test_a_state_topic_keeps_what_is_written_once(policy: str, partitions: int, fit: bool) -> None:
+    problem = state.unfit(Topic("_bottledwater", "id", partitions, 1, policy, True, True))
+    assert (problem == "") is fit

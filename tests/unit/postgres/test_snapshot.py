@@ -1,0 +1,48 @@
+"""The ranges of a plan: all blocks once, and few enough for one record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_bottledwater.flow import facts as f
+from airflow_bottledwater.kafka import state
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, MAX_RANGES, deal, ranges
+
+#: the most blocks that a table can have: 32 TiB
+_LARGEST = 2**32 - 2
+
+
+def table(pages: int) -> Table:
+    return Table(16400, "public", "t", "d", ("id",), (), 5, pages=pages)
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2047, 2048, 2049, 10**6, 2**27, 2**27 + 1, _LARGEST])
+def test_the_ranges_of_a_table_of_any_size_are_few_and_cover_every_block_once(pages: int) -> None:
+    made = ranges(table(pages), 16 << 20)
+    assert len(made) <= MAX_RANGES
+    assert made[0][0] == 0
+    assert made[-1][1] == LAST_BLOCK
+    assert all(one[1] == other[0] for one, other in zip(made, made[1:], strict=False))
+    assert all(first < last for first, last in made)
+    if pages <= 2048 * MAX_RANGES:
+        # of the size that the settings ask for
+        assert {last - first for first, last in made[:-1]} <= {2048}
+
+
+def test_the_plan_of_the_largest_table_is_a_small_record() -> None:
+    of = table(_LARGEST)
+    parts = ranges(of, 64 * 1024)
+    plan = f.Plan(5, "definition", tuple((*parts[r], lane) for _, r, lane in deal([(of, parts)], 256)))
+    value = state.encode(plan.to_json())
+    assert value is not None
+    # a quarter of a broker's default for max.message.bytes
+    assert len(value) < 256 * 1024
+    assert f.Plan.from_json(json.loads(value)) == plan
+
+
+def test_a_plan_with_more_ranges_is_read_as_it_was_stored() -> None:
+    stored = {"filenode": 5, "definition": "d", "ranges": [[i * 2, i * 2 + 2, i % 3] for i in range(65_536)]}
+    assert f.Plan.from_json(stored).to_json()["ranges"][65_535] == (131_070, 131_072, 0)

@@ -1,0 +1,47 @@
+"""What a job finds where it runs, and how its errors come back through Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import job, submit
+
+PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+
+
+def test_the_settings_are_found_where_a_cluster_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In cluster mode the driver starts in a folder with the files of ``--files``, and has no Spark context yet."""
+    here = tmp_path / "container"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    sent = PIPELINE.write(here)
+    assert job.load(f"/of/the/host/that/submitted/{sent.name}") == PIPELINE
+    sent.unlink()
+    with pytest.raises(Refused, match="--files"):
+        job.load(f"/of/the/host/that/submitted/{sent.name}")
+    there = PIPELINE.write(tmp_path)
+    assert job.load(str(there)) == PIPELINE
+
+
+def test_the_settings_are_found_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark import SparkFiles
+
+    sent = PIPELINE.write(tmp_path)
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
+    assert job.load(f"/elsewhere/{sent.name}") == PIPELINE
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"), [("true", True), ("TRUE", True), (" True", True), ("false", False), ("", False)]
+)
+def test_speculative_execution_is_refused(value: str, refused: bool) -> None:
+    if refused:
+        with pytest.raises(Refused, match="speculation"):
+            submit.conf_for("local[2]", {"spark.speculation": value})
+    else:
+        assert submit.conf_for("yarn", {"spark.speculation": value}) == {"spark.speculation": value}

@@ -860,8 +860,8 @@ MUTANTS = (
     Mutant(
         "a client is released without the collector",
         "kafka/topics.py",
-        "functools.partial(_note_refusal, self._refusals)}",
-        "lambda error: _note_refusal(self._refusals, error)}",
+        "noted = functools.partial(_note_refusal, self._refusals)",
+        "noted = lambda error: _note_refusal(self._refusals, error)",
         f"{_CONTROL}::test_heartbeats_reconnects_and_reports_leave_nothing_behind[25]",
     ),
 )

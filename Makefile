@@ -59,7 +59,7 @@ test-faults: setup ## death, zombies and outages at every point FAULTS=10 times,
 	  $(PYTEST) tests/faults tests/integration/test_handover_random.py -q -n 2 $(if $(CLASS),-k $(CLASS))
 
 test: lint ## all tests but the long ones, in two processes, the slowest files first
-	@$(BIN)/python -m airflow_bottledwater.flow.warm  # once, not in each of many processes at the same time
+	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in each of many processes at the same time
 	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown

@@ -195,8 +195,8 @@ def cli(
 
 
 def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None) -> None:
-    from airflow_bottledwater.flow import setup
     from airflow_bottledwater.model.lsn import POSITION, Position
+    from airflow_bottledwater.provision.create import assume_complete, create
     from airflow_bottledwater.spark import supervise
 
     if position is not None and not POSITION.fullmatch(position):
@@ -210,9 +210,9 @@ def _run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: b
     console = Console(stderr=True)
     log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
     if position is not None:
-        setup.assume_complete(pipeline, Position.parse(position))
+        assume_complete(pipeline, Position.parse(position))
     else:
-        setup.create(pipeline, stopped=stopped)
+        create(pipeline, stopped=stopped)
     for name in ("snapshot", "stream"):
         if stopped.is_set():
             log.info("Terminated, shutting down...")
@@ -282,7 +282,7 @@ def _show_log(follower: LogReader) -> bool:
 @_options(everything=True)
 def preflight(**values: Any) -> None:
     """Check source, broker and registry; change nothing."""
-    from airflow_bottledwater.flow import preflight as checks
+    from airflow_bottledwater.provision import preflight as checks
 
     for of_a_run in ("master", "spark_conf", "bounded", "assume_snapshot_complete", "position"):
         del values[of_a_run]
@@ -296,7 +296,7 @@ def preflight(**values: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def status(as_json: bool, **values: Any) -> None:
     """Slot, lag, boundaries, progress and errors of a pipeline."""
-    from airflow_bottledwater.flow import status as reports
+    from airflow_bottledwater.state import status as reports
 
     report = reports.report(_pipeline(values))
     if as_json:
@@ -344,10 +344,11 @@ def status(as_json: bool, **values: Any) -> None:
 )
 def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
     """Drop slot and publications, and delete the slot's saved state."""
-    from airflow_bottledwater.flow import setup
+
+    from airflow_bottledwater.provision.drop import drop, forget
 
     pipeline = _pipeline(values)
-    click.echo(setup.forget(pipeline, forget_cluster) if forget_cluster else setup.drop(pipeline, when=when), err=True)
+    click.echo(forget(pipeline, forget_cluster) if forget_cluster else drop(pipeline, when=when), err=True)
 
 
 @cli.command()
@@ -356,8 +357,8 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the job's end.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs."""
-    from airflow_bottledwater.flow import control
     from airflow_bottledwater.postgres.connect import identify, session
+    from airflow_bottledwater.state import control
 
     pipeline = _pipeline(values)
     with session(pipeline.postgres) as connection:
@@ -375,7 +376,7 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
 @_options(everything=False)
 def redrive_letters(**values: Any) -> None:
     """Publish the dead letters whose cause is mended; those that a newer record has overtaken are dropped."""
-    from airflow_bottledwater.flow import redrive
+    from airflow_bottledwater.provision import redrive
 
     found = redrive.redrive(_pipeline(values))
     click.echo(

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ from numba.core.caching import FunctionCache  # noqa: E402
 # somebody (a plugin of pytest) may have imported it before us
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
-__all__ = ["allocating", "compiled", "external", "filling_cache", "inlined", "memcpy", "numba", "types"]
+__all__ = ["allocating", "compiled", "external", "inlined", "memcpy", "numba", "types", "warm_up"]
 
 log = logging.getLogger(__name__)
 _kept: list[ctypes.CDLL] = []
@@ -87,15 +88,33 @@ def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
     return jitted  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def filling_cache() -> Iterator[None]:
-    """Around compiling for the first time: one process at a time, for the others find what the first has left.
+def warm_up(part: str, *steps: Callable[[], None]) -> None:
+    """Compile functions before they are needed, by calling them with nothing to do: from the cache this takes a second, without it
+    half a minute.
 
-    numba numbers the files of a function's variants without a lock: two processes that compile different ones at once can take
-    each other's for their own.
+    One process at a time fills the cache, and the others find what it has left: numba numbers the files of a function's variants
+    without a lock, so two processes that compile different ones at once can take each other's for their own.
+
+    :param part: names these functions; once they are in the cache, nobody waits for anybody.
+    :param steps: each calls some of them.
     """
+    started = time.monotonic()
+    logged = False
+    with _filling_cache(part):
+        for step in steps:
+            step()
+            if not logged and time.monotonic() - started > 3:
+                logged = True
+                place = os.environ["NUMBA_CACHE_DIR"] or "no cache: there is no writable folder"
+                log.info("Compiling for this machine; the next start finds it in %s.", place)
+    if logged:
+        log.info("Compiled in %.0f s.", time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def _filling_cache(part: str) -> Iterator[None]:
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
-    done = folder / "complete"
+    done = folder / f"complete-{part}"
     if not os.environ["NUMBA_CACHE_DIR"] or done.exists():
         yield
         return

@@ -1,6 +1,6 @@
 """Every error this package raises on purpose: what happened, to which object, and what the reader can do.
 
-The class decides what the runners do with it (:mod:`airflow_bottledwater.flow.policy`); the message is for people.
+The class decides what the runners do with it (:mod:`airflow_bottledwater.policy`); the message is for people.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import psycopg
@@ -18,10 +16,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.registry import SchemaRegistry
 
-# helpers of several test files are the modules fix_*.py beside this one, whatever the import mode
-sys.path.insert(0, str(Path(__file__).parent))
-
-pytest_plugins = ["fix_pipeline"]
+pytest_plugins = ["tests.support.pipeline"]
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
 hypothesis.settings.register_profile(

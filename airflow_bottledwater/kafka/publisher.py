@@ -2,7 +2,7 @@
 
 One thread per publisher fills, serves the delivery reports and commits. Delivered means: the commit succeeded, and as many
 records were confirmed as were sent. What an error asks for is decided by its class, not here: see
-:mod:`airflow_bottledwater.flow.policy`.
+:mod:`airflow_bottledwater.policy`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused
+from airflow_bottledwater.errors import CredentialsRefused, Refused
 from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.topics import GRANT
-
-#: what waits out an outage: told what is waited for, it sleeps or raises
-Waiting = Callable[[str | BaseException], None]
 
 #: a call's slice: between two slices a stop is noticed
 _SLICE_MS = 1000
@@ -34,23 +33,8 @@ _UNKNOWN_TOPIC = (3, -188)  # UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION…
 _AUTHORIZATION = {29: "topic", 30: "group", 31: "cluster", 53: "transactional id"}
 
 
-class NewProducerNeeded(BottledWaterError):
-    """The transaction is lost, not the data: make a new producer, initialise it, read the state, decide again."""
-
-
 class _Undone(Exception):
     """Ends a transaction that was never meant to be committed."""
-
-
-class RecordRefused(BottledWaterError):
-    """The broker refuses a record for good (size, authorization, validation); the transaction was aborted.
-
-    :param record: the first record of the batch that it fell on.
-    """
-
-    def __init__(self, what: str, record: int, code: int) -> None:
-        super().__init__(what)
-        self.record, self.code = record, code
 
 
 @dataclass(frozen=True, slots=True)

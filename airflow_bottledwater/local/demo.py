@@ -23,8 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_bottledwater.errors import BottledWaterError, LocalServerError
-from airflow_bottledwater.flow import control, status
-from airflow_bottledwater.flow.warm import warm_up
 from airflow_bottledwater.local import flights
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.compare import compare
@@ -33,6 +31,8 @@ from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
+from airflow_bottledwater.state import control, status
+from airflow_bottledwater.warm import warm_up
 
 ROOT = Path.cwd()
 DEMO, KEPT = ROOT / ".local" / "demo", ROOT / ".local" / "up"
@@ -361,7 +361,7 @@ def down() -> None:
 def main(arguments: list[str]) -> int:
     """``python -m airflow_bottledwater.local.demo [up|down]``."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("airflow_bottledwater.flow.preflight").setLevel(logging.ERROR)
+    logging.getLogger("airflow_bottledwater.provision.preflight").setLevel(logging.ERROR)
     try:
         {"up": up, "down": down}.get(arguments[0] if arguments else "", demo)()
     except KeyboardInterrupt:

@@ -19,6 +19,10 @@ class Cluster:
     database: str
     version: int
 
+    def pipeline(self, slot: str) -> str:
+        """What names the pipeline of a slot in the shared state topic."""
+        return f"{self.system_identifier}/{self.database}/{slot}"
+
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:

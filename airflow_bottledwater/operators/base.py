@@ -135,7 +135,7 @@ def failing() -> Iterator[None]:
         yield
     except BottledWaterError as error:
         # here and not above: it brings the publisher and numba, which a DAG processor does without
-        from airflow_bottledwater.flow.policy import transient
+        from airflow_bottledwater.policy import transient
 
         if transient(error):
             raise

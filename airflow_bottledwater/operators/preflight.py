@@ -36,7 +36,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the checks; returns the tables and the warnings."""
-        from airflow_bottledwater.flow import preflight
+        from airflow_bottledwater.provision import preflight
 
         with failing():
             pipeline = self.pipeline_hook.pipeline()

@@ -38,15 +38,15 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Create what is missing; returns slot and consistent point."""
-        from airflow_bottledwater.flow import setup
         from airflow_bottledwater.model.lsn import format_lsn
+        from airflow_bottledwater.provision.create import create
 
         # made here: operators are copied, and an event cannot be
         self._stopped = threading.Event()
         with failing():
             if self.spark_conn_id:
                 spark_job.refuse_stream(self.spark_conn_id, executor=self.stream_executor)
-            record = setup.create(self.pipeline_hook.pipeline(), stopped=self._stopped)
+            record = create(self.pipeline_hook.pipeline(), stopped=self._stopped)
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
     def on_kill(self) -> None:
@@ -78,14 +78,14 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     def execute(self, context: Context) -> str:
         """Drop or keep, and say which and why."""
         from airflow_bottledwater.errors import SettingError
-        from airflow_bottledwater.flow import setup
+        from airflow_bottledwater.provision.drop import drop
 
         with failing():
             if self.when not in ("retired", "always", "never"):
                 raise SettingError("when", self.when, "retired, always or never")
             pipeline = self.pipeline_hook.pipeline()
             self._stop_jobs(context, pipeline.slot)
-            done = setup.drop(pipeline, when=self.when)
+            done = drop(pipeline, when=self.when)
         self.log.info("%s", done)
         return done
 

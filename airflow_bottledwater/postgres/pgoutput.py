@@ -1,7 +1,7 @@
 """pgoutput's messages, without I/O: the readable decoder of what is rare, and builders for tests and row repair.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, protocol version 1. Row messages are
-read by compiled code (:mod:`airflow_bottledwater.flow.transactions`, :mod:`airflow_bottledwater.encoding.kernels`).
+read by compiled code (:mod:`airflow_bottledwater.stream.assembler`, :mod:`airflow_bottledwater.encoding.kernels`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def returned(work: Callable[[], T]) -> T | Failure:
     :raises CarriedError: it may.
     """
     # here and not above: it brings the publisher and numba, which take a second
-    from airflow_bottledwater.flow.policy import transient
+    from airflow_bottledwater.policy import transient
 
     try:
         return work()

@@ -8,14 +8,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.flow import control, runner
-from airflow_bottledwater.flow.claim import read_state
-from airflow_bottledwater.flow.policy import transient
-from airflow_bottledwater.flow.runner import Start
 from airflow_bottledwater.model.stop import interruption
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.carry import Failure, received, returned, unpack
+from airflow_bottledwater.state import control
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.engine import Start
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -33,7 +34,7 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
     def work() -> dict[str, int]:
         pipeline = job.load(path)
         job.check_attempt(pipeline, start.state_topic, start.job)
-        return runner.follow(pipeline, start, bounded=bounded)
+        return engine.follow(pipeline, start, bounded=bounded)
 
     return returned(work)
 

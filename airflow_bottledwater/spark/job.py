@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from airflow_bottledwater.flow.facts import Job
+    from airflow_bottledwater.state.records import Job
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
 
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
-        from airflow_bottledwater.flow.claim import reached
+        from airflow_bottledwater.state.claim import reached
 
         reached(pipeline, state_topic, claimed)
 
@@ -180,7 +180,7 @@ def _asked() -> bool:
 
 
 def _fail(failure: BaseException) -> int:
-    from airflow_bottledwater.flow.policy import transient
+    from airflow_bottledwater.policy import transient
 
     if isinstance(failure, BottledWaterError):
         log.error("%s: %s", type(failure).__name__, failure)

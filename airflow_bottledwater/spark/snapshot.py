@@ -17,12 +17,12 @@ from airflow_bottledwater.spark.carry import Failure, received, returned
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from airflow_bottledwater.flow.lane import LaneTask
+    from airflow_bottledwater.snapshot.lane import LaneTask
 
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
     """In an executor."""
-    from airflow_bottledwater.flow import lane
+    from airflow_bottledwater.snapshot import lane
 
     def work() -> dict[str, int]:
         pipeline = job.load(path)
@@ -61,15 +61,16 @@ def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> li
 
 def _warm(_: Iterable[int]) -> None:
     """In an executor's worker, before there is work: imports and compiled code take it a second or two."""
-    from airflow_bottledwater.flow import lane  # noqa: F401
-    from airflow_bottledwater.flow.warm import warm_up
+    from airflow_bottledwater.publish.warm import warm_up
 
     warm_up()
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     # Spark and its workers start while the rest is imported here, which takes a second
-    threading.Thread(target=importlib.import_module, args=("airflow_bottledwater.flow.snapshot",), daemon=True).start()
+    threading.Thread(
+        target=importlib.import_module, args=("airflow_bottledwater.snapshot.driver",), daemon=True
+    ).start()
     with job.context(f"bottledwater snapshot {pipeline.slot}") as context:
         # before the snapshot is taken: its locks and its horizon are not held while workers start
         try:
@@ -77,11 +78,11 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
         except Exception as error:
             raise job.translate(error) from error
 
-        from airflow_bottledwater.flow import snapshot
+        from airflow_bottledwater.snapshot import driver
 
-        return asdict(snapshot.run(pipeline, functools.partial(run_lanes, context, path), stopped=stopped))
+        return asdict(driver.run(pipeline, functools.partial(run_lanes, context, path), stopped=stopped))
 
 
 def main() -> None:
-    """Entry point of ``spark_jobs/snapshot.py``."""
+    """Entry point of ``spark_jobs/driver.py``."""
     job.run("Publish a consistent snapshot of the pipeline's tables.", _work)

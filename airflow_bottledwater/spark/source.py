@@ -25,12 +25,12 @@ from airflow_bottledwater.spark.carry import pack
 
 # Spark imports this module in five processes, two of which work: these import the rest when they begin
 if TYPE_CHECKING:
-    from airflow_bottledwater.flow.batch import Batch
-    from airflow_bottledwater.flow.delivery import StreamPublisher
-    from airflow_bottledwater.flow.policy import Patience
-    from airflow_bottledwater.flow.runner import Start
-    from airflow_bottledwater.flow.source import ChangeSource
+    from airflow_bottledwater.backoff import Backoff
+    from airflow_bottledwater.publish.batch import Batch
+    from airflow_bottledwater.publish.delivery import StreamPublisher
     from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.stream.engine import Start
+    from airflow_bottledwater.stream.source import ChangeSource
 
 log = logging.getLogger(__name__)
 
@@ -159,27 +159,27 @@ class Reader(DataSourceStreamReader):
 
     def _open(self) -> ChangeSource:
         if self._source is None:
-            from airflow_bottledwater.flow import facts as f
-            from airflow_bottledwater.flow.claim import check, reached, read_state
-            from airflow_bottledwater.flow.source import ChangeSource
+            from airflow_bottledwater.state.claim import check, reached, read_state
+            from airflow_bottledwater.state.records import Job
+            from airflow_bottledwater.stream.source import ChangeSource
 
-            pipeline, patience = _settings(self._assignment)
-            topic, job = self._assignment.state_topic, f.Job(**self._assignment.job)
+            pipeline, backoff = _settings(self._assignment)
+            topic, job = self._assignment.state_topic, Job(**self._assignment.job)
             state = read_state(pipeline, topic)
             check(state, job)
             position = Position(self._assignment.lsn, self._assignment.ordinal)
             self._source = ChangeSource(
-                pipeline, state, position, patience, functools.partial(reached, pipeline, topic, job)
+                pipeline, state, position, backoff, functools.partial(reached, pipeline, topic, job)
             )
         return self._source
 
 
-def _settings(assignment: Assignment) -> tuple[Pipeline, Patience]:
-    from airflow_bottledwater.flow.policy import Patience
+def _settings(assignment: Assignment) -> tuple[Pipeline, Backoff]:
+    from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.spark.job import load
 
     pipeline = load(assignment.pipeline)
-    return pipeline, Patience(pipeline.outage_timeout if pipeline.on_error == "exit" else None)
+    return pipeline, Backoff(pipeline.outage_timeout if pipeline.on_error == "exit" else None)
 
 
 #: this worker's publisher; workers are reused between batches
@@ -188,13 +188,13 @@ _publisher: tuple[str, StreamPublisher] | None = None
 
 def _publish(assignment: Assignment, batch: Batch) -> Position:
     global _publisher
-    from airflow_bottledwater.flow import facts as f
-    from airflow_bottledwater.flow.delivery import StreamPublisher
+    from airflow_bottledwater.publish.delivery import StreamPublisher
+    from airflow_bottledwater.state.records import Job, Pin
 
-    job = f.Job(**assignment.job)
+    job = Job(**assignment.job)
     kept = _publisher is not None and _publisher[0] == job.id
     if _publisher is None or not kept:
-        pipeline, patience = _settings(assignment)
+        pipeline, backoff = _settings(assignment)
         _publisher = (
             job.id,
             StreamPublisher(
@@ -202,8 +202,8 @@ def _publish(assignment: Assignment, batch: Batch) -> Position:
                 job,
                 assignment.prefix,
                 assignment.state_topic,
-                {name: f.Pin(*pin) for name, pin in assignment.topics.items()},
-                patience,
+                {name: Pin(*pin) for name, pin in assignment.topics.items()},
+                backoff,
                 assignment.fingerprint,
             ),
         )

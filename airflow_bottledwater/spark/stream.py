@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_bottledwater.flow.control import Controller
-    from airflow_bottledwater.flow.coverage import CoverageWatch
-    from airflow_bottledwater.flow.runner import Start
-    from airflow_bottledwater.kafka.state import Reader
+    from airflow_bottledwater.state.control import Controller
+    from airflow_bottledwater.state.coverage import CoverageWatch
+    from airflow_bottledwater.state.store import Reader
+    from airflow_bottledwater.stream.engine import Start
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ _TUNING = {
 
 
 def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
-    from airflow_bottledwater.flow import runner
     from airflow_bottledwater.postgres.connect import stoppable
+    from airflow_bottledwater.stream import engine
 
     with stoppable(stopped):
-        return runner.begin(pipeline)
+        return engine.begin(pipeline)
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
@@ -86,18 +86,18 @@ def _stream(
     stopped: threading.Event,
     checkpoint: str,
 ) -> dict[str, Any]:
-    from airflow_bottledwater.flow import facts as f
-    from airflow_bottledwater.flow import runner
-    from airflow_bottledwater.flow.coverage import CoverageWatch
-    from airflow_bottledwater.flow.policy import Patience
-    from airflow_bottledwater.flow.source import ChangeSource
-    from airflow_bottledwater.kafka.state import Reader
+    from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
+    from airflow_bottledwater.state.coverage import CoverageWatch
+    from airflow_bottledwater.state.records import PipelineState
+    from airflow_bottledwater.state.store import Reader
+    from airflow_bottledwater.stream import engine
+    from airflow_bottledwater.stream.source import ChangeSource
 
-    with runner.reported(pipeline, start, stopped) as controller:
-        patience = Patience(pipeline.outage_timeout)
-        target = ChangeSource(pipeline, start.state, start.position, patience).flush_target() if bounded else None
-        fingerprint = runner.fingerprint(start.state, start.cluster)
+    with engine.reported(pipeline, start, stopped) as controller:
+        backoff = Backoff(pipeline.outage_timeout)
+        target = ChangeSource(pipeline, start.state, start.position, backoff).flush_target() if bounded else None
+        fingerprint = engine.fingerprint(start.state, start.cluster)
         assignment = Assignment.of(path, start, bounded=bounded, fingerprint=fingerprint)
         spark.dataSource.register(BottledWaterSource)
         frame = spark.readStream.format(FORMAT).option("assignment", assignment.to_option()).load()
@@ -113,8 +113,8 @@ def _stream(
             _stop(query)
             watch.close()
             facts.close()
-        found = f.State(facts.values)
-        runner.acknowledge(pipeline, found)
+        found = PipelineState(facts.values)
+        engine.acknowledge(pipeline, found)
         return {"position": str(found.position or start.position), **controller.status.counters}
     return {}
 
@@ -128,14 +128,14 @@ def _follow(
     watch: CoverageWatch,
 ) -> None:
     """Wait for the end (a stop, an error, or the target of a bounded run), and keep the status true meanwhile."""
-    from airflow_bottledwater.flow import facts as f
+    from airflow_bottledwater.state.records import PipelineState
 
     position = start.position
     told = 0.0
     while query.isActive and not controller.stopped.is_set() and (target is None or position.lsn < target):
         facts.poll(0.2)
         watch.check()
-        found = f.State(facts.values)
+        found = PipelineState(facts.values)
         position = found.position or position
         controller.status.position = str(position)
         statistics = _statistics(query)

@@ -18,7 +18,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 
 if TYPE_CHECKING:
-    from airflow_bottledwater.kafka import state
+    from airflow_bottledwater.state import store
 
 #: states behind which a job reports nothing more
 _ENDED = ("stopped", "finished", "failed")
@@ -36,7 +36,7 @@ class SharedStatus:
     def __init__(self, kafka: dict[str, str]) -> None:
         self._kafka = kafka
         self._reading = threading.Lock()
-        self._reader: state.Reader | None = None
+        self._reader: store.Reader | None = None
         self._read = 0.0
         self._changed: dict[str, float] = {}
 
@@ -54,18 +54,18 @@ class SharedStatus:
         :raises Outage: it does not.
         """
         # here and not above: they bring the publisher and numba, which a DAG processor does without
-        from airflow_bottledwater.flow.control import status_key
-        from airflow_bottledwater.kafka import state
         from airflow_bottledwater.kafka.topics import Topics
+        from airflow_bottledwater.state import store
+        from airflow_bottledwater.state.control import status_key
 
         with self._reading:
             first = self._reader is None
             if self._reader is None or now:
                 topics = Topics(self._kafka)
-                if state.CONTROL_TOPIC not in topics.describe([state.CONTROL_TOPIC]):
+                if store.CONTROL_TOPIC not in topics.describe([store.CONTROL_TOPIC]):
                     return None, 0.0
-                end = topics.ends(state.CONTROL_TOPIC, 1)[0]
-                self._reader = self._reader or state.Reader(self._kafka, state.CONTROL_TOPIC, committed=False)
+                end = topics.ends(store.CONTROL_TOPIC, 1)[0]
+                self._reader = self._reader or store.Reader(self._kafka, store.CONTROL_TOPIC, committed=False)
                 before = dict(self._reader.values)
                 self._reader.read_to(end, timeout=30.0)
                 if not first:
@@ -190,9 +190,8 @@ class Watch:
 
 def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
     """A pipeline's status, and when it changed: see :meth:`SharedStatus.get`."""
-    from airflow_bottledwater.flow.preflight import pipeline_name
 
-    return SharedStatus.of(pipeline.kafka).get(pipeline_name(cluster, pipeline.slot), now=now)
+    return SharedStatus.of(pipeline.kafka).get(cluster.pipeline(pipeline.slot), now=now)
 
 
 class StreamErrorTrigger(BaseTrigger):

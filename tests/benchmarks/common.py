@@ -23,17 +23,17 @@ from confluent_kafka import Consumer, TopicPartition
 
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import SettingError
-from airflow_bottledwater.flow import setup
-from airflow_bottledwater.flow.warm import warm_up
-from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.state import store
+from airflow_bottledwater.warm import warm_up
 
 log = logging.getLogger("bench")
 
@@ -138,7 +138,7 @@ class Source:
             **{"slot": name, "topic_prefix": name, "tables": "bench", "replication_factor": 1, **settings},
         )
         self.topic = f"{name}.bench"
-        self.state_topic = state.facts_topic(name, name)
+        self.state_topic = store.facts_topic(name, name)
         self._next = 1
 
     def execute(self, *statements: str) -> list[tuple[Any, ...]]:
@@ -150,7 +150,7 @@ class Source:
 
     def create(self) -> None:
         """Slot, publications, topics, schemas."""
-        setup.create(self.pipeline)
+        create(self.pipeline)
 
     def insert(self, rows: int) -> None:
         """New rows, in one transaction."""
@@ -224,21 +224,21 @@ class Follower:
     """Reads a slot's positions as they become visible to a ``read_committed`` consumer."""
 
     def __init__(self, source: Source) -> None:
-        self._reader = state.Reader(source.pipeline.kafka, source.state_topic)
+        self._reader = store.Reader(source.pipeline.kafka, source.state_topic)
         self.history: list[Progress] = [Progress(0, time.time())]
 
-    def until(self, published: int, *, job: Job | None = None, patience: float = 120.0) -> Progress:
+    def until(self, published: int, *, job: Job | None = None, backoff: float = 120.0) -> Progress:
         """Wait until so many records are published.
 
         :raises RuntimeError: the job has ended before.
-        :raises TimeoutError: for ``patience`` seconds nothing more was published.
+        :raises TimeoutError: for ``backoff`` seconds nothing more was published.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + backoff
         while self.history[-1].published < published:
             for key, value in self._reader.poll(0.2):
                 if key == "position" and value is not None and value["published"] > self.history[-1].published:
                     self.history.append(Progress(value["published"], time.time()))
-                    deadline = time.monotonic() + patience
+                    deadline = time.monotonic() + backoff
             if job is not None and not job.running:
                 raise RuntimeError(f"the job has ended:\n{job.log()}")
             if time.monotonic() > deadline:

@@ -12,7 +12,7 @@ import time
 from airflow_bottledwater.local.stack import DataStack
 from tests.benchmarks.common import emit
 
-_READY = "from airflow_bottledwater.flow.warm import warm_up; warm_up()"
+_READY = "from airflow_bottledwater.warm import warm_up; warm_up()"
 _REPEAT = 5
 
 

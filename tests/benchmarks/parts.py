@@ -15,19 +15,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow.batch import Batch
-from airflow_bottledwater.flow.claim import read_state
-from airflow_bottledwater.flow.delivery import Channel, encode_changes
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.rows import Completer
-from airflow_bottledwater.flow.source import Resolver
-from airflow_bottledwater.flow.transactions import Cutter
 from airflow_bottledwater.kafka.publisher import Publisher, Records
 from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.delivery import Channel, encode_changes
+from airflow_bottledwater.publish.toast import Completer
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.records import Job, PipelineState, pins
+from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.source import Resolver
 from tests.benchmarks.common import Cpu, Source, copy_all, drain, emit, recvlogical, scaled
 from tests.benchmarks.encode import read_blocks, timed_encode
 from tests.benchmarks.stream import receive
@@ -86,10 +87,10 @@ def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
     stages.emit("encode", whole_row=nanoseconds["whole"])
 
 
-def _channel(source: Source, state: f.State, lane: str) -> Channel:
+def _channel(source: Source, state: PipelineState, lane: str) -> Channel:
     assert state.claim is not None
-    job = f.Job(**state.claim)
-    return Channel(source.pipeline, job, lane, f.pins(state.tables.values()), source.state_topic, Patience(60))
+    job = Job(**state.claim)
+    return Channel(source.pipeline, job, lane, pins(state.tables.values()), source.state_topic, Backoff(60))
 
 
 def _publish(channel: Channel, parts: list[Records]) -> None:
@@ -176,7 +177,7 @@ def _stream(stack: DataStack, source: Source, changes: int) -> None:
 
     def cut() -> list[Batch]:
         assert state.slot is not None
-        start = state.position or f.Position(state.slot.consistent_point)
+        start = state.position or Position(state.slot.consistent_point)
         cutter = Cutter(
             start, {}, Resolver(pipeline, state.tables), limit=pipeline.batch_bytes, most=pipeline.max_transaction_bytes
         )

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.flow import snapshot
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, copy_query
+from airflow_bottledwater.snapshot import driver
 from tests.benchmarks.common import RUNNER, Cpu, Job, Source, consumer, drain, emit, empty_job, scaled
 
 _ROWS = 2_000_000
@@ -63,7 +63,7 @@ def _publish(stack: DataStack, engine: str, rows: int) -> dict[str, Any]:
     before = _raw(source, rows)
     cpu, started = Cpu(stack), time.monotonic()
     if engine == RUNNER:
-        outcome = asdict(snapshot.run(source.pipeline, snapshot.in_threads(source.pipeline)))
+        outcome = asdict(driver.run(source.pipeline, driver.in_threads(source.pipeline)))
     else:
         with Job(source.pipeline, "snapshot") as job:
             outcome = job.wait()

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from fix_faults import Jobs, ProxiedBroker
-from fix_topics import Flow
 
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support.faults import Jobs, ProxiedBroker
+from tests.support.topics import Flow
 
 COUNT = int(os.environ.get("BOTTLEDWATER_FAULTS", "1"))
 SEED = int(os.environ.get("BOTTLEDWATER_SEED", "1"))

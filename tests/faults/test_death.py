@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fix_checker import recovery_times
-from fix_faults import Job, Jobs, until
-from fix_topics import Flow
-from fix_writers import (
+from worker import SNAPSHOT_POINTS, STREAM_POINTS
+
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from tests.support.checker import recovery_times
+from tests.support.faults import Job, Jobs, until
+from tests.support.topics import Flow
+from tests.support.writers import (
     ASYNCHRONOUS,
     PREPARING,
     SHORT,
@@ -22,10 +26,6 @@ from fix_writers import (
     large_transaction,
     make_tables,
 )
-from worker import SNAPSHOT_POINTS, STREAM_POINTS
-
-from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.local.postgres import PostgresServer
 
 MakeFlow = Callable[..., Flow]
 

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fix_faults import Job, Jobs, ProxiedBroker, until
-from fix_topics import Flow
-from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, positions, update
 
 from airflow_bottledwater.errors import SlotError
-from airflow_bottledwater.flow.source import ChangeSource
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.stream.source import ChangeSource
+from tests.support.faults import Job, Jobs, ProxiedBroker, until
+from tests.support.topics import Flow
+from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, positions, update
 
 MakeFlow = Callable[..., Flow]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fix_faults import until
-from fix_topics import Flow, read
-from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
-from airflow_bottledwater.flow import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
+from airflow_bottledwater.state import status
+from tests.support.faults import until
+from tests.support.topics import Flow, read
+from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
 pytestmark = pytest.mark.long
 

@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fix_faults import Job, Jobs, ProxiedBroker, until
-from fix_topics import Flow, read
-from fix_writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import StaleBatch, TakenOver
-from airflow_bottledwater.flow import lane, runner, snapshot
-from airflow_bottledwater.flow.batch import Batch
-from airflow_bottledwater.flow.delivery import StreamPublisher
-from airflow_bottledwater.flow.lane import LaneTask
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.source import ChangeSource
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.delivery import StreamPublisher
+from airflow_bottledwater.snapshot import driver, lane
+from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.source import ChangeSource
+from tests.support.faults import Job, Jobs, ProxiedBroker, until
+from tests.support.topics import Flow, read
+from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
 MakeFlow = Callable[..., Flow]
 
@@ -150,11 +151,11 @@ def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
 def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_flow: MakeFlow) -> None:
     flow = _ready(make_flow(tables=TABLES))
     flow.snapshot()
-    old = runner.begin(flow.pipeline)
-    newer = runner.begin(flow.pipeline)
-    fingerprint = runner.fingerprint(old.state, old.cluster)
+    old = engine.begin(flow.pipeline)
+    newer = engine.begin(flow.pipeline)
+    fingerprint = engine.fingerprint(old.state, old.cluster)
     publisher = StreamPublisher(
-        flow.pipeline, old.job, old.prefix, old.state_topic, old.topics, Patience(30), fingerprint
+        flow.pipeline, old.job, old.prefix, old.state_topic, old.topics, Backoff(30), fingerprint
     )
     try:
         with pytest.raises(TakenOver, match=f"epoch {newer.job.epoch}"):
@@ -166,15 +167,15 @@ def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_f
 def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_flow: MakeFlow) -> None:
     flow = _ready(make_flow(tables=TABLES))
     flow.snapshot()
-    start = runner.begin(flow.pipeline)
+    start = engine.begin(flow.pipeline)
 
     def publisher() -> StreamPublisher:
-        print_of = runner.fingerprint(start.state, start.cluster)
+        print_of = engine.fingerprint(start.state, start.cluster)
         return StreamPublisher(
-            flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Patience(20.0), print_of
+            flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Backoff(20.0), print_of
         )
 
-    source = ChangeSource(flow.pipeline, start.state, start.position, Patience(20.0))
+    source = ChangeSource(flow.pipeline, start.state, start.position, Backoff(20.0))
     first, second = publisher(), publisher()
     try:
         with _writers(flow):
@@ -214,7 +215,7 @@ def test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again(make_f
         return first
 
     with _writers(flow):
-        snapshot.run(flow.pipeline, twice)
+        driver.run(flow.pipeline, twice)
     flow.stream()
     report = audit(flow, TABLES).check()
     assert report.ahead == []

@@ -22,14 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow import runner, snapshot, warm
-from airflow_bottledwater.flow.claim import Claim
-from airflow_bottledwater.flow.delivery import Channel
-from airflow_bottledwater.flow.source import ChangeSource
+from airflow_bottledwater import warm
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.publisher import Publisher, Records
+from airflow_bottledwater.publish.delivery import Channel
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot import driver
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.records import COMPLETE
+from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.source import ChangeSource
 
 _PR_SET_PDEATHSIG = 1
 
@@ -256,7 +258,7 @@ def _between_ranges(trap: Trap) -> None:
 def _before_complete(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Claim, values: dict[str, Any]) -> None:
-            if f.COMPLETE in values:
+            if COMPLETE in values:
                 trap.hit()
             original(self, values)
 
@@ -322,9 +324,9 @@ def work(job: dict[str, Any]) -> int:
         _note_what_is_done()
     try:
         if job["kind"] == "snapshot":
-            snapshot.run(pipeline, snapshot.in_threads(pipeline), stopped=stopped)
+            driver.run(pipeline, driver.in_threads(pipeline), stopped=stopped)
         else:
-            runner.run(pipeline, bounded=job["bounded"], stopped=stopped)
+            engine.run(pipeline, bounded=job["bounded"], stopped=stopped)
     except BaseException as error:
         traceback.print_exc()
         print(f"ended: {type(error).__name__}: {error}")

@@ -9,14 +9,16 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from fix_pipeline import Source
-from fix_topics import Flow
 
 from airflow_bottledwater.errors import BottledWaterError, Refused, StateError
-from airflow_bottledwater.flow import preflight, setup
-from airflow_bottledwater.kafka.state import facts_topic
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state.store import facts_topic
+from tests.support.pipeline import Source
+from tests.support.topics import Flow
 
 MakeFlow = Callable[..., Flow]
 
@@ -109,7 +111,7 @@ def test_dropping_the_slot_and_a_new_snapshot_mend_what_they_are_advised_for(
     assert "drop" in refused.value.remedy.lower()
     assert "snapshot" in refused.value.remedy
     assert ("prefix" in refused.value.remedy) == new_prefix
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     if new_prefix:
         flow.change(topic_prefix=f"{flow.pipeline.topic_prefix}_2")
     flow.create()
@@ -141,7 +143,7 @@ def test_a_slot_without_records_is_taken_up_with_a_snapshot_when_it_is_adopted(m
     with pytest.raises(StateError, match="does not know slot"):
         flow.stream()
     with pytest.raises(BottledWaterError, match="adopt_slot"):
-        setup.create(flow.pipeline)
+        create(flow.pipeline)
     flow.change(adopt_slot=True, create_publication=False)
     flow.create()
     flow.snapshot()
@@ -169,7 +171,7 @@ def test_what_is_advised_for_a_missing_right_is_the_statement_that_grants_it(sou
 
 
 def test_a_slot_that_was_invalidated_is_mended_by_a_new_one(small: Source) -> None:
-    setup.create(small.pipeline)
+    create(small.pipeline)
     small.execute("CREATE TABLE filler (x text)")
     for _ in range(8):
         small.execute(
@@ -177,7 +179,7 @@ def test_a_slot_that_was_invalidated_is_mended_by_a_new_one(small: Source) -> No
         )
     small.execute("CHECKPOINT")
     with pytest.raises(BottledWaterError, match="the WAL that it needs is gone") as refused:
-        setup.create(small.pipeline.with_(tables=("items", "filler"), allow_unkeyed=True))
+        create(small.pipeline.with_(tables=("items", "filler"), allow_unkeyed=True))
     assert "drop-slot --when always" in str(refused.value)
-    setup.drop(small.pipeline, when="always")
-    setup.create(small.pipeline)
+    drop(small.pipeline, when="always")
+    create(small.pipeline)

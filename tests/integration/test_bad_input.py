@@ -21,13 +21,15 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from fix_pipeline import PASSWORD, Source, refused, refuses
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
-from airflow_bottledwater.flow import preflight, setup
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import PostgresServer, programs
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
+from tests.support.pipeline import PASSWORD, Source, refused, refuses
 
 # ---------------------------------------------------------------------- the server
 
@@ -122,7 +124,7 @@ def test_an_unlimited_slot_is_a_warning_that_says_what_it_risks(source: Source, 
 def test_a_wrong_password_is_refused(source: Source) -> None:
     dsn = make_conninfo(source.role(), password=PASSWORD.lower())
     with refused(source, "password authentication failed", "Check user and password") as raised:
-        setup.create(source.pipeline.with_(postgres=dsn))
+        create(source.pipeline.with_(postgres=dsn))
     assert type(raised[0]) is CredentialsRefused  # waiting would not help
     assert PASSWORD.lower() not in str(raised[0])
 
@@ -130,7 +132,7 @@ def test_a_wrong_password_is_refused(source: Source) -> None:
 def test_a_wrong_password_is_not_an_outage_where_a_name_has_several_addresses(source: Source) -> None:
     dsn = make_conninfo(source.role(), password=PASSWORD + "x", host="127.0.0.1,localhost,127.0.0.2")
     with refused(source, "password authentication failed") as raised:
-        setup.create(source.pipeline.with_(postgres=dsn))
+        create(source.pipeline.with_(postgres=dsn))
     assert type(raised[0]) is CredentialsRefused
 
 
@@ -147,7 +149,7 @@ def test_a_database_that_does_not_exist_is_refused(source: Source) -> None:
 @pytest.mark.parametrize("where", [{"host": "nowhere.invalid"}, {"port": "1"}], ids=["name", "port"])
 def test_a_server_that_is_not_there_is_an_outage(source: Source, where: dict[str, str]) -> None:
     with refused(source, "PostgreSQL at", next(iter(where.values())), "cannot be reached") as raised:
-        setup.create(source.pipeline.with_(postgres=make_conninfo(source.dsn, **where)))
+        create(source.pipeline.with_(postgres=make_conninfo(source.dsn, **where)))
     assert type(raised[0]) is Outage
 
 
@@ -164,7 +166,7 @@ def test_a_server_that_is_not_there_is_an_outage(source: Source, where: dict[str
 )
 def test_a_password_that_is_not_quoted_is_an_error_that_does_not_show_it(source: Source, dsn: str) -> None:
     with refused(source, "connection string is not valid") as raised:
-        setup.create(source.pipeline.with_(postgres=dsn))
+        create(source.pipeline.with_(postgres=dsn))
     assert "quote" in str(raised[0])
 
 
@@ -181,7 +183,7 @@ def test_an_owner_with_replication_and_create_needs_no_other_right(source: Sourc
     source.execute("CREATE TABLE log (line text)", "CREATE TABLE others (id int PRIMARY KEY)")
     dsn = owner(source)
     source.execute(f"ALTER TABLE log OWNER TO {conninfo_to_dict(dsn)['user']}")
-    setup.create(source.pipeline.with_(postgres=dsn, tables=("items", "log"), allow_unkeyed=True))
+    create(source.pipeline.with_(postgres=dsn, tables=("items", "log"), allow_unkeyed=True))
     assert source.execute(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{source.name}'") == [(1,)]
 
 
@@ -258,7 +260,7 @@ def test_a_role_that_does_not_own_a_table_is_told_the_statements(source: Source)
 
 def test_a_table_of_somebody_else_cannot_be_added_later(source: Source) -> None:
     pipeline = source.pipeline.with_(postgres=owner(source))
-    setup.create(pipeline)
+    create(pipeline)
     source.execute("CREATE TABLE foreign_items (id int PRIMARY KEY)", "GRANT SELECT ON foreign_items TO PUBLIC")
     refuses(source, pipeline.with_(tables=("items", "foreign_items")), "does not own public.foreign_items")
 
@@ -520,10 +522,10 @@ def test_a_sound_publication_of_somebody_else_is_used_by_a_role_with_few_rights(
         "GRANT SELECT ON items TO PUBLIC",
     )
     pipeline = source.pipeline.with_(create_publication=False, postgres=source.role())
-    setup.create(pipeline)
+    create(pipeline)
     source.execute("INSERT INTO items VALUES (1, 'one')")
     assert any(b"one" in change for change in source.changes())
-    assert source.name in setup.drop(pipeline, when="always")
+    assert source.name in drop(pipeline, when="always")
     assert source.execute(f"SELECT count(*) FROM pg_publication WHERE pubname LIKE '{source.name}%'") == [(2,)]
 
 
@@ -569,7 +571,7 @@ def test_a_slot_of_another_database_is_refused(source: Source) -> None:
     pipeline = source.pipeline.with_(adopt_slot=True)
     refuses(source, pipeline, f"belongs to database {source.name!r}, not ", "Choose another slot name")
     with refused(source, f"belongs to database {source.name!r}"):
-        setup.drop(pipeline, when="always")
+        drop(pipeline, when="always")
 
 
 def test_a_slot_in_use_is_refused(source: Source) -> None:
@@ -596,8 +598,8 @@ def test_a_slot_that_our_records_do_not_name_is_adopted_only_on_that_word(source
     source.execute("INSERT INTO items VALUES (1, 'before')")
     refuses(source, source.pipeline, f"Slot {source.name!r} exists, but our records do not name it", "set adopt_slot")
     with refused(source, f"Slot {source.name!r} is not one of ours"):
-        setup.drop(source.pipeline, when="always")
-    record = setup.create(source.pipeline.with_(adopt_slot=True))
+        drop(source.pipeline, when="always")
+    record = create(source.pipeline.with_(adopt_slot=True))
     source.execute("INSERT INTO items VALUES (2, 'after')")
     # publications that are younger than the WAL of a slot would wedge it
     assert any(b"after" in change for change in source.changes())
@@ -627,7 +629,7 @@ def test_a_broker_that_does_not_answer_is_an_outage_in_time(source: Source) -> N
 
     def create(server: str) -> None:
         with pytest.raises(Outage, match=f"Kafka at {server} does not answer.*Check the address") as raised:
-            setup.create(source.pipeline.with_(kafka={**source.pipeline.kafka, "bootstrap.servers": server}))
+            create(source.pipeline.with_(kafka={**source.pipeline.kafka, "bootstrap.servers": server}))
         assert PASSWORD not in str(raised.value)
 
     before, started = source.picture(), time.monotonic()
@@ -648,13 +650,13 @@ def test_a_missing_topic_is_refused_where_none_may_be_created(source: Source) ->
     refuses(
         source, closed, *(f"Topic {topic!r} does not exist and create_topics is off. Create it." for topic in topics)
     )
-    setup.create(source.pipeline)
-    setup.drop(source.pipeline, when="always")
-    setup.create(closed)
+    create(source.pipeline)
+    drop(source.pipeline, when="always")
+    create(closed)
 
 
 def test_a_topic_of_another_pipeline_is_shared_only_on_that_word(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     second = source.pipeline.with_(slot=f"{source.name}_2")
     refuses(
         source,
@@ -663,8 +665,8 @@ def test_a_topic_of_another_pipeline_is_shared_only_on_that_word(source: Source)
         f"/{source.name}'",
         "another topic_prefix, or set share_topics",
     )
-    setup.create(second.with_(share_topics=True))
-    setup.drop(second.with_(share_topics=True), when="always")
+    create(second.with_(share_topics=True))
+    drop(second.with_(share_topics=True), when="always")
     # the first one is still the owner
     refuses(source, second, "belongs to pipeline")
 
@@ -691,7 +693,7 @@ def test_a_registry_that_is_away_is_an_outage(source: Source) -> None:
     with refused(
         source, "The schema registry at http://", "127.0.0.1:1 does not answer", "Check the address"
     ) as raised:
-        setup.create(source.pipeline.with_(registry=registry))
+        create(source.pipeline.with_(registry=registry))
     assert type(raised[0]) is Outage
 
 

@@ -21,7 +21,6 @@ from typing import Any
 import fastavro
 import psycopg
 import pytest
-from fix_paths import Follower, Made, copied, encoded
 from psycopg import sql
 
 from airflow_bottledwater.encoding import avro, reference
@@ -30,6 +29,7 @@ from airflow_bottledwater.model.forms import Forms
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
+from tests.support.paths import Follower, Made, copied, encoded
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 Case = dict[str, Any]

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fix_topics import Flow
 
 from airflow_bottledwater.errors import PreflightError, StateError
-from airflow_bottledwater.flow import coverage, setup, status
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import coverage, status
+from tests.support.topics import Flow
 
 MakeFlow = Callable[..., Flow]
 
@@ -68,7 +69,7 @@ def test_what_was_not_published_for_a_while_is_noticed_at_the_start(make_flow: M
     if kind != "table":
         return
     # what the error advises
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.create()
     flow.snapshot()
     flow.execute("DELETE FROM a WHERE id = 1")
@@ -163,14 +164,14 @@ def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: Ma
 def test_what_older_versions_did_not_record_is_known_from_the_next_start_on(make_flow: MakeFlow) -> None:
     flow = make_flow(skip_snapshot=True)
     flow.create()
-    from airflow_bottledwater.flow import facts as f
-    from airflow_bottledwater.flow.claim import Claim
-    from airflow_bottledwater.flow.policy import Patience
+    from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.state.claim import Claim
+    from airflow_bottledwater.state.records import COVERAGE
 
     with connect(flow.dsn) as connection:
-        claim = Claim(flow.pipeline, identify(connection), "create", Patience(10))
-    claim.write({f.COVERAGE: None})
+        claim = Claim(flow.pipeline, identify(connection), "create", Backoff(10))
+    claim.write({COVERAGE: None})
     claim.close()
     flow.stream()
     flow.execute(*gap(flow, "table"))

@@ -12,14 +12,14 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
-from fix_topics import Flow, read
 
 from airflow_bottledwater.errors import Outage, RecordError, Refused
-from airflow_bottledwater.flow import redrive
 from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.provision import redrive
+from tests.support.topics import Flow, read
 
 MakeFlow = Callable[..., Flow]
 

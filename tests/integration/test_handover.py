@@ -17,15 +17,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from fix_topics import Flow, Message, assert_exactly_once_in_order
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import Outage, PreflightError, SlotError, StateError
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow import lane, setup, snapshot
-from airflow_bottledwater.flow.claim import read_state
-from airflow_bottledwater.flow.lane import LaneTask
-from airflow_bottledwater.kafka import state
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.process import run
@@ -33,6 +27,14 @@ from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres import snapshot as pg
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.snapshot import driver, lane
+from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.records import PipelineState
+from tests.support.topics import Flow, Message, assert_exactly_once_in_order
 
 MakeFlow = Callable[..., Flow]
 
@@ -208,10 +210,10 @@ def holder_of(flow: Flow) -> int:
     return int(found[0][0])
 
 
-def known(flow: Flow) -> f.State:
+def known(flow: Flow) -> PipelineState:
     """What the state topic says."""
     database = conninfo_to_dict(flow.dsn)["dbname"]
-    return read_state(flow.pipeline, state.facts_topic(str(database), flow.pipeline.slot))
+    return read_state(flow.pipeline, store.facts_topic(str(database), flow.pipeline.slot))
 
 
 def boundary(flow: Flow, table: str = "a") -> Boundary:
@@ -248,7 +250,7 @@ def changes(messages: Sequence[Message]) -> list[tuple[str, int]]:
     return [(m.op, m.key["id"]) for m in messages if m.pos]
 
 
-def half(flow: Flow, ranges: int = 2) -> snapshot.RunLanes:
+def half(flow: Flow, ranges: int = 2) -> driver.RunLanes:
     """Lanes of which the first ends after some ranges, and the others do nothing."""
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
@@ -273,7 +275,7 @@ def slot_in_phases(flow: Flow, ddl: str = "") -> Iterator[list[Any]]:
     """
     made: list[Any] = []
     with ThreadPoolExecutor(1) as pool, Transaction(flow) as first:
-        creating = pool.submit(setup.create, flow.pipeline)
+        creating = pool.submit(create, flow.pipeline)
         until(lambda: blocked_by(flow, first.pid), "the creation waits for the first")
         with Transaction(flow) as second:
             if ddl:
@@ -420,14 +422,14 @@ def test_nothing_is_published_that_a_crash_of_the_server_can_undo(
         behind.append(flow.execute("SELECT pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()")[0][0])
 
     def crashing(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        snapshot.in_threads(flow.pipeline)(tasks)
+        driver.in_threads(flow.pipeline)(tasks)
         crash(fragile)
         back.set()
         raise Outage("The server crashed.")
 
     before_the_holders(monkeypatch, SNAPSHOT=write)
     with pytest.raises(Outage):
-        snapshot.run(flow.pipeline, crashing)
+        driver.run(flow.pipeline, crashing)
     # the driver may have noticed the crash by itself, before the server is back
     assert back.wait(60)
     assert behind == [True], "the commit was on disk already: this proves nothing"
@@ -436,7 +438,7 @@ def test_nothing_is_published_that_a_crash_of_the_server_can_undo(
     flow.stream()
     assert_nothing_lost_nothing_twice(flow, "a")
     assert changes(flow.read("a")) == [("u", 1)]
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
 
 
 def test_a_boundary_that_a_crash_undid_does_not_filter_those_who_get_its_transaction_ids_again(
@@ -465,7 +467,7 @@ def test_a_boundary_that_a_crash_undid_does_not_filter_those_who_get_its_transac
     flow.stream()
     assert_nothing_lost_nothing_twice(flow, "a")
     assert changes(flow.read("a")) == [("c", 12)]
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
 
 
 # ---------------------------------------------------------------------- the order of the holder's steps
@@ -555,7 +557,7 @@ def test_an_asynchronous_commit_that_the_snapshot_sees_is_before_the_boundary(
     flow.stream()
     assert_nothing_lost_nothing_twice(flow, "a")
     assert changes(flow.read("a")) == [("u", 1)]
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
 
 
 # ---------------------------------------------------------------------- transaction ids around 2^32
@@ -710,7 +712,7 @@ def test_a_topic_that_held_rows_before_gets_every_change_since_the_slot(make_flo
     flow.create()
     flow.snapshot()
     flow.stream()
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.create()
     flow.execute("DELETE FROM a WHERE id = 1", "UPDATE a SET n = 0 WHERE id = 2")
     flow.snapshot()
@@ -730,7 +732,7 @@ def test_a_snapshot_that_is_resumed_with_other_lanes_keeps_plan_and_boundary(mak
     fill(flow, "a", rows=5000)
     flow.create()
     with pytest.raises(Outage, match="went away"):
-        snapshot.run(flow.pipeline, half(flow))
+        driver.run(flow.pipeline, half(flow))
     before = boundary(flow)
     flow.execute("DELETE FROM a WHERE id % 10 = 0")
     flow.change(lanes=5, range_bytes=128 * 1024)
@@ -747,7 +749,7 @@ def test_rows_that_move_behind_the_planned_end_are_in_the_last_range(make_flow: 
     fill(flow, "a", rows=5000)
     flow.create()
     with pytest.raises(Outage, match="went away"):
-        snapshot.run(flow.pipeline, half(flow))
+        driver.run(flow.pipeline, half(flow))
     # in one statement, so that no version goes where an older one was
     flow.execute(
         "UPDATE a SET name = name || '!'", "INSERT INTO a SELECT g, 'new', 0 FROM generate_series(5001, 6000) g"
@@ -788,7 +790,7 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
         truncating.start()
         until(lambda: blocked_by(flow, holder), "the TRUNCATE waits for the holder")
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(snapshot.in_threads(flow.pipeline), tasks)
+            reading = pool.submit(driver.in_threads(flow.pipeline), tasks)
             queued = (
                 "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'bottledwater snapshot lane%'"
                 " AND wait_event_type = 'Lock' AND datname = current_database()"
@@ -803,7 +805,7 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
                 raise
 
     with pytest.raises(Outage):
-        snapshot.run(flow.pipeline, dying)
+        driver.run(flow.pipeline, dying)
     # the driver may have noticed by itself, before the lane did
     until(lambda: lanes_end, "the lane ends")
     assert [str(error) for error in lanes_end] == [
@@ -847,7 +849,7 @@ def test_a_slot_whose_creation_was_killed_is_taken_up_and_waits_for_a_commit_tha
 
     with monkeypatch.context() as patch:
         patch.setattr(slot, "advance", advance)
-        recorded = setup.create(flow.pipeline)
+        recorded = create(flow.pipeline)
     said = release_when_waited_for(monkeypatch, lambda: late[0])
     with late[0]:
         flow.snapshot()

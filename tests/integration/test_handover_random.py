@@ -11,11 +11,11 @@ import time
 from typing import Any
 
 import pytest
-from fix_topics import Flow
-from fix_writers import Writers, audit, make_tables
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres.snapshot import Holder
+from tests.support.topics import Flow
+from tests.support.writers import Writers, audit, make_tables
 
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "20")))

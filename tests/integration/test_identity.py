@@ -11,18 +11,23 @@ from typing import Any
 
 import psycopg
 import pytest
-from fix_pipeline import Source
-from fix_topics import Flow, assert_exactly_once_in_order
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
-from airflow_bottledwater.flow import preflight, redrive, runner, setup, snapshot, status
-from airflow_bottledwater.flow.claim import read_state
-from airflow_bottledwater.kafka.state import facts_topic, read_facts
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.postgres.snapshot import Holder
+from airflow_bottledwater.provision import preflight, redrive
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop, forget
+from airflow_bottledwater.snapshot import driver
+from airflow_bottledwater.state import status
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.store import facts_topic, read_facts
+from airflow_bottledwater.stream import engine
+from tests.support.pipeline import Source
+from tests.support.topics import Flow, assert_exactly_once_in_order
 
 MakeFlow = Callable[..., Flow]
 
@@ -98,7 +103,7 @@ def test_a_topic_is_not_given_to_the_table_that_took_the_name_of_its_own(
     known = read_state(flow.pipeline, facts_topic(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot))
     assert set(known.tables) == {before}
     # the advice: drop the slot and start again
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.create()
     flow.snapshot()
     flow.execute("INSERT INTO a VALUES (51, 'b')")
@@ -153,12 +158,12 @@ def staging(source: Source, small: Source) -> Iterator[Source]:
 
 ACTS: dict[str, Callable[[Source], object]] = {
     "preflight": lambda other: preflight.run(other.pipeline),
-    "create": lambda other: setup.create(other.pipeline),
-    "snapshot": lambda other: snapshot.run(other.pipeline, snapshot.in_threads(other.pipeline)),
-    "stream": lambda other: runner.run(other.pipeline, bounded=True),
+    "create": lambda other: create(other.pipeline),
+    "snapshot": lambda other: driver.run(other.pipeline, driver.in_threads(other.pipeline)),
+    "stream": lambda other: engine.run(other.pipeline, bounded=True),
     "redrive": lambda other: redrive.redrive(other.pipeline),
-    "drop": lambda other: setup.drop(other.pipeline, when="always"),
-    "drop-retired": lambda other: setup.drop(other.pipeline),
+    "drop": lambda other: drop(other.pipeline, when="always"),
+    "drop-retired": lambda other: drop(other.pipeline),
     "status": lambda other: status.report(other.pipeline),
 }
 
@@ -166,15 +171,15 @@ ACTS: dict[str, Callable[[Source], object]] = {
 def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: Source, staging: Source) -> None:
     production = source.pipeline.with_(transaction_timeout=5.0)
     source.execute("INSERT INTO items VALUES (1, 'production')")
-    setup.create(production)
-    snapshot.run(production, snapshot.in_threads(production))
+    create(production)
+    driver.run(production, driver.in_threads(production))
     topic = facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name)
     stopped = threading.Event()
     errors: list[BaseException] = []
 
     def stream() -> None:
         try:
-            runner.run(production, stopped=stopped)
+            engine.run(production, stopped=stopped)
         except BaseException as error:
             errors.append(error)
 
@@ -190,18 +195,18 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
             assert "drop-slot --when always" not in str(refused.value), name
             assert read_facts(production.kafka, topic)["claim"] == claim, name
         with pytest.raises(StateError, match="is alive"):
-            setup.forget(staging.pipeline, claimed_by(production))
+            forget(staging.pipeline, claimed_by(production))
         source.execute("INSERT INTO items VALUES (2, 'production')")
     finally:
         stopped.set()
         thread.join(30)
     assert not errors
-    assert runner.run(production, bounded=True)["published"] == 1
+    assert engine.run(production, bounded=True)["published"] == 1
     # the advice: another slot name for the copy
     other = staging.pipeline.with_(slot=f"{source.name}_staging", topic_prefix=f"{source.name}_staging")
-    setup.create(other)
-    assert snapshot.run(other, snapshot.in_threads(other)).rows == 1
-    setup.drop(other, when="always")
+    create(other)
+    assert driver.run(other, driver.in_threads(other)).rows == 1
+    drop(other, when="always")
 
 
 def claimed_by(pipeline: Any) -> str:
@@ -211,16 +216,16 @@ def claimed_by(pipeline: Any) -> str:
 
 
 def test_the_state_of_a_cluster_that_is_gone_is_forgotten_when_it_is_named(source: Source, staging: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     with pytest.raises(StateError, match="--forget-cluster"):
-        setup.drop(staging.pipeline, when="always")
+        drop(staging.pipeline, when="always")
     for wrong in ("42", claimed_by(staging.pipeline)):
         with pytest.raises(StateError, match="has no state there"):
-            setup.forget(staging.pipeline, wrong)
-    assert "Deleted the saved state" in setup.forget(staging.pipeline, claimed_by(source.pipeline))
-    setup.create(staging.pipeline)
-    assert snapshot.run(staging.pipeline, snapshot.in_threads(staging.pipeline)).rows == 1
-    setup.drop(staging.pipeline, when="always")
+            forget(staging.pipeline, wrong)
+    assert "Deleted the saved state" in forget(staging.pipeline, claimed_by(source.pipeline))
+    create(staging.pipeline)
+    assert driver.run(staging.pipeline, driver.in_threads(staging.pipeline)).rows == 1
+    drop(staging.pipeline, when="always")
 
 
 # ---------------------------------------------------------------------- servers that were set back, or promoted
@@ -266,7 +271,7 @@ def test_a_server_that_was_set_back_behind_the_position_is_refused(
     with pytest.raises(SlotError, match="beyond the end of the server's WAL") as refused:
         flow.stream()
     assert "drop-slot --when always" in str(refused.value)
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.create()
     flow.snapshot()
     flow.execute("UPDATE a SET n = 7 WHERE id = 1")

@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from fix_topics import Flow
 
-from airflow_bottledwater.flow import control, facts, runner, status
-from airflow_bottledwater.flow.claim import Claim
-from airflow_bottledwater.flow.control import Controller
-from airflow_bottledwater.flow.delivery import Channel
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.preflight import pipeline_name
-from airflow_bottledwater.kafka import state
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.state import control, records, status, store
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.stream import engine
+from tests.support.topics import Flow
 
 
 @pytest.fixture
@@ -54,14 +53,14 @@ def _status(flow: Flow) -> dict[str, Any]:
 def foreign(flow: Flow) -> Iterator[None]:
     """Records in the shared topic that are none of ours."""
     producer = Producer({"bootstrap.servers": flow.kafka.bootstrap})
-    name = pipeline_name(_cluster(flow), flow.pipeline.slot)
+    name = _cluster(flow).pipeline(flow.pipeline.slot)
     refused: list[object] = []
     for key, value in [
         (b"status/other", b"not json"), (b"\xff", b"{}"), (b"other", b"[]"), (b"status/other", b"17"), (b"status/other", b"\xff"),
         (control.request_key(name).encode(), b'"stop"'), (control.request_key(name).encode(), b'{"epoch": "all"}'),
     ]:  # fmt: skip
         producer.produce(
-            state.CONTROL_TOPIC,
+            store.CONTROL_TOPIC,
             value,
             key,
             partition=0,
@@ -71,7 +70,7 @@ def foreign(flow: Flow) -> Iterator[None]:
     assert not refused
     yield
     for key in (control.request_key(name).encode(), b"status/other"):
-        producer.produce(state.CONTROL_TOPIC, None, key, partition=0)
+        producer.produce(store.CONTROL_TOPIC, None, key, partition=0)
     assert producer.flush(10) == 0
 
 
@@ -89,15 +88,15 @@ def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, forei
 def test_an_error_in_the_control_thread_does_not_end_it(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    poll, failed = state.Reader.poll, list[int]()
+    poll, failed = store.Reader.poll, list[int]()
 
-    def fails(self: state.Reader, timeout: float) -> Any:
+    def fails(self: store.Reader, timeout: float) -> Any:
         if threading.current_thread().name == "control" and len(failed) < 2:
             failed.append(1)
             raise KeyError("surprise")
         return poll(self, timeout)
 
-    monkeypatch.setattr(state.Reader, "poll", fails)
+    monkeypatch.setattr(store.Reader, "poll", fails)
     with flow.streaming() as errors:
         _until(lambda: errors or len(failed) == 2)
         _until(lambda: errors or _status(flow).get("state") == "streaming")
@@ -107,9 +106,9 @@ def test_an_error_in_the_control_thread_does_not_end_it(
     assert len([r for r in caplog.records if r.exc_info and "Heartbeats" in r.message]) == 1
 
 
-def _dies(flow: Flow, cluster: Cluster) -> runner.Start:
+def _dies(flow: Flow, cluster: Cluster) -> engine.Start:
     """A stream that has reported and is gone without a last word."""
-    start = runner.begin(flow.pipeline)
+    start = engine.begin(flow.pipeline)
     dead = Controller(flow.pipeline, cluster, start.job)
     dead.status.state = "streaming"
     dead._write(wait=10.0)
@@ -122,7 +121,7 @@ def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once
     _dies(flow, cluster)
     assert control.request_stop(flow.pipeline, cluster) is not None
     started = time.monotonic()
-    runner.run(flow.pipeline)  # not bounded: it ends because it was asked to
+    engine.run(flow.pipeline)  # not bounded: it ends because it was asked to
     assert time.monotonic() - started < 20
     assert _status(flow)["state"] == "stopped"
     # whoever starts it again has not asked for that
@@ -141,7 +140,7 @@ def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> Non
     assert asked is not None
     assert asked["state"] in ("stopped", "finished")
     # and one that an older version has left there
-    control._request(flow.pipeline, pipeline_name(cluster, flow.pipeline.slot), asked["job"]["epoch"], retire=False)
+    control._request(flow.pipeline, cluster.pipeline(flow.pipeline.slot), asked["job"]["epoch"], retire=False)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         _until(lambda: errors or flow.read("a"))
@@ -160,9 +159,9 @@ def _resources() -> tuple[int, int, int]:
 @pytest.mark.parametrize("cycles", [25, pytest.param(1000, marks=pytest.mark.long)])
 def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycles: int) -> None:
     cluster = _cluster(flow)
-    claim = Claim(flow.pipeline, cluster, "snapshot", Patience(20))
+    claim = Claim(flow.pipeline, cluster, "snapshot", Backoff(20))
     channel = Channel(
-        flow.pipeline, claim.job, facts.stream_id(claim.prefix), facts.pins(claim.state.tables.values()), claim.topic, Patience(20)
+        flow.pipeline, claim.job, records.stream_id(claim.prefix), records.pins(claim.state.tables.values()), claim.topic, Backoff(20)
     )  # fmt: skip
     controller = Controller(flow.pipeline, cluster, claim.job)
 

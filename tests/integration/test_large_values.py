@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fix_topics import Flow, read
 
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support.topics import Flow, read
 
 MakeFlow = Callable[..., Flow]
 MIB = 1 << 20
@@ -20,10 +20,11 @@ MIB = 1 << 20
 ENCODE = """
 import resource, struct, sys
 import numpy as np
-from airflow_bottledwater.flow.batch import Batch, Version
-from airflow_bottledwater.flow.delivery import encode_changes
-from airflow_bottledwater.flow.rows import NOTHING_CONVERTED, Completed
-from airflow_bottledwater.flow.warm import warm_up
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.delivery import encode_changes
+from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
+from airflow_bottledwater.warm import warm_up
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position

@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from fix_topics import Flow, assert_exactly_once_in_order
 
 from airflow_bottledwater.errors import (
     BottledWaterError,
@@ -21,13 +20,17 @@ from airflow_bottledwater.errors import (
     StateError,
     TakenOver,
 )
-from airflow_bottledwater.flow import control, lane, runner, setup, snapshot, status
-from airflow_bottledwater.flow.lane import LaneTask
 from airflow_bottledwater.local.compare import latest
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.snapshot import driver, lane
+from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.state import control, status
+from airflow_bottledwater.stream import engine
+from tests.support.topics import Flow, assert_exactly_once_in_order
 
 MakeFlow = Callable[..., Flow]
 
@@ -176,7 +179,7 @@ def test_a_snapshot_is_resumed_after_deletes_key_changes_and_moved_rows(make_flo
         raise Outage("The cluster went away.")
 
     with pytest.raises(Outage, match="went away"):
-        snapshot.run(flow.pipeline, first_half)
+        driver.run(flow.pipeline, first_half)
     with pytest.raises(StateError, match="not complete"):
         flow.stream()
     flow.execute(
@@ -200,7 +203,7 @@ def test_a_table_that_was_rewritten_during_its_snapshot_is_read_again(make_flow:
         raise Outage("The cluster went away.")
 
     with pytest.raises(Outage):
-        snapshot.run(flow.pipeline, half)
+        driver.run(flow.pipeline, half)
     flow.execute("DELETE FROM a WHERE id < 4000", "VACUUM FULL a")
     flow.change(lanes=3)
     assert flow.snapshot().skipped == 0
@@ -297,7 +300,7 @@ def test_a_record_that_cannot_be_encoded_stops_the_stream_before_its_transaction
 
 
 def _letters(flow: Flow) -> list[dict[str, Any]]:
-    from fix_topics import read
+    from tests.support.topics import read
 
     return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
 
@@ -324,7 +327,7 @@ def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: M
     flow.create()
     flow.execute("INSERT INTO a SELECT g, repeat('x', 100), g FROM generate_series(1, 5000) g")
     stopped = threading.Event()
-    thread = threading.Thread(target=lambda: runner.run(flow.pipeline, stopped=stopped))
+    thread = threading.Thread(target=lambda: engine.run(flow.pipeline, stopped=stopped))
     thread.start()
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and not status.report(flow.pipeline)["counters"]["published"]:
@@ -350,7 +353,7 @@ def test_headers_that_settings_ask_for(make_flow: MakeFlow) -> None:
 
 
 def test_truncate_is_an_event_with_its_position(make_flow: MakeFlow) -> None:
-    from fix_topics import read
+    from tests.support.topics import read
 
     flow = make_flow()
     _fill(flow, "a", rows=10)
@@ -385,7 +388,7 @@ def test_the_newer_of_two_streams_takes_over_and_the_older_names_it(make_flow: M
             # the slot is still held by the first, which finds out at its next record
             second = flow.pipeline.with_(outage_timeout=3.0)
             threading.Timer(0.5, lambda: flow.execute("UPDATE a SET n = n + 1")).start()
-            runner.run(second, bounded=True)
+            engine.run(second, bounded=True)
             raise Outage("it went on")
         _until(lambda: bool(errors))
     assert isinstance(errors[0], TakenOver)
@@ -497,14 +500,14 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
         cluster = identify(connection)
     with flow.streaming() as errors:
         _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
-        assert "Kept" in setup.drop(flow.pipeline, when="retired")
+        assert "Kept" in drop(flow.pipeline, when="retired")
         asked = control.request_stop(flow.pipeline, cluster, retire=True)
         assert asked is not None
         ended = control.wait_ended(flow.pipeline, cluster, asked["job"]["id"], timeout=30)
         assert ended is not None
         assert ended["state"] == "stopped"
     assert not errors
-    assert "Dropped slot" in setup.drop(flow.pipeline, when="retired")
+    assert "Dropped slot" in drop(flow.pipeline, when="retired")
 
 
 @pytest.mark.parametrize("how", ["asked", "signal", "passed on"])
@@ -513,11 +516,11 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
     _fill(flow, "a", rows=1)
     flow.create()
     stopped, errors = Stop(), list[BaseException]()
-    start = runner.begin(flow.pipeline)
+    start = engine.begin(flow.pipeline)
 
     def work() -> None:
         try:
-            runner.follow(flow.pipeline, start, stopped=stopped)
+            engine.follow(flow.pipeline, start, stopped=stopped)
         except BaseException as error:
             errors.append(error)
 

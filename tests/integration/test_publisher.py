@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fix_topics import Message, read_all
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.kafka.publisher import Publisher, RecordRefused, Records
+from airflow_bottledwater.kafka.errors import RecordRefused
+from airflow_bottledwater.kafka.publisher import Publisher, Records
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support.topics import Message, read_all
 
 _PARTITIONS = 3
 
@@ -35,7 +36,7 @@ def publisher(kafka: KafkaBroker, topics: list[str]) -> Iterator[Publisher]:
         f"bottledwater-{uuid.uuid4().hex}",
         topics,
         transaction_timeout=20,
-        waiting=Patience(20).wait,
+        waiting=Backoff(20).wait,
     )
     made.open()
     yield made

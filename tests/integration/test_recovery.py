@@ -13,19 +13,24 @@ import psycopg
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from fix_topics import Flow, Message, assert_exactly_once_in_order, read
 from psycopg.conninfo import make_conninfo
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import CredentialsRefused, RecordError, SlotError, SlotInUse, StaleBatch, StateError
-from airflow_bottledwater.flow import redrive, runner, setup, status
-from airflow_bottledwater.flow.claim import reached
-from airflow_bottledwater.flow.policy import Patience, transient
-from airflow_bottledwater.flow.source import ChangeSource
-from airflow_bottledwater.kafka.state import facts_topic
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.provision.create import assume_complete
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import status
+from airflow_bottledwater.state.claim import reached
+from airflow_bottledwater.state.store import facts_topic
+from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.source import ChangeSource
+from tests.support.topics import Flow, Message, assert_exactly_once_in_order, read
 
 MakeFlow = Callable[..., Flow]
 
@@ -164,7 +169,7 @@ def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_ba
     flow.snapshot()
     flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1), (2, repeat('x', 30000), 1)")
     assert flow.stream()["dead_letters"] == 2
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.execute("DELETE FROM a WHERE id = 1")
     flow.change(tables=("a",))
     flow.create()
@@ -245,7 +250,7 @@ def test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has(make_
     )
     with pytest.raises(SlotError, match="does not exist any more"):
         flow.stream()
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.create()
     flow.snapshot()
     assert flow.compare("a").differences == []
@@ -261,7 +266,7 @@ def test_a_topic_that_others_share_is_not_swept(make_flow: MakeFlow) -> None:
     flow.execute("INSERT INTO a SELECT g, 'x', g FROM generate_series(1, 5) g")
     flow.create()
     flow.snapshot()
-    setup.drop(flow.pipeline, when="always")
+    drop(flow.pipeline, when="always")
     flow.execute("DELETE FROM a WHERE id = 5")
     flow.create()
     flow.snapshot()
@@ -277,7 +282,7 @@ def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow)
     flow.stream()
     last = Position.parse(flow.read("a")[-1].pos)
     with pytest.raises(StateError, match="knows slot"):
-        setup.assume_complete(flow.pipeline, last)
+        assume_complete(flow.pipeline, last)
     database = flow.execute("SELECT current_database()")[0][0]
     admin = AdminClient(flow.pipeline.kafka)
     topic = facts_topic(database, flow.pipeline.slot)
@@ -287,11 +292,11 @@ def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow)
     with pytest.raises(StateError, match="does not know slot"):
         flow.stream()
     with pytest.raises(SlotError, match="changes between would be missing"):
-        setup.assume_complete(flow.pipeline, Position(1))
+        assume_complete(flow.pipeline, Position(1))
     confirmed = flow.execute(
         f"SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
     )
-    setup.assume_complete(flow.pipeline, max(last, Position(confirmed[0][0])))
+    assume_complete(flow.pipeline, max(last, Position(confirmed[0][0])))
     flow.stream()
     messages = flow.read("a")
     assert [m.value["n"] for m in messages] == [1, 2, 3, 4]
@@ -303,10 +308,10 @@ def test_a_second_attempt_of_a_claimed_stream_goes_on_where_the_first_came_to(ma
     flow = make_flow(skip_snapshot=True)
     flow.create()
     flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
-    start = runner.begin(flow.pipeline)
-    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 1
+    start = engine.begin(flow.pipeline)
+    assert engine.follow(flow.pipeline, start, bounded=True)["published"] == 1
     flow.execute("INSERT INTO a VALUES (2, 'x', 2)")
-    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 2
+    assert engine.follow(flow.pipeline, start, bounded=True)["published"] == 2
     assert _values(flow.read("a")) == [(1, 1), (2, 2)]
 
 
@@ -314,16 +319,16 @@ def test_an_attempt_that_another_one_has_overtaken_ends_and_blames_nobody(make_f
     flow = make_flow(skip_snapshot=True)
     flow.create()
     flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
-    start = runner.begin(flow.pipeline)
-    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 1
+    start = engine.begin(flow.pipeline)
+    assert engine.follow(flow.pipeline, start, bounded=True)["published"] == 1
     # an executor that was thought lost went on and confirmed; this attempt had read P before
     state_of = functools.partial(reached, flow.pipeline, start.state_topic, start.job)
-    late = ChangeSource(flow.pipeline, start.state, start.position, Patience(5), state_of)
+    late = ChangeSource(flow.pipeline, start.state, start.position, Backoff(5), state_of)
     with pytest.raises(StaleBatch, match="Another attempt of this job") as overtaken:
         late.next(5)
     assert transient(overtaken.value)
     flow.execute("INSERT INTO a VALUES (2, 'x', 2)")
-    assert runner.follow(flow.pipeline, start, bounded=True)["published"] == 2
+    assert engine.follow(flow.pipeline, start, bounded=True)["published"] == 2
     # where nobody of ours did it, somebody else has
     flow.execute(
         "INSERT INTO a VALUES (3, 'x', 3)",
@@ -368,5 +373,5 @@ def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_nex
             with pytest.raises(CredentialsRefused, match="authentication failed"):
                 flow.stream()
             passwords.write_text("*:*:*:cdc:second\n")
-            setup.drop(flow.pipeline, when="always")
+            drop(flow.pipeline, when="always")
             assert _values(flow.read("a")) == [(1, 1), (2, 2)]

@@ -19,17 +19,20 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from fix_topics import Flow, read
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, RecordError, Refused, StateError
-from airflow_bottledwater.flow import delivery, redrive, runner
-from airflow_bottledwater.flow.delivery import StreamPublisher
-from airflow_bottledwater.flow.policy import Patience
 from airflow_bottledwater.kafka import publisher
 from airflow_bottledwater.kafka import topics as kafka_topics
-from airflow_bottledwater.kafka.publisher import NewProducerNeeded, Publisher
+from airflow_bottledwater.kafka.errors import NewProducerNeeded
+from airflow_bottledwater.kafka.publisher import Publisher
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.publish import delivery
+from airflow_bottledwater.publish.delivery import StreamPublisher
+from airflow_bottledwater.stream import engine
+from tests.support.topics import Flow, read
 
 MakeFlow = Callable[..., Flow]
 
@@ -265,16 +268,16 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
 
 
 # ---------------------------------------------------------------- topics that are others now
-def _publisher(flow: Flow, start: runner.Start) -> StreamPublisher:
-    of = runner.fingerprint(start.state, start.cluster)
-    return StreamPublisher(flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Patience(20.0), of)
+def _publisher(flow: Flow, start: engine.Start) -> StreamPublisher:
+    of = engine.fingerprint(start.state, start.cluster)
+    return StreamPublisher(flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Backoff(20.0), of)
 
 
 @pytest.mark.parametrize("how", ["partitions", "made again"])
 def test_a_publisher_compares_its_topics_with_the_pinned_ones(make_flow: MakeFlow, how: str) -> None:
     flow = make_flow()
     _table(flow)
-    start = runner.begin(flow.pipeline)
+    start = engine.begin(flow.pipeline)
     topic = flow.topic("a")
     if how == "partitions":
         _add_partition(flow, topic)
@@ -368,11 +371,11 @@ def test_a_broker_that_does_not_know_the_state_topic_for_a_moment_is_not_believe
     flow = make_flow()
     _table(flow)
     flow.execute("INSERT INTO a VALUES (1, 'a')")
-    first = runner.begin(flow.pipeline)
+    first = engine.begin(flow.pipeline)
     asked = _forgetful(monkeypatch, _facts(flow), times)
     flow.stream()
     assert len(asked) == times
-    after = runner.begin(flow.pipeline)
+    after = engine.begin(flow.pipeline)
     assert after.job.epoch == first.job.epoch + 2
     assert set(first.state.ids) <= set(after.state.ids)
     assert len(flow.read("a")) == 1
@@ -393,7 +396,7 @@ def test_a_data_topic_that_is_not_known_for_a_moment_is_not_believed_to_be_lost(
 # ---------------------------------------------------------------- state topics
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_a_state_topic_that_forgets_is_refused_until_it_is_compacted(make_flow: MakeFlow, policy: str) -> None:
-    from airflow_bottledwater.flow import preflight
+    from airflow_bottledwater.provision import preflight
 
     flow = make_flow()
     _table(flow)

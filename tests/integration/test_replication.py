@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fix_paths import Follower, Made, copied, encoded
 
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import Outage, SlotError, SlotInUse
@@ -17,6 +16,7 @@ from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.replication import ReplicationStream
+from tests.support.paths import Follower, Made, copied, encoded
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle
         follower.connection.close()
         started = time.monotonic()
         server.stop("fast")
-        # the server's own patience, wal_sender_timeout, is a minute
+        # the server's own backoff, wal_sender_timeout, is a minute
         assert time.monotonic() - started < 10
         with pytest.raises(Outage):
             for _ in range(1000):

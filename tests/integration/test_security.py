@@ -18,8 +18,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from fix_pipeline import logged
-from fix_security import (
+from psycopg.conninfo import make_conninfo
+
+from airflow_bottledwater import processes
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import status
+from tests.support.pipeline import logged
+from tests.support.security import (
     KAFKA_PASSWORD,
     POSTGRES_PASSWORD,
     REGISTRY_PASSWORD,
@@ -30,12 +38,6 @@ from fix_security import (
     documented_rights,
     secrets_in,
 )
-from psycopg.conninfo import make_conninfo
-
-from airflow_bottledwater import processes
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
-from airflow_bottledwater.flow import preflight, setup, status
-from airflow_bottledwater.flow.policy import transient
 
 RIGHTS = documented_rights()
 NEEDED = [right for right in RIGHTS if right.only_for in ("", "create_topics")]
@@ -121,7 +123,7 @@ def test_the_documented_rights_are_enough(servers: Servers, made_by: str) -> Non
     assert flow.stream()["published"] == 10
     assert status.report(flow.pipeline)["complete"]
     assert flow.differences() == []
-    assert "Dropped slot" in setup.drop(flow.pipeline, when="always")
+    assert "Dropped slot" in drop(flow.pipeline, when="always")
     # over TLS, with a password: not as the superuser of the test
     if servers.tls:
         with pytest.raises(Refused, match="no encryption"):

@@ -12,26 +12,29 @@ from typing import Any
 
 import psycopg
 import pytest
-from fix_pipeline import Source, refused, refuses
 from psycopg.conninfo import conninfo_to_dict
 
+import airflow_bottledwater.provision.create as creation
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError, StateError
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow import preflight, setup
-from airflow_bottledwater.flow.claim import Claim, read_state
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.source import check_slot
-from airflow_bottledwater.kafka import state
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect, end_of_wal, identify
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.records import INTENT, SLOT, PipelineState
+from tests.support.pipeline import Source, refused, refuses
 
 
-def known(source: Source) -> f.State:
+def known(source: Source) -> PipelineState:
     """What is recorded."""
-    return read_state(source.pipeline, state.facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name))
+    return read_state(source.pipeline, store.facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name))
 
 
 def seen(source: Source, text: str) -> bool:
@@ -71,7 +74,7 @@ def test_what_is_made_is_recorded(source: Source) -> None:
     source.execute("CREATE TABLE log (line text)")
     pipeline = source.pipeline.with_(tables=("items", "log"), allow_unkeyed=True, partitions=3)
     before = parse_lsn(source.execute("SELECT pg_current_wal_lsn()::text")[0][0])
-    record = setup.create(pipeline)
+    record = create(pipeline)
     recorded = known(source)
     assert recorded.slot == record
     assert record.consistent_point > before
@@ -91,10 +94,10 @@ def test_what_is_made_is_recorded(source: Source) -> None:
 
 
 def test_creating_again_changes_nothing(source: Source) -> None:
-    record = setup.create(source.pipeline)
+    record = create(source.pipeline)
     source.execute("INSERT INTO items VALUES (1, 'one')")
     before = source.picture()
-    assert setup.create(source.pipeline) == record
+    assert create(source.pipeline) == record
     assert source.picture() == before
 
 
@@ -111,7 +114,7 @@ def test_unkeyed_tables_have_a_publication_of_their_own_and_no_change_fails(sour
         "CREATE TABLE parted (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
         "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
     )
-    setup.create(source.pipeline.with_(tables=(), allow_unkeyed=True))
+    create(source.pipeline.with_(tables=(), allow_unkeyed=True))
     published = source.execute(
         "SELECT pubname, array_agg(tablename::text ORDER BY tablename) FROM pg_publication_tables GROUP BY 1 ORDER BY 1"
     )
@@ -132,7 +135,7 @@ def test_unkeyed_tables_have_a_publication_of_their_own_and_no_change_fails(sour
 
 
 def test_a_pipeline_without_unkeyed_tables_has_both_publications(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     assert source.execute("SELECT pubname FROM pg_publication ORDER BY 1") == [
         (source.name,),
         (f"{source.name}_unkeyed",),
@@ -148,27 +151,27 @@ class Killed(BaseException):
 @pytest.mark.parametrize("after", ["intent", "publications", "slot", "topics"])
 def test_a_killed_creation_is_taken_up(source: Source, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     module, name = {
-        "intent": (setup.publication, "create"),
-        "publications": (setup.slot, "create"),
-        "slot": (setup.slot, "fresh_xid"),
+        "intent": (creation.publication, "create"),
+        "publications": (creation.slot, "create"),
+        "slot": (creation.slot, "fresh_xid"),
         "topics": (Claim, "write"),
     }[after]
     usual = getattr(module, name)
 
     def killed(*args: object, **options: object) -> object:
-        if after == "topics" and f.SLOT not in args[1]:  # type: ignore[operator]
+        if after == "topics" and SLOT not in args[1]:  # type: ignore[operator]
             return usual(*args, **options)
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(module, name, killed)
-        setup.create(source.pipeline)
+        create(source.pipeline)
     assert known(source).slot is None
-    assert f.INTENT in known(source).facts
+    assert INTENT in known(source).facts
     there = source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}'")
     assert bool(there) == (after in ("slot", "topics"))
     source.execute("INSERT INTO items VALUES (1, 'between')")
-    record = setup.create(source.pipeline)
+    record = create(source.pipeline)
     assert known(source).slot == record
     assert len(known(source).tables) == 1
     assert record.consistent_point == slot_state(source).confirmed
@@ -187,8 +190,8 @@ def slot_state(source: Source) -> slot.SlotState:
 def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) -> None:
     with connect(source.dsn) as connection:
         cluster = identify(connection)
-    claim = Claim(source.pipeline, cluster, "create", Patience(10))
-    claim.write({f.INTENT: {"slot": source.name, "publication": source.name, "at": time.time()}})
+    claim = Claim(source.pipeline, cluster, "create", Backoff(10))
+    claim.write({INTENT: {"slot": source.name, "publication": source.name, "at": time.time()}})
     claim.close()
     source.execute(
         f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')",
@@ -198,9 +201,9 @@ def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) 
         running.execute("INSERT INTO items VALUES (2, 'running')")
         refused_in_time = source.pipeline.with_(create_slot_timeout=0.5)
         with pytest.raises(Exception, match=f"still run after .* s: session {running.info.backend_pid} "):
-            setup.create(refused_in_time)
+            create(refused_in_time)
         running.commit()
-    record = setup.create(source.pipeline)
+    record = create(source.pipeline)
     assert record.consistent_point == slot_state(source).confirmed
     source.execute("INSERT INTO items VALUES (3, 'after')")
     # what is older than the publications would wedge the slot, and is in the snapshot
@@ -221,7 +224,7 @@ def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Sour
     with session(source, "nightly report") as blocker:
         started = time.monotonic()
         with pytest.raises(SlotError) as raised:
-            setup.create(pipeline)
+            create(pipeline)
         assert time.monotonic() - started < 10
         assert f"Slot {source.name!r} could not be created within 1 s" in str(raised.value)
         assert f"session {blocker.info.backend_pid} (postgres@" in str(raised.value)
@@ -229,7 +232,7 @@ def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Sour
         assert "pg_terminate_backend" in str(raised.value)
         assert not source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}'")
         blocker.commit()
-    setup.create(pipeline)
+    create(pipeline)
 
 
 def test_a_prepared_transaction_of_any_database_is_named(small: Source) -> None:
@@ -239,7 +242,7 @@ def test_a_prepared_transaction_of_any_database_is_named(small: Source) -> None:
             connection.execute(statement)
         try:
             with pytest.raises(SlotError) as raised:
-                setup.create(small.pipeline.with_(create_slot_timeout=1.0))
+                create(small.pipeline.with_(create_slot_timeout=1.0))
         finally:
             connection.execute(f"ROLLBACK PREPARED 'forgotten {small.name}'")
     assert f"prepared transaction 'forgotten {small.name}' in {small.name}_other (since 20" in str(raised.value)
@@ -254,10 +257,10 @@ DDL = {
 
 
 @contextmanager
-def creation(source: Source, pipeline: Pipeline) -> Iterator[Future[object]]:
+def being_created(source: Source, pipeline: Pipeline) -> Iterator[Future[object]]:
     """Creation in a thread; it has ended when the block ends."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(setup.create, pipeline)
+        yield pool.submit(create, pipeline)
 
 
 @pytest.mark.parametrize("ddl", DDL)
@@ -268,7 +271,7 @@ def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(
     # e is what such a slot cannot stream: it runs while the slot becomes consistent
     with session(source, "a") as a, session(source, "e") as e:
         e.rollback()
-        with creation(source, source.pipeline) as creating:
+        with being_created(source, source.pipeline) as creating:
             wait_for(lambda: blocked_by(source, a), "the creation does not wait for a")
             with session(source, "b") as b:
                 source.execute(ddl)
@@ -304,15 +307,15 @@ def test_ddl_without_end_ends_the_creation(source: Source, monkeypatch: pytest.M
         source.execute("TRUNCATE items")
         return point
 
-    monkeypatch.setattr(setup.slot, "create", create)
+    monkeypatch.setattr(creation.slot, "create", create)
     with pytest.raises(SlotError, match=r"altered or truncated during each of 5 attempts.*Try again while no DDL runs"):
-        setup.create(source.pipeline)
+        create(source.pipeline)
     assert not slot_exists(source)
 
 
 def test_ddl_of_other_tables_does_not_matter(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     source.execute("CREATE TABLE other (id int PRIMARY KEY)")
-    with session(source) as a, creation(source, source.pipeline) as creating:
+    with session(source) as a, being_created(source, source.pipeline) as creating:
         wait_for(lambda: blocked_by(source, a), "the creation does not wait")
         source.execute("TRUNCATE other", "ANALYZE items", "VACUUM items")
         a.commit()
@@ -326,13 +329,13 @@ def test_of_two_creations_one_wins_and_nothing_is_doubled(source: Source) -> Non
     def create() -> object:
         barrier.wait()
         try:
-            return setup.create(source.pipeline)
+            return create(source.pipeline)
         except Exception as error:
             return error
 
     with ThreadPoolExecutor(2) as pool:
         results = [future.result(60) for future in (pool.submit(create), pool.submit(create))]
-    record = setup.create(source.pipeline)
+    record = create(source.pipeline)
     assert all(isinstance(r, Exception) or r == record for r in results), results
     assert record.consistent_point == slot_state(source).confirmed
 
@@ -341,12 +344,12 @@ def test_of_two_creations_one_wins_and_nothing_is_doubled(source: Source) -> Non
 
 
 def test_a_table_added_later_has_its_own_transaction_id(source: Source) -> None:
-    record = setup.create(source.pipeline)
+    record = create(source.pipeline)
     source.execute("CREATE TABLE more (id int PRIMARY KEY, name text)", "CREATE TABLE log (line text)")
     with session(source) as running:
         running.execute("INSERT INTO more VALUES (1, 'unpublished')")
         xid = running.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
-        assert setup.create(source.pipeline.with_(tables=("items", "more", "log"), allow_unkeyed=True)) == record
+        assert create(source.pipeline.with_(tables=("items", "more", "log"), allow_unkeyed=True)) == record
         running.commit()
     tables = {p.table.name: p for p in known(source).tables.values()}
     assert tables["items"].oldest_xid == record.oldest_xid
@@ -364,16 +367,16 @@ def test_a_table_added_later_has_its_own_transaction_id(source: Source) -> None:
     assert seen(source, "published")
     assert f"{source.name}.more" in Topics(source.pipeline.kafka).names()
     # fewer tables than before are no reason to change anything
-    assert setup.create(source.pipeline) == record
+    assert create(source.pipeline) == record
     assert len(known(source).tables) == 3
 
 
 def test_a_skipped_snapshot_is_recorded_as_complete_for_tables_added_later_too(source: Source) -> None:
     pipeline = source.pipeline.with_(skip_snapshot=True)
-    setup.create(pipeline)
+    create(pipeline)
     assert known(source).complete
     source.execute("CREATE TABLE more (id int PRIMARY KEY)")
-    setup.create(pipeline.with_(tables=("items", "more"), skip_snapshot=False))
+    create(pipeline.with_(tables=("items", "more"), skip_snapshot=False))
     assert not known(source).complete
 
 
@@ -383,8 +386,8 @@ def test_a_skipped_snapshot_is_recorded_as_complete_for_tables_added_later_too(s
 def retire(source: Source) -> None:
     """As a stop request for good leaves the status."""
     with connect(source.dsn) as connection:
-        name = preflight.pipeline_name(identify(connection), source.name)
-    control = state.Control(source.pipeline.kafka)
+        name = identify(connection).pipeline(source.name)
+    control = store.Control(source.pipeline.kafka)
     control.write(f"status/{name}", {"state": "stopped", "retired": True})
     control.close()
 
@@ -394,11 +397,11 @@ def retire(source: Source) -> None:
     [("never", True, False), ("retired", False, False), ("retired", True, True), ("always", False, True)],
 )
 def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str, retired: bool, dropped: bool) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     if retired:
         retire(source)
     source.execute("INSERT INTO items SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g")
-    said = setup.drop(source.pipeline, when=when)
+    said = drop(source.pipeline, when=when)
     left = source.execute("SELECT count(*) FROM pg_publication"), slot_exists(source), known(source).slot is None
     if dropped:
         assert (
@@ -417,23 +420,23 @@ def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str
 
 
 def test_a_dropped_pipeline_can_be_made_again(source: Source) -> None:
-    first = setup.create(source.pipeline)
-    setup.drop(source.pipeline, when="always")
-    assert setup.drop(source.pipeline, when="always") == f"There is no slot {source.name!r}."
-    second = setup.create(source.pipeline)
+    first = create(source.pipeline)
+    drop(source.pipeline, when="always")
+    assert drop(source.pipeline, when="always") == f"There is no slot {source.name!r}."
+    second = create(source.pipeline)
     assert second.consistent_point > first.consistent_point
     assert known(source).slot == second
     assert known(source).position is None
 
 
 def test_the_slot_of_somebody_else_that_has_our_name_now_is_not_dropped(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     source.execute(
         f"SELECT pg_drop_replication_slot('{source.name}')",
         f"SELECT pg_create_physical_replication_slot('{source.name}')",
     )
     with refused(source, f"Slot {source.name!r} uses 'physical', not pgoutput"):
-        setup.drop(source.pipeline, when="always")
+        drop(source.pipeline, when="always")
 
 
 # ---------------------------------------------------------------------- what a stream must not continue
@@ -455,7 +458,7 @@ def check(source: Source, position: Position | None = None, **other: object) -> 
 
 
 def test_a_slot_that_was_moved_forward_is_refused_and_one_that_stayed_behind_is_not(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     source.execute("INSERT INTO items VALUES (1, 'one')")
     check(source)
     # behind P: PostgreSQL may forget what it was told before a restart
@@ -472,7 +475,7 @@ def test_a_slot_that_was_moved_forward_is_refused_and_one_that_stayed_behind_is_
 
 
 def test_a_slot_that_was_dropped_is_refused(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     source.execute(f"SELECT pg_drop_replication_slot('{source.name}')")
     with refused(source, f"Slot {source.name!r} does not exist any more: changes since", "drop-slot --when always"):
         check(source)
@@ -480,7 +483,7 @@ def test_a_slot_that_was_dropped_is_refused(source: Source) -> None:
 
 
 def test_a_slot_that_was_made_again_is_refused(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     source.execute(
         f"SELECT pg_drop_replication_slot('{source.name}')",
         f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')",
@@ -490,7 +493,7 @@ def test_a_slot_that_was_made_again_is_refused(source: Source) -> None:
 
 
 def test_a_slot_of_another_cluster_or_timeline_is_refused(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     with refused(source, "another cluster (system identifier 42)", source.name, "use another slot name"):
         check(source, system_identifier="42")
     with refused(source, "on timeline 7", source.name, "drop-slot --when always"):
@@ -498,7 +501,7 @@ def test_a_slot_of_another_cluster_or_timeline_is_refused(source: Source) -> Non
 
 
 def test_the_records_of_another_cluster_are_not_taken_for_ours(source: Source, small: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     database = conninfo_to_dict(source.dsn)["dbname"]
     small.execute(f"CREATE DATABASE {database}")
     other = small.pipeline.with_(slot=source.name, postgres=f"{small.server.dsn(database)}")
@@ -512,7 +515,7 @@ def test_the_records_of_another_cluster_are_not_taken_for_ours(source: Source, s
 
 
 def test_a_slot_of_another_plugin_or_database_is_refused(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     found, record = slot_state(source), known(source).slot
     assert record is not None
     with connect(source.dsn) as connection:
@@ -528,9 +531,9 @@ def test_a_slot_of_another_plugin_or_database_is_refused(source: Source) -> None
 
 
 def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) -> None:
-    setup.create(source.pipeline)
+    create(source.pipeline)
     recorded = known(source)
-    setup.check_topics(source.pipeline, recorded)
+    check_topics(source.pipeline, recorded)
     [(key, fact)] = [(k, v) for k, v in recorded.facts.items() if k.startswith("table/")]
     for change, said in (
         ({"partitions": 4}, "has 1 partitions, it had 4"),
@@ -538,7 +541,7 @@ def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) ->
         ({"topic": f"{source.name}.gone"}, "does not exist any more"),
     ):
         with pytest.raises(StateError, match=said):
-            setup.check_topics(source.pipeline, f.State({key: {**fact, **change}}))
+            check_topics(source.pipeline, PipelineState({key: {**fact, **change}}))
 
 
 def test_publications_are_read_as_they_are(source: Source) -> None:

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from fix_pipeline import Source, refuses
-from fix_topics import Flow
 
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.flow import setup
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
+from tests.support.pipeline import Source, refuses
+from tests.support.topics import Flow
 
 #: kinds of relations, each with columns id and v; the tables of the first list can be named in the settings
 TABLES: dict[str, list[str]] = {
@@ -168,15 +169,15 @@ def test_every_change_that_worked_still_works_when_tables_are_published_added_an
         zoo.change(tables=tuple(tables))
         zoo.create()
         assert broken(zoo, before) == {}, f"published: {some}, then {tables}"
-    setup.drop(zoo.pipeline, when="always")
+    drop(zoo.pipeline, when="always")
     assert broken(zoo, before) == {}
 
 
 def test_a_parent_is_published_without_its_children(source: Source) -> None:
     source.execute("CREATE TABLE kept () INHERITS (items)", "CREATE TABLE more (id bigint PRIMARY KEY, name text)")
     source.execute("CREATE TABLE also () INHERITS (more)")
-    setup.create(source.pipeline)
-    setup.create(source.pipeline.with_(tables=("items", "more")))
+    create(source.pipeline)
+    create(source.pipeline.with_(tables=("items", "more")))
     assert source.execute("SELECT tablename FROM pg_publication_tables ORDER BY 1") == [("items",), ("more",)]
     source.execute(
         "INSERT INTO kept VALUES (1, 'one')",
@@ -213,18 +214,18 @@ def test_a_publication_that_publishes_other_tables_too_is_refused(
     pipeline = source.pipeline.with_(create_publication=False)
     refuses(source, pipeline, said, f"Publication {source.name!r}")
     source.execute(way_out.replace("NAME", source.name))
-    setup.create(pipeline)
+    create(pipeline)
 
 
 def test_the_statements_for_a_dba_name_tables_without_their_children(source: Source) -> None:
     source.execute("CREATE TABLE kept () INHERITS (items)", "CREATE TABLE more (id int PRIMARY KEY)")
     pipeline = source.pipeline.with_(create_publication=False, tables=("items", "more"))
     with pytest.raises(PreflightError) as raised:
-        setup.create(pipeline)
+        create(pipeline)
     (said,) = (each for each in raised.value.problems if "does not exist and create_publication is off" in each)
     source.execute(*said.partition("may be empty: ")[2].split("; "))
     assert source.execute("SELECT tablename FROM pg_publication_tables ORDER BY 1") == [("items",), ("more",)]
-    setup.create(pipeline)
+    create(pipeline)
 
 
 PUBLICATIONS = [

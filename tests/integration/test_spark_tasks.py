@@ -11,18 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fix_topics import Flow, assert_exactly_once_in_order
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow import runner
-from airflow_bottledwater.flow.policy import Patience
-from airflow_bottledwater.flow.source import ChangeSource
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import carry, continuous, job, snapshot, source
 from airflow_bottledwater.spark import stream as micro_batch
 from airflow_bottledwater.spark.submit import LOCAL_CONF
+from airflow_bottledwater.state.records import Job
+from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.source import ChangeSource
+from tests.support.topics import Flow, assert_exactly_once_in_order
 
 # Spark's workers do not have this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -116,9 +116,9 @@ def batches(database: str, kafka: KafkaBroker, tmp_path: Path) -> Iterator[tuple
     flow = Flow(database, kafka, None, skip_snapshot=True, engine="micro-batch")
     flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
     flow.create()
-    start = runner.begin(flow.pipeline)
-    changes = ChangeSource(flow.pipeline, start.state, start.position, Patience(10))
-    fingerprint = runner.fingerprint(start.state, start.cluster)
+    start = engine.begin(flow.pipeline)
+    changes = ChangeSource(flow.pipeline, start.state, start.position, Backoff(10))
+    fingerprint = engine.fingerprint(start.state, start.cluster)
     assignment = source.Assignment.of(str(flow.pipeline.write(tmp_path)), start, bounded=False, fingerprint=fingerprint)
 
     def take(n: int) -> Any:
@@ -175,12 +175,12 @@ def test_a_task_that_is_started_again_looks_first_whose_the_slot_is(
     batches: tuple[Flow, source.Assignment, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow, assignment, _ = batches
-    claimed = f.Job(**assignment.job)
+    claimed = Job(**assignment.job)
     attempt = SimpleNamespace(attemptNumber=lambda: 0)
     monkeypatch.setattr(TaskContext, "get", lambda: attempt)
     job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
     attempt.attemptNumber = lambda: 1
     job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
-    runner.begin(flow.pipeline)
+    engine.begin(flow.pipeline)
     with pytest.raises(TakenOver):
         job.check_attempt(flow.pipeline, assignment.state_topic, claimed)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fix_topics import Flow, Message, read
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import RecordError, Refused
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support.topics import Flow, Message, read
 
 MakeFlow = Callable[..., Flow]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from fix_paths import KEY_ID, VALUE_ID, Follower, Made, copied, encoded, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
+from tests.support.paths import KEY_ID, VALUE_ID, Follower, Made, copied, encoded, texts
 
 PREPARE = """
 CREATE TYPE mood AS ENUM ('sad', 'it''s "ok"', 'glück\U0001f600');

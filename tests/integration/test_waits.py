@@ -13,20 +13,24 @@ from typing import Any
 
 import psycopg
 import pytest
-from fix_faults import Proxy, until
-from fix_paths import Follower
-from fix_topics import Flow
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+import airflow_bottledwater.provision.create as creation
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, SlotInUse, StopRequested
-from airflow_bottledwater.flow import lane, preflight, runner, setup, snapshot
-from airflow_bottledwater.flow.delivery import Channel
-from airflow_bottledwater.flow.lane import LaneTask
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres import connect as connections
 from airflow_bottledwater.postgres import replication, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.snapshot import driver, lane
+from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.stream import engine
+from tests.support.faults import Proxy, until
+from tests.support.paths import Follower
+from tests.support.topics import Flow
 
 
 @pytest.fixture
@@ -68,17 +72,17 @@ def locked(flow: Flow, table: str, mode: str = "ACCESS EXCLUSIVE") -> Iterator[A
 
 def following(flow: Flow, stopped: threading.Event) -> None:
     """Stream until stopped."""
-    runner.run(flow.pipeline, stopped=stopped)
+    engine.run(flow.pipeline, stopped=stopped)
 
 
 def snapshotting(flow: Flow, stopped: threading.Event) -> None:
     """Take the snapshot."""
-    snapshot.run(flow.pipeline, snapshot.in_threads(flow.pipeline), stopped=stopped)
+    driver.run(flow.pipeline, driver.in_threads(flow.pipeline), stopped=stopped)
 
 
 def creating(flow: Flow, stopped: threading.Event) -> None:
     """Make the slot."""
-    setup.create(flow.pipeline, stopped=stopped)
+    create(flow.pipeline, stopped=stopped)
 
 
 def waiting_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
@@ -91,15 +95,15 @@ def waiting_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
 SILENT: dict[str, tuple[Callable[[Flow, threading.Event], None], Any, str]] = {
     "create: before it is reached": (creating, preflight, "run"),
     "create: before the catalog is read": (creating, preflight, "_tables"),
-    "create: before the publications": (creating, setup.publication, "create"),
+    "create: before the publications": (creating, creation.publication, "create"),
     "create: before the slot": (creating, slot, "create"),
     "create: before the new transaction id": (creating, slot, "fresh_xid"),
-    "snapshot: before it is reached": (snapshotting, snapshot, "Claim"),
+    "snapshot: before it is reached": (snapshotting, driver, "Claim"),
     "snapshot: before the locks": (snapshotting, pg.Holder, "open"),
     "snapshot: before the flush": (snapshotting, pg.Holder, "wait_flushed"),
     "snapshot: while lanes work": (snapshotting, pg.Holder, "alive"),
-    "stream: before it is reached": (following, runner, "begin"),
-    "stream: before the slot is checked": (following, runner.ChangeSource, "_connect"),
+    "stream: before it is reached": (following, engine, "begin"),
+    "stream: before the slot is checked": (following, engine.ChangeSource, "_connect"),
     "stream: before replication starts": (following, replication.ReplicationStream, "_start"),
     "stream: while it streams": (following, replication.ReplicationStream, "take"),
 }
@@ -124,7 +128,7 @@ def silent(request: pytest.FixtureRequest, flow: Flow, proxy: Proxy, monkeypatch
     if work is following:
         flow.snapshot()
     if "lanes" in request.param:
-        monkeypatch.setattr(snapshot, "in_threads", lambda _: waiting_lanes)
+        monkeypatch.setattr(driver, "in_threads", lambda _: waiting_lanes)
     usual, fell = getattr(place, name), threading.Event()
 
     def silenced(*args: Any, **options: Any) -> Any:
@@ -297,7 +301,7 @@ def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
     with pytest.raises(
         Outage, match=r"A lane of the snapshot had no lock on public.a within 1 s.*ALTER TABLE a ADD extra"
     ):
-        snapshot.run(direct.pipeline, lanes)
+        driver.run(direct.pipeline, lanes)
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -407,7 +411,7 @@ def test_a_slot_that_is_being_created_is_not_called_lost(direct: Flow) -> None:
             lambda: direct.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{name}'"), "the slot appears"
         )
         with pytest.raises(SlotInUse, match=r"is being created by process .* waits for running transactions") as raised:
-            setup.create(direct.pipeline)
+            create(direct.pipeline)
         # what the message advises
         pid = str(raised.value).partition("pg_terminate_backend(")[2].partition(")")[0]
         direct.execute(f"SELECT pg_terminate_backend({pid})")
@@ -433,7 +437,7 @@ def test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction(direct
     direct.change(tables=("a",), skip_snapshot=True, max_transaction_bytes=64 * 1024, batch_bytes=64 * 1024)
     direct.create()
     direct.execute("INSERT INTO a SELECT g, g FROM generate_series(101, 6100) g")
-    stopped, usual = threading.Event(), runner.StreamPublisher.publish
+    stopped, usual = threading.Event(), engine.StreamPublisher.publish
 
     def publish(*args: Any) -> Any:
         position = usual(*args)
@@ -441,8 +445,8 @@ def test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction(direct
         return position
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.StreamPublisher, "publish", publish)
-        runner.run(direct.pipeline, stopped=stopped)
+        patch.setattr(engine.StreamPublisher, "publish", publish)
+        engine.run(direct.pipeline, stopped=stopped)
     before = direct.execute("SELECT pubname, tablename FROM pg_publication_tables ORDER BY 1, 2")
     direct.change(tables=("a", "b"))
     with pytest.raises(Refused, match=r"stopped inside a large transaction.*public.b cannot be added there"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 
-from fix_topics import Flow
-
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.flow.control import Controller
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.state.records import Job
 from airflow_bottledwater.triggers.stream_error import Watch, read
+from tests.support.topics import Flow
 
 
 def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_not(
@@ -21,7 +20,7 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     flow.create()
     with connect(flow.dsn) as connection:
         cluster = identify(connection)
-    job = f.Job.next(None, "stream")
+    job = Job.next(None, "stream")
     # a silence of two outages counts: short enough to wait for, long enough for a machine that is busy
     pipeline = flow.pipeline.with_(outage_timeout=4.0)
     controller = Controller(flow.pipeline, cluster, job)

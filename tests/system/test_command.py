@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fix_topics import Flow, assert_exactly_once_in_order
 
-from airflow_bottledwater.flow import status
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.state import status
+from tests.support.topics import Flow, assert_exactly_once_in_order
 
 
 def _start(flow: Flow, *arguments: str) -> subprocess.Popen[bytes]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from fix_checker import Change, Checker, Record, Report, recovery_times, uncommitted_rule
 
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position
+from tests.support.checker import Change, Checker, Record, Report, recovery_times, uncommitted_rule
 
 #: ids below 100 have ended, 103 runs, 105 is the next
 BOUNDARY = Snapshot(100, 105, (103,))

@@ -156,14 +156,14 @@ def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
 _COMMAND = """
 import sys
 from airflow_bottledwater import cli
-from airflow_bottledwater.flow import setup
 from airflow_bottledwater.spark import submit
+import airflow_bottledwater.provision.create as creation
 
 job = (
     "from airflow_bottledwater.spark import job; job.load = lambda path: None; import sys;"
     " sys.exit(job._run(lambda p, f, b, stopped: stopped.wait() and {}, None, False))"
 )
-setup.create = lambda *_, **__: None
+creation.create = lambda *_, **__: None
 submit.command = lambda *_, **__: [sys.executable, "-c", job]
 cli.main()
 """
@@ -219,9 +219,8 @@ def test_a_signal_leaves_neither_a_job_nor_its_secrets(
 def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """``nohup`` says so before it starts us."""
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    from airflow_bottledwater.flow import setup
 
-    monkeypatch.setattr(setup, "create", lambda *_, **__: None)
+    monkeypatch.setattr("airflow_bottledwater.provision.create.create", lambda *_, **__: None)
     monkeypatch.setattr(cli, "_job", lambda *_: False)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -15,12 +15,12 @@ if limit := int(os.environ["LIMIT"]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 logging.basicConfig(level=logging.INFO)
 import numpy as np
-from airflow_bottledwater.compiled import compiled, filling_cache
+from airflow_bottledwater.compiled import compiled, warm_up
 @compiled
 def twice(a):
     return a[0] * 2
-with filling_cache():
-    made = [int(twice(np.array([21], dtype=kind))) for kind in sys.argv[1:]]
+made = []
+warm_up("test", *(lambda kind=kind: made.append(int(twice(np.array([21], dtype=kind)))) for kind in sys.argv[1:]))
 print(made, len(twice.stats.cache_hits))
 """
 
@@ -61,7 +61,7 @@ def test_processes_that_start_cold_at_once_leave_a_cache_for_the_next(
     kinds = ["int64", "float64", "uint8"]
     cold = [start(*order) for order in (kinds, kinds[::-1], kinds[1:])]
     assert {result(process)[0].partition("]")[0] for process in cold} == {"[42, 42, 42", "[42, 42"}
-    assert list((tmp_path / "cache").glob("bottledwater/compiled/*/complete"))
+    assert list((tmp_path / "cache").glob("bottledwater/compiled/*/complete-test"))
     # each variant is found, and is what it says that it is
     assert result(start(*kinds))[0] == "[42, 42, 42] 3"
 
@@ -72,7 +72,7 @@ def test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder(
     (tmp_path / "file").touch()
     assert result(start("int64", cache="file"))[0] == "[42] 0"
     assert result(start("int64", cache="file"))[0] == "[42] 1"
-    assert list((tmp_path / "temporary").glob("bottledwater-*/complete"))
+    assert list((tmp_path / "temporary").glob("bottledwater-*/complete-test"))
 
 
 def test_a_full_disk_costs_compiling_and_is_said(start: Callable[..., subprocess.Popen[str]]) -> None:

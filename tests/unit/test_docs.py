@@ -14,9 +14,9 @@ import pytest
 from airflow_bottledwater import cli, errors
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import BottledWaterError, SettingError
-from airflow_bottledwater.flow.policy import ACTS, act
-from airflow_bottledwater.kafka.publisher import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.policy import ACTS, act
 from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, Pipeline
 
 ROOT = Path(__file__).parents[2]

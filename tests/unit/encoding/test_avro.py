@@ -6,13 +6,13 @@ import json
 
 import fastavro
 import pytest
-from fix_wire import INT4, TEXT, array, plain, table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import avro, types
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.relation import Column, Table
+from tests.support.wire import INT4, TEXT, array, plain, table
 
 identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15)
 scalar = st.one_of(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-import fix_wire as w
 import numpy as np
 import pytest
-from fix_paths import encode_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from tests.support import wire as w
+from tests.support.paths import encode_block
 
 GUARD = 64
 NUMERIC_10_2 = ((10 << 16) | 2) + 4

@@ -9,8 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka import state, topics
+from airflow_bottledwater.kafka import topics
 from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
+from airflow_bottledwater.state import store
 
 
 class Managed:
@@ -52,14 +53,14 @@ def test_a_state_topic_is_made_with_what_the_broker_allows(
     monkeypatch: pytest.MonkeyPatch, code: int, smallest: int
 ) -> None:
     admin, managed = _admin(monkeypatch, code, smallest)
-    topic = state.new_topic("_bottledwater", 3)
+    topic = store.new_topic("_bottledwater", 3)
     assert admin.uncreatable([topic]) == {}
     admin.make(topic)
     made = managed.asked[-1].config
     assert made["cleanup.policy"] == "compact"
     assert made["min.insync.replicas"] == "2"
     assert made.get("segment.bytes") == ("52428800" if smallest == 52428800 else None)
-    assert "min.insync.replicas" not in state.new_topic("_bottledwater", 1).configs[0]
+    assert "min.insync.replicas" not in store.new_topic("_bottledwater", 1).configs[0]
 
 
 def test_what_the_broker_does_not_allow_is_said_before_and_when_the_topic_is_made(
@@ -77,5 +78,5 @@ def test_what_the_broker_does_not_allow_is_said_before_and_when_the_topic_is_mad
     [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, False)],
 )
 def test_a_state_topic_keeps_what_is_written_once(policy: str, partitions: int, fit: bool) -> None:
-    problem = state.unfit(Topic("_bottledwater", "id", partitions, 1, policy, True, True))
+    problem = store.unfit(Topic("_bottledwater", "id", partitions, 1, policy, True, True))
     assert (problem == "") is fit

@@ -16,8 +16,9 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
+import airflow_bottledwater.provision.create as creation
+import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors, processes
-from airflow_bottledwater.flow import preflight, setup
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import SparkJobHook
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, failing
@@ -25,6 +26,7 @@ from airflow_bottledwater.operators.preflight import ReplicationPreflightOperato
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.spark import supervise
@@ -124,8 +126,8 @@ def test_what_is_not_ours_passes() -> None:
     ("operator", "module", "function"),
     [
         (ReplicationPreflightOperator, preflight, "run"),
-        (CreateReplicationSlotOperator, setup, "create"),
-        (DropReplicationSlotOperator, setup, "drop"),
+        (CreateReplicationSlotOperator, creation, "create"),
+        (DropReplicationSlotOperator, dropping, "drop"),
     ],
 )
 def test_operators_tell_permanent_from_transient(
@@ -151,7 +153,9 @@ def test_a_missing_connection_fails_at_once(operator: Any) -> None:
 @pytest.mark.usefixtures("connections")
 def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(setup, "drop", lambda pipeline, when: asked.append(when) or "Dropped.")
+    monkeypatch.setattr(
+        "airflow_bottledwater.provision.drop.drop", lambda pipeline, when: asked.append(when) or "Dropped."
+    )
     with pytest.raises(AirflowFailException, match="retired, always or never"):
         DropReplicationSlotOperator(task_id="t", when="sometimes").execute(CONTEXT)
     assert DropReplicationSlotOperator(task_id="t", when="always").execute(CONTEXT) == "Dropped."
@@ -173,7 +177,7 @@ def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.Mon
         assert stopped.is_set()
         raise errors.StopRequested("asked")
 
-    monkeypatch.setattr(setup, "create", create)
+    monkeypatch.setattr("airflow_bottledwater.provision.create.create", create)
     with pytest.raises(AirflowFailException):
         made.execute({})
 
@@ -186,7 +190,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     findings = SimpleNamespace(tables=[], warnings=[])
     record = SimpleNamespace(name="orders", consistent_point=0)
     monkeypatch.setattr(preflight, "run", lambda pipeline: done.append("preflight") or findings)
-    monkeypatch.setattr(setup, "create", lambda pipeline, stopped: done.append("create") or record)
+    monkeypatch.setattr(
+        "airflow_bottledwater.provision.create.create", lambda pipeline, stopped: done.append("create") or record
+    )
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     return done
 
@@ -334,7 +340,10 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
         supervise.start(folders[-1], ["sleep", "100"], dict(os.environ))
     left = json.loads((folders[0] / "supervisor.json").read_text())
     running = []
-    monkeypatch.setattr(setup, "drop", lambda pipeline, when: running.append(list(map(supervise.running, folders))))
+    monkeypatch.setattr(
+        "airflow_bottledwater.provision.drop.drop",
+        lambda pipeline, when: running.append(list(map(supervise.running, folders))),
+    )
     try:
         # a command without a driver is given five seconds
         DropReplicationSlotOperator(task_id="t", when=when).execute(CONTEXT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fix_wire
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RelationColumn, RelationMessage, RowMessage, TruncateMessage
+from tests.support import wire as fix_wire
 
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=10)
 oids = st.integers(0, 2**32 - 1)

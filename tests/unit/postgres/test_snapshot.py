@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from airflow_bottledwater.flow import facts as f
-from airflow_bottledwater.kafka import state
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, MAX_RANGES, deal, ranges
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.records import Plan
 
 #: the most blocks that a table can have: 32 TiB
 _LARGEST = 2**32 - 2
@@ -35,14 +35,14 @@ def test_the_ranges_of_a_table_of_any_size_are_few_and_cover_every_block_once(pa
 def test_the_plan_of_the_largest_table_is_a_small_record() -> None:
     of = table(_LARGEST)
     parts = ranges(of, 64 * 1024)
-    plan = f.Plan(5, "definition", tuple((*parts[r], lane) for _, r, lane in deal([(of, parts)], 256)))
-    value = state.encode(plan.to_json())
+    plan = Plan(5, "definition", tuple((*parts[r], lane) for _, r, lane in deal([(of, parts)], 256)))
+    value = store.encode(plan.to_json())
     assert value is not None
     # a quarter of a broker's default for max.message.bytes
     assert len(value) < 256 * 1024
-    assert f.Plan.from_json(json.loads(value)) == plan
+    assert Plan.from_json(json.loads(value)) == plan
 
 
 def test_a_plan_with_more_ranges_is_read_as_it_was_stored() -> None:
     stored = {"filenode": 5, "definition": "d", "ranges": [[i * 2, i * 2 + 2, i % 3] for i in range(65_536)]}
-    assert f.Plan.from_json(stored).to_json()["ranges"][65_535] == (131_070, 131_072, 0)
+    assert Plan.from_json(stored).to_json()["ranges"][65_535] == (131_070, 131_072, 0)

@@ -1,1 +1,0 @@
-"""Everything that decides: the hand-over, positions, batches, errors. Runs in one process, without a JVM."""

@@ -1,0 +1,37 @@
+"""A relation as it was when rows were written, and the topic and schemas of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_bottledwater.model.relation import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A relation as it was when rows were written, and where these go.
+
+    :param topic: the topic's name.
+    :param key_schema: the registry's id, 0 for JSON.
+    :param refused: why its rows have no schema; their keys have one.
+    """
+
+    table: Table
+    topic: str
+    key_schema: int = 0
+    value_schema: int = 0
+    refused: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "table": self.table.to_json(), "topic": self.topic, "key_schema": self.key_schema, "value_schema": self.value_schema,
+            "refused": self.refused,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Version:
+        """The inverse of :meth:`to_json`."""
+        table = Table.from_json(data["table"])
+        return cls(table, data["topic"], data["key_schema"], data["value_schema"], data.get("refused", ""))

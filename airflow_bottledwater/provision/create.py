@@ -1,0 +1,277 @@
+"""Making and dropping what a pipeline has outside: publications, slot, topics, schemas, and the records of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.errors import Refused, SlotError, StateError
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.postgres import catalog, coverage, publication, slot
+from airflow_bottledwater.postgres.connect import Connection, session, stoppable
+from airflow_bottledwater.provision import kafka_checks, preflight
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.identity import topic_problems
+from airflow_bottledwater.state.records import (
+    COMPLETE,
+    COVERAGE,
+    INTENT,
+    POSITION,
+    SLOT,
+    PinnedTable,
+    table_key,
+)
+
+log = logging.getLogger(__name__)
+
+#: how often a slot that DDL broke is made again before we give up
+_ATTEMPTS = 5
+
+
+def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> SlotRecord:
+    """Make publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
+
+    The intent is recorded first: a slot that it names and that has no boundary yet is taken up after a crash.
+
+    :param stopped: ends it soon; a slot that is not finished yet is given up, and the next creation goes on.
+    :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
+    :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
+    :raises StopRequested: it was asked to stop.
+    """
+    with stoppable(stopped):
+        return _create_or_find(pipeline, stopped)
+
+
+def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> SlotRecord:
+    findings = preflight.run(pipeline)
+    cluster = findings.cluster
+    known = findings.state
+    wanted = {t.oid: t for t in findings.tables}
+    if known.slot is not None and set(wanted) <= set(known.tables):
+        log.info("Slot %r exists, made at %s.", pipeline.slot, format_lsn(known.slot.consistent_point))
+        return known.slot
+    if known.position is not None and known.position.ordinal:
+        more = ", ".join(table.qualified for oid, table in wanted.items() if oid not in known.tables)
+        raise Refused(
+            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: {more} cannot be added there, "
+            "since the transaction would not be the same with it.",
+            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run does); then add "
+            "the table.",
+        )
+    backoff = Backoff(pipeline.outage_timeout, stopped)
+    claim = Claim(pipeline, cluster, "create", backoff)
+    try:
+        return _create(pipeline, claim, findings.tables)
+    finally:
+        claim.close()
+
+
+def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
+    """At the user's word: the facts are lost, the slot is not, and everything up to ``position`` is in the topics.
+
+    :raises StateError: the facts are there.
+    :raises SlotError: the slot is gone, or has given away changes behind ``position``.
+    """
+    findings = preflight.run(
+        # slot, publications and topics are there, and nobody but the user can say whose they are
+        pipeline.with_(adopt_slot=True, create_publication=False, share_topics=True)
+    )
+    if findings.state.slot is not None:
+        raise StateError(
+            f"The state topic knows slot {pipeline.slot!r}, at {findings.state.position or 'its start'}.",
+            "Start without --assume-snapshot-complete.",
+        )
+    with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} up") as connection:
+        present = slot.state(connection, pipeline.slot)
+        if present is None:
+            raise SlotError(f"There is no slot {pipeline.slot!r}.", "Start with a snapshot.")
+        if present.confirmed > position.lsn:
+            raise SlotError(
+                f"Slot {pipeline.slot!r} is at {format_lsn(present.confirmed)}, behind it nothing can be read again; {position} is "
+                "older, and the changes between would be missing.",
+                "Give the position of the last record in the topics, or drop the slot and start with a snapshot.",
+            )
+        claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
+        try:
+            cluster = claim.cluster
+            oldest_xid = slot.fresh_xid(connection)
+            record = SlotRecord(
+                pipeline.slot,
+                cluster.system_identifier,
+                cluster.timeline,
+                cluster.database,
+                present.confirmed,
+                oldest_xid,
+            )
+            pinned = _pin(pipeline, cluster, findings.tables, oldest_xid)
+            oids = sorted(p.table.oid for p in pinned)
+            covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
+            claim.write(
+                {
+                    COVERAGE: covered.to_json(),
+                    INTENT: {
+                        "system_identifier": cluster.system_identifier,
+                        "slot": pipeline.slot,
+                        "publication": pipeline.publication_name,
+                        "at": time.time(),
+                    },
+                    SLOT: record.to_json(),
+                    **{table_key(p.table.oid): p.to_json() for p in pinned},
+                    COMPLETE: {"tables": oids, "skipped": True, "at": time.time()},
+                    POSITION: {"lsn": position.lsn, "ordinal": position.ordinal, "at": time.time()},
+                }
+            )
+        finally:
+            claim.close()
+    log.warning("Slot %r goes on from %s, as you said; nothing before it is checked.", pipeline.slot, position)
+    return record
+
+
+def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:
+    with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
+        # the tables' fingerprint from before the slot: a creation that is killed must not hide DDL that ran meanwhile
+        before = claim.state.facts.get(INTENT, {}).get("fingerprint") or catalog.fingerprint(
+            connection, [t.oid for t in tables]
+        )
+        claim.write(
+            {
+                INTENT: {
+                    "system_identifier": claim.cluster.system_identifier,
+                    "slot": pipeline.slot,
+                    "publication": pipeline.publication_name,
+                    "fingerprint": before,
+                    "at": time.time(),
+                }
+            }
+        )
+        added = [t for t in tables if t.oid not in claim.state.tables]
+        if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
+            raise Refused(" ".join(problems))
+        if pipeline.create_publication:
+            publication.create(connection, pipeline.publication_name, tables, timeout=pipeline.create_slot_timeout)
+            publication.extend(connection, pipeline.publication_name, added, timeout=pipeline.create_slot_timeout)
+        record = claim.state.slot
+        if record is None:
+            consistent_point = _make_slot(pipeline, connection, claim.cluster, tables, before)
+            oldest_xid = slot.fresh_xid(connection)
+            record = SlotRecord(
+                pipeline.slot,
+                claim.cluster.system_identifier,
+                claim.cluster.timeline,
+                claim.cluster.database,
+                consistent_point,
+                oldest_xid,
+            )
+        else:
+            # tables added to a slot that exists: X0 is taken after the publication has them
+            oldest_xid = slot.fresh_xid(connection)
+        pinned = _pin(pipeline, claim.cluster, added, oldest_xid)
+        values: dict[str, dict[str, object] | None] = {table_key(p.table.oid): p.to_json() for p in pinned}
+        if pipeline.skip_snapshot:
+            values[COMPLETE] = {
+                "tables": sorted({*claim.state.completed, *(t.oid for t in added)}), "skipped": True, "at": time.time(),
+            }  # fmt: skip
+        oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
+        covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
+        if claim.state.coverage is not None:
+            # of a table that was there before, what was recorded then stays: it tells whether changes are missing
+            covered = claim.state.coverage.with_new(covered)
+        claim.write({SLOT: record.to_json(), COVERAGE: covered.to_json(), **values})
+    log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
+    return record
+
+
+def _make_slot(
+    pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table], before: dict[str, str]
+) -> int:
+    """Create the slot, again where DDL or TRUNCATE of a published table committed while it was being built: such a slot can be
+    broken, or blind for a new column, for ever."""
+    oids = [t.oid for t in tables]
+    present = slot.state(connection, pipeline.slot)
+    if present is not None:
+        slot.check(present, cluster.database)
+        if catalog.fingerprint(connection, oids) == before or pipeline.adopt_slot:
+            # A slot that was adopted may be older than the publications, which wedges it; nothing was published from it, so
+            # it is moved past every transaction that began before them.
+            slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
+            point = slot.advance(connection, pipeline.slot)
+            log.info("Slot %r exists and is taken up at %s.", pipeline.slot, format_lsn(point))
+            return point
+        log.warning(
+            "Tables were altered while the creation of slot %r was interrupted; it is made again.", pipeline.slot
+        )
+        slot.drop(connection, pipeline.slot)
+    for _ in range(_ATTEMPTS):
+        before = catalog.fingerprint(connection, oids)
+        point = slot.create(
+            pipeline.postgres,
+            connection,
+            pipeline.slot,
+            timeout=pipeline.create_slot_timeout,
+            waiting=_tell(pipeline.slot),
+        )
+        slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
+        if catalog.fingerprint(connection, oids) == before:
+            return point
+        log.warning(
+            "A published table was altered or truncated while slot %r was built; it is made again.", pipeline.slot
+        )
+        slot.drop(connection, pipeline.slot)
+    raise SlotError(
+        f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to make slot {pipeline.slot!r}.",
+        "Try again while no DDL runs.",
+    )
+
+
+def _tell(name: str) -> Callable[[list[str]], None]:
+    told: set[str] = set()
+
+    def waiting(blockers: list[str]) -> None:
+        if new := set(blockers) - told:
+            told.update(new)
+            log.info("Slot %r waits for running transactions: %s", name, "; ".join(sorted(new)))
+
+    return waiting
+
+
+def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_xid: int) -> list[PinnedTable]:
+    """Topics and schemas of tables, made where they are missing."""
+    topics = Topics(pipeline.kafka)
+    registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+    by_topic = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
+    events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
+    present = topics.describe([*by_topic, events, letters])
+    if pipeline.create_topics:
+        replication = min(pipeline.replication_factor, topics.brokers())
+        for name in (events, letters, *by_topic):
+            if name not in present:
+                topics.make(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication))
+        present = topics.describe(list(by_topic))
+    control = store.Control(pipeline.kafka)
+    owners = store.read_facts(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    owner = cluster.pipeline(pipeline.slot)
+    pinned = []
+    for name, table in by_topic.items():
+        # once: written again it would lose its place to whoever came later
+        if f"owner/{name}/{owner}" not in owners:
+            control.write(f"owner/{name}/{owner}", {"pipeline": owner, "at": time.time()})
+        key_id = value_id = 0
+        if registry is not None:
+            key_id = registry.register(f"{name}-key", avro.key_schema(table)) if table.keyed else 0
+            value_id = registry.register(f"{name}-value", avro.value_schema(table))
+        topic = present[name]
+        pinned.append(PinnedTable(table, name, topic.id, topic.partitions, key_id, value_id, oldest_xid))
+    control.close()
+    if problems := [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(by_topic)):
+        raise Refused(" ".join(problems))
+    return pinned

@@ -1,0 +1,122 @@
+"""Dropping what a pipeline has outside, and forgetting the records of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.postgres import publication, slot
+from airflow_bottledwater.postgres.connect import Connection, identify, session
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.control import read_status
+from airflow_bottledwater.state.identity import check_cluster
+from airflow_bottledwater.state.records import (
+    CLAIM,
+    IDS,
+    INTENT,
+    PipelineState,
+)
+
+log = logging.getLogger(__name__)
+
+#: seconds in which a job that is alive writes its status again
+_HEARTBEATS = 6.0
+
+
+def forget(pipeline: Pipeline, system_identifier: str) -> str:
+    """Delete the state of a slot of this name that belongs to another cluster, one that is gone for good; returns what was
+    done, in a sentence. Nothing in the database of this connection is touched.
+
+    :param system_identifier: of the other cluster: who names it has read whose state it is.
+    :raises StateError: the state is not that cluster's, or its pipeline is alive.
+    """
+    with session(pipeline.postgres, f"Identifying the cluster of slot {pipeline.slot!r}") as connection:
+        cluster = identify(connection)
+    topic = store.facts_topic(cluster.database, pipeline.slot)
+    known = read_state(pipeline, topic)
+    other = replace(cluster, system_identifier=system_identifier)
+    if cluster.system_identifier == system_identifier or known.system_identifier != system_identifier:
+        raise StateError(
+            f"State topic {topic!r} is of cluster {known.system_identifier or '(none)'}, and this is cluster "
+            f"{cluster.system_identifier}; cluster {system_identifier} has no state there that could be forgotten.",
+            "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
+        )
+    owner = other.pipeline(pipeline.slot)
+    before = read_status(pipeline, owner)
+    if before is not None and before["state"] not in ("stopped", "finished", "failed"):
+        # its own clock may differ from ours: it is alive if it goes on writing
+        time.sleep(_HEARTBEATS)
+        if (now := read_status(pipeline, owner)) is not None and now["at"] != before["at"]:
+            raise StateError(
+                f"The pipeline {owner!r} is alive: its job on host {now['job']['host']} is {now['state']}.",
+                "Leave it alone, and use another slot name for this database.",
+            )
+    claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
+    try:
+        _forget(pipeline, claim, owner)
+    finally:
+        claim.close()
+    return f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this database was changed."
+
+
+def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
+    """Delete what the state topics say of a pipeline; who claimed it and its ids stay, so that an old job stays fenced."""
+    tables = claim.state.tables
+    claim.write({key: None for key in claim.state.facts if key not in (CLAIM, IDS)})
+    control = store.Control(pipeline.kafka)
+    for pinned in tables.values():
+        control.write(f"owner/{pinned.topic}/{owner}", None)
+    control.write(f"status/{owner}", None)
+    control.close()
+
+
+def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
+    """Drop slot and publications, and delete the slot's saved state; returns what was done, in a sentence.
+
+    :param when: ``retired``: only if the stream was stopped for good; ``always``; ``never``.
+    :raises StateError: the saved state is another cluster's; nothing was changed.
+    """
+    with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
+        cluster = identify(connection)
+        present = slot.state(connection, pipeline.slot)
+        topic = store.facts_topic(cluster.database, pipeline.slot)
+        known = read_state(pipeline, topic)
+        check_cluster(known, cluster, topic)
+        status = store.read_facts(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(
+            f"status/{cluster.pipeline(pipeline.slot)}", {}
+        )
+        if when == "never" or (when == "retired" and not status.get("retired")):
+            if present is None:
+                return f"There is no slot {pipeline.slot!r}."
+            return (
+                f"Kept: {slot.retained(present)}, the changes that are not yet published. "
+                "Drop it with 'bottledwater drop-slot --when always', or with DropReplicationSlotOperator(when='always')."
+            )
+        if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
+            slot.check(present, cluster.database)
+        if present is not None and known.slot is None and INTENT not in known.facts and not pipeline.adopt_slot:
+            raise SlotError(
+                f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.",
+                "Drop it by hand if nobody needs it.",
+            )
+        if not known.facts:
+            return _drop(pipeline, connection, known)
+        claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))
+        try:
+            done = _drop(pipeline, connection, claim.state)
+            _forget(pipeline, claim, cluster.pipeline(pipeline.slot))
+        finally:
+            claim.close()
+        return done
+
+
+def _drop(pipeline: Pipeline, connection: Connection, known: PipelineState) -> str:
+    done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
+    if pipeline.create_publication and INTENT in known.facts:
+        done += [f"publication {name!r}" for name in publication.drop(connection, known.facts[INTENT]["publication"])]
+    return f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}."

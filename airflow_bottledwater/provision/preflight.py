@@ -1,0 +1,97 @@
+"""Preflight: everything that can be known to go wrong, said before anything is changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.errors import (
+    PreflightError,
+    Refused,
+    StateError,
+)
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres.connect import connect, identify, session
+from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.provision.kafka_checks import check_kafka
+from airflow_bottledwater.provision.publication_checks import check_publications
+from airflow_bottledwater.provision.source_checks import check_server, check_slot, check_tables, is_standby
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import coverage
+
+log = logging.getLogger(__name__)
+
+OLDEST_VERSION = 140000
+
+
+def run(pipeline: Pipeline) -> Findings:
+    """Check source, broker and registry; changes nothing.
+
+    :raises PreflightError: with every problem that was found.
+    :raises SlotInUse: the slot is still being created.
+    :raises Outage: a server is away.
+    """
+    problems: list[str] = []
+    with session(pipeline.postgres, "Preflight") as connection:
+        cluster = identify(connection)
+        found = Findings(cluster)
+        if cluster.version < OLDEST_VERSION:
+            raise PreflightError(
+                [f"PostgreSQL {cluster.version // 10000} is too old: 14 is the oldest that can be read in ctid ranges."]
+            )
+        problems += check_server(connection, found)
+        if is_standby(connection):
+            # much of what follows cannot be asked there
+            raise PreflightError(["The source is a standby. Connect to the primary.", *problems])
+        problems += check_tables(connection, pipeline, found)
+        try:
+            check_kafka(pipeline, found, problems)
+        except StateError as error:
+            raise PreflightError([*problems, str(error)]) from None
+        except Refused as error:
+            problems.append(str(error))
+        # with a slot of ours in the state, the check of slots and publications is about that one
+        problems += check_slot(connection, pipeline, found)
+        problems += check_publications(connection, pipeline, found)
+        try:
+            coverage.check(connection, pipeline, found.state)
+        except StateError as error:
+            problems.append(str(error))
+    problems += _replication(pipeline)
+    problems += _registry(pipeline, found.tables)
+    if problems:
+        raise PreflightError(list(dict.fromkeys(problems)))
+    for warning in found.warnings:
+        log.warning("%s", warning)
+    return found
+
+
+def _replication(pipeline: Pipeline) -> list[str]:
+    try:
+        connection = connect(pipeline.postgres, replication=True, application="bottledwater preflight")
+    except Refused as error:
+        return [f"A replication connection is refused: {error}"]
+    try:
+        connection.execute("IDENTIFY_SYSTEM")
+    finally:
+        connection.close()
+    return []
+
+
+def _registry(pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
+    if pipeline.output_format != "avro":
+        return []
+    problems = []
+    registry = Registry(pipeline.registry)
+    registry.ping()
+    for table in tables:
+        topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
+        try:
+            if table.keyed:
+                registry.check(f"{topic}-key", avro.key_schema(table))
+            registry.check(f"{topic}-value", avro.value_schema(table))
+        except Refused as error:
+            problems.append(str(error))
+    return problems

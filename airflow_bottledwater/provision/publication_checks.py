@@ -1,0 +1,100 @@
+"""What preflight asks of the publications: those that are there, and the right to make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog, publication
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.records import INTENT
+
+
+def check_publications(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
+    problems: list[str] = []
+    intent = found.state.facts.get(INTENT, {})
+    covered: set[int] = set()
+    mine = {t.oid for t in found.tables} | set(found.state.tables)
+    missing = []
+    for name in publication.names(pipeline.publication_name):
+        present = publication.read(connection, name)
+        if present is None:
+            missing.append(name)
+            continue
+        covered |= set(present.tables)
+        problems += publication.problems(present, found.tables)
+        besides = catalog.load(connection, [oid for oid in present.tables if oid not in mine])
+        if present.all_tables:
+            keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.identifiable]
+            if keyless and (present.updates or present.deletes):
+                problems.append(
+                    f"Publication {name!r} is FOR ALL TABLES, and {', '.join(t.qualified for t in keyless[:5])} have no key: UPDATE and DELETE "
+                    "on them fail for the application. Publish a list of tables."
+                )
+            else:
+                found.warnings.append(
+                    f"Publication {name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
+                )
+        problems += publication.others_problems(present, besides)
+        if pipeline.create_publication and intent.get("publication") != pipeline.publication_name:
+            problems.append(
+                f"Publication {name!r} exists and is not ours. Choose another name (publication), or set create_publication to false to use it."
+            )
+    if not pipeline.create_publication:
+        if missing:
+            problems.append(
+                f"Publication {missing[0]!r} does not exist and create_publication is off. Both are needed, the second may be empty: "
+                + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+            )
+        else:
+            problems += [
+                f"Table {t.qualified} is not in publication {pipeline.publication_name!r}. Add it, or leave it out."
+                for t in found.tables
+                if t.oid not in covered
+            ]
+            found.warnings += _left_out(connection, pipeline, found.tables)
+    else:
+        row = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
+        owned = connection.execute(
+            "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')",
+            ([t.oid for t in found.tables],),
+        ).fetchall()
+        if missing and row and not row[0]:
+            problems.append(
+                "This role may not make publications (no CREATE on the database). Let a DBA make them and set create_publication to false: "
+                + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+            )
+        elif others := {oid for (oid,) in owned if missing or oid not in covered}:
+            problems.append(
+                "Only its owner may publish a table, and this role does not own "
+                + ", ".join(t.qualified for t in found.tables if t.oid in others)
+                + ". Let the owner make the publications and set create_publication to false: "
+                + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+            )
+    return problems
+
+
+def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
+    """What happens to a table and is not published: pgoutput sends what any of its publications sends."""
+    both = [
+        p
+        for name in publication.names(pipeline.publication_name)
+        if (p := publication.read(connection, name)) is not None
+    ]
+    warnings = []
+    for table in tables:
+        of = [p for p in both if table.oid in p.tables]
+        sent = {
+            "insert": any(p.inserts for p in of),
+            "update": any(p.updates for p in of) or not table.identifiable,
+            "delete": any(p.deletes for p in of) or not table.keyed,
+            "truncate": any(p.truncates for p in of),
+        }
+        if of and not all(sent.values()):
+            warnings.append(
+                f"Publication {of[0].name!r} does not send {', '.join(k for k, v in sent.items() if not v)} of {table.qualified}: its topic "
+                "will differ from the table. ALTER PUBLICATION … SET (publish = …)."
+            )
+    return warnings

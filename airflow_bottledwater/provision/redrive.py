@@ -1,0 +1,311 @@
+"""Dead letters, published at last: on request, with the stream stopped and under its id.
+
+A letter is published only if the source still has the row as the letter holds it (or, of a delete, still lacks it), and no newer
+record of its key is in the topic. Else it is dropped: publishing it would take the key back in time, or bring a row back that
+was deleted. The topic alone does not tell: compaction removes tombstones.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import avro, types, wire
+from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, StateError
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.publisher import Publisher, Records, single
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.scan import scan
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import pgoutput, slot
+from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.current import Found
+from airflow_bottledwater.publish.delivery import Channel, encode_changes
+from airflow_bottledwater.publish.toast import Completer, row_key, with_key
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.records import pins, stream_id
+
+log = logging.getLogger(__name__)
+
+_SNAPSHOT = "r"
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of the letters.
+
+    :param overtaken: dropped, since the source has another row of that key today or none, their key has a newer record, or their
+        table was truncated since.
+    :param failed: still refused; their letters stay.
+    :param incomplete: too large to hold their row; they stay.
+    """
+
+    published: int = 0
+    overtaken: int = 0
+    failed: int = 0
+    incomplete: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    key: bytes
+    content: dict[str, Any]
+
+    @property
+    def position(self) -> str:
+        return str(self.content["pos"])
+
+    @property
+    def copied(self) -> bool:
+        return str(self.content["op"]) == _SNAPSHOT
+
+
+def redrive(pipeline: Pipeline) -> Result:
+    """Publish the pipeline's dead letters; each goes in one transaction with its letter's tombstone.
+
+    :raises SlotInUse: the stream runs.
+    :raises StateError: there is no such pipeline.
+    """
+    with _claimed(pipeline) as claim:
+        topics = pins(claim.state.tables.values())
+        backoff = Backoff(pipeline.outage_timeout)
+        channel = Channel(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
+        completer = Completer(pipeline.postgres, backoff.wait)
+        try:
+            return _Redrive(pipeline, channel, completer).run(set(topics))
+        finally:
+            channel.close()
+            completer.close()
+
+
+@contextmanager
+def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
+    with session(pipeline.postgres, "Re-driving dead letters") as connection:
+        cluster = identify(connection)
+        found = slot.state(connection, pipeline.slot)
+    if found is not None and found.active_pid is not None:
+        raise SlotInUse(f"Slot {pipeline.slot!r} is in use by process {found.active_pid}.", "Stop the stream first.")
+    claim = Claim(pipeline, cluster, "redrive", Backoff(pipeline.outage_timeout))
+    try:
+        if claim.state.slot is None:
+            raise StateError(f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.", "Check --slot.")
+        claim.record_ids([stream_id(claim.prefix)])
+        yield claim
+    finally:
+        claim.close()
+
+
+class _Redrive:
+    def __init__(self, pipeline: Pipeline, channel: Channel, completer: Completer) -> None:
+        self._pipeline, self._channel, self._completer = pipeline, channel, completer
+        self._letters_topic, self._events_topic = (
+            next(name for name, i in channel.index.items() if i == place) for place in (channel.letters, channel.events)
+        )
+
+    def run(self, topics: set[str]) -> Result:
+        result = Result()
+        ready: list[tuple[_Letter, Records]] = []
+        for letter in self._letters(topics):
+            if "again" not in letter.content:
+                result.incomplete += 1
+                continue
+            try:
+                ready.append((letter, self._encode(letter)))
+            except (RecordError, SchemaRefused) as error:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
+                result.failed += 1
+        newer = self._newer(ready)
+        current = self._current(ready)
+        for letter, records in ready:
+            held = current.get(letter.key)
+            if held is not None and held.unknown:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", held.unknown)
+                result.failed += 1
+                continue
+            rows = [
+                i
+                for i in range(len(records))
+                if not self._overtaken(letter, records, i, newer) and (held is None or held.allows(records, i))
+            ]
+            kept = Records(records.table[rows], records.data, records.headers)
+            try:
+                self._send(letter, kept)
+            except RecordRefused as error:
+                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
+                result.failed += 1
+            else:
+                result.published += bool(rows)
+                result.overtaken += not rows
+        return result
+
+    def _letters(self, topics: set[str]) -> list[_Letter]:
+        """Those of this pipeline's topics, the snapshot's first, then by position."""
+        found: dict[bytes, _Letter] = {}
+        for message in scan(self._pipeline.kafka, self._letters_topic, self._ends(self._letters_topic)):
+            if message.value() is None:
+                found.pop(message.key(), None)
+                continue
+            content = json.loads(message.value())
+            if content["topic"] in topics:
+                found[message.key()] = _Letter(message.key(), content)
+        return sorted(found.values(), key=lambda letter: letter.position)
+
+    def _ends(self, topic: str) -> list[int]:
+        return Topics(self._pipeline.kafka).ends(topic, self._channel.partitions[topic])
+
+    def _with_schema(self, version: Version) -> Version:
+        """Registered now, if the registry refused it then."""
+        if not version.refused:
+            return version
+        subject, schema = f"{version.topic}-value", avro.value_schema(version.table)
+        return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
+
+    def _encode(self, letter: _Letter) -> Records:
+        """:raises RecordError: it still cannot be published.
+        :raises SchemaRefused: nor has it a schema.
+        """
+        again = letter.content["again"]
+        data = np.frombuffer(bytearray(base64.b64decode(again["message"])), dtype=np.uint8)
+        position = Position.parse(letter.position) if letter.position else Position(0)
+        change = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
+        change[0, wire.C_KIND], change[0, wire.C_LENGTH] = data[0], len(data)
+        change[0, wire.C_LSN], change[0, wire.C_ORDINAL] = position
+        change[0, wire.C_TIME] = again.get("time", 0)
+        change[0, wire.C_XID] = again.get("xid", 0)
+        change[0, wire.C_FLAGS] = again.get("xid", 0) << wire.FLAG_XID_SHIFT
+        version = self._with_schema(Version.from_json(again))
+        programs = self._channel.programs([version], copied=letter.copied)
+        completed = self._completer.complete(Batch(position, position, data, change, (version,)), programs)
+        headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
+        if letter.copied:
+            headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
+        encoded = encode_changes(completed, programs, headers=headers, most=self._channel.most)
+        if letter.copied:
+            encoded.records.table[:, wire.R_OP] = ord(_SNAPSHOT)
+        reasons = [*completed.failed.values(), *(v.reason for v in encoded.verdicts)]
+        if self._channel.too_large(encoded.records).any():
+            reasons.append("the record is still larger than its topic's max.message.bytes")
+        if reasons:
+            raise RecordError("; ".join(reasons))
+        return encoded.records
+
+    def _newer(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[tuple[str, bytes], str]:
+        """Per topic and key of the letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether it
+        is newer than a letter, the source tells, and not the clocks of two hosts."""
+        wanted: dict[str, set[bytes]] = defaultdict(set)
+        for letter, records in ready:
+            wanted[letter.content["topic"]] |= {
+                key for i in range(len(records)) if (key := _key(records, i)) is not None
+            }
+        found: dict[tuple[str, bytes], str] = {}
+        for topic, keys in wanted.items():
+            for message in scan(self._pipeline.kafka, topic, self._ends(topic)) if keys else ():
+                if (key := message.key()) in keys:
+                    pos = dict(message.headers() or []).get("pos", b"").decode()
+                    # a snapshot's row may have headers, too: a position of zeros
+                    found[topic, key] = max(found.get((topic, key), ""), pos if pos.strip("0/") else "")
+        for message in scan(self._pipeline.kafka, self._events_topic, self._ends(self._events_topic)):
+            event = json.loads(message.value())
+            if event.get("event") == "truncate":
+                for topic in set(event["topics"]) & set(wanted):
+                    for key in wanted[topic]:
+                        found[topic, key] = max(found.get((topic, key), ""), event["pos"])
+        return found
+
+    def _current(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[bytes, _Held]:
+        """Of each letter with a key what the source holds today: one look-up for all letters of a relation version."""
+        by_table: dict[tuple[str, bool], list[tuple[_Letter, Table, pgoutput.RowMessage]]] = defaultdict(list)
+        for letter, _ in ready:
+            again = letter.content["again"]
+            table = Version.from_json(again).table
+            if table.key:
+                message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
+                by_table[json.dumps(again["table"]), letter.copied].append((letter, table, message))
+        held: dict[bytes, _Held] = {}
+        for (_, copied), letters in by_table.items():
+            table = letters[0][1]
+            converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
+            keys = {row_key(table, side) for _, _, m in letters for side in (m.old, m.new) if side is not None}
+            found = self._completer.current.read(table, sorted(keys), range(len(table.columns)), as_text=converted)
+            for letter, _, message in letters:
+                held[letter.key] = _held(table, message, found, converted)
+        return held
+
+    @staticmethod
+    def _overtaken(letter: _Letter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
+        key = _key(records, i)
+        return key is not None and newer.get((letter.content["topic"], key), "") > letter.position
+
+    def _send(self, letter: _Letter, records: Records) -> None:
+        def parts(publisher: Publisher) -> None:
+            publisher.produce(records)
+            publisher.produce(single(self._channel.letters, 0, letter.key, None))
+
+        while True:
+            try:
+                self._channel.open()
+                self._channel.send(parts, {})
+                return
+            except NewProducerNeeded as error:
+                # whether it was committed is not known: the letter itself says
+                self._channel.close()
+                self._channel.backoff.wait(str(error))
+                self._channel.open()
+                if letter.key not in {x.key for x in self._letters({letter.content["topic"]})}:
+                    return
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the source holds of a letter's keys today.
+
+    :param gone: no row has the key that the letter deletes, or moves its row away from.
+    :param same: the row that the letter writes is there as the letter has it.
+    :param unknown: why this cannot be told.
+    """
+
+    gone: bool
+    same: bool
+    unknown: str = ""
+
+    def allows(self, records: Records, i: int) -> bool:
+        """Whether a record of the letter may be published."""
+        return self.gone if records.table[i, wire.R_VALUE_LEN] < 0 else self.same
+
+
+def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> _Held:
+    """:param converted: columns whose text the server made of the value: a snapshot's letter has that in their place."""
+    lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
+    if lost:
+        return _Held(gone=False, same=False, unknown=lost[0])
+    gone = message.old is None or row_key(table, message.old) not in found.rows
+    if message.new is None:
+        return _Held(gone, same=False)
+    row = found.rows.get(row_key(table, message.new))
+    if row is None:
+        return _Held(gone, same=False)
+    comparable = (
+        (value, row[c])
+        for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))
+        if value.kind in "nb" and c not in found.unreadable and column.name not in converted
+    )
+    return _Held(gone, same=all((None if value.kind == "n" else value.data) == now for value, now in comparable))
+
+
+def _key(records: Records, i: int) -> bytes | None:
+    at, size = int(records.table[i, wire.R_KEY]), int(records.table[i, wire.R_KEY_LEN])
+    return None if size < 0 else bytes(records.data[at : at + size])

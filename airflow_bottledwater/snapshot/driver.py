@@ -1,0 +1,366 @@
+"""The snapshot's driver: holder, boundary, plan, lanes, completion; every clause of it is in docs/guarantees.md."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StateError, StopRequested, TakenOver
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.postgres import catalog, slot
+from airflow_bottledwater.postgres import snapshot as pg
+from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
+from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot import lane
+from airflow_bottledwater.snapshot.lane import LaneTask, Part
+from airflow_bottledwater.snapshot.sweep import sweep
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.records import (
+    COMPLETE,
+    PipelineState,
+    Plan,
+    boundary_key,
+    lane_id,
+    pins,
+    plan_key,
+    progress_key,
+    stream_id,
+    sweep_key,
+    table_key,
+)
+
+log = logging.getLogger(__name__)
+
+#: runs lanes (in threads, or as Spark tasks) and returns their totals
+RunLanes = Callable[[Sequence[LaneTask]], list[dict[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a snapshot did.
+
+    :param rows: published by this run; ``skipped`` ranges were done before.
+    """
+
+    tables: int
+    rows: int
+    dead_letters: int
+    ranges: int
+    skipped: int
+    seconds: float
+
+
+def run(pipeline: Pipeline, run_lanes: RunLanes, *, stopped: threading.Event | None = None) -> Result:
+    """Take the snapshot, or resume it, or find that it is complete.
+
+    :param stopped: ends it in order; finished ranges stay.
+
+    :raises BottledWaterError: see :mod:`airflow_bottledwater.errors`; whatever it is, finished ranges stay.
+    """
+    stopped = stopped or threading.Event()
+    with stoppable(stopped), session(pipeline.postgres, "Snapshot") as connection:
+        cluster = identify(connection)
+        claim = Claim(pipeline, cluster, "snapshot", Backoff(pipeline.outage_timeout, stopped))
+        controller = Controller(pipeline, cluster, claim.job)
+        controller.stopped = stopped
+        controller.status.state = "snapshot"
+        controller.start()
+        try:
+            result = _Driver(pipeline, connection, claim, controller, run_lanes).run()
+        except BaseException as error:
+            controller.finish(
+                "stopped" if isinstance(error, StopRequested) else "failed", error, permanent=not transient(error)
+            )
+            raise
+        else:
+            controller.finish("finished")
+        finally:
+            claim.close()
+    return result
+
+
+class _Driver:
+    def __init__(
+        self, pipeline: Pipeline, connection: Connection, claim: Claim, controller: Controller, run_lanes: RunLanes
+    ) -> None:
+        self._pipeline, self._connection, self._claim = pipeline, connection, claim
+        self._controller, self._run_lanes = controller, run_lanes
+
+    def run(self) -> Result:
+        started = time.monotonic()
+        known = self._claim.state
+        if known.slot is None:
+            raise StateError(
+                f"The state topic does not know slot {self._pipeline.slot!r}.",
+                "Create it first (create_slot, or 'bottledwater').",
+            )
+        check_slot(
+            slot.state(self._connection, known.slot.name),
+            known.slot,
+            self._claim.cluster,
+            known.position or Position(known.slot.consistent_point),
+            end_of_wal(self._connection),
+        )
+        check_topics(self._pipeline, known)
+        wanted = [oid for oid in known.tables if oid not in known.completed]
+        if not wanted:
+            log.info("The snapshot is complete.")
+            return Result(len(known.tables), 0, 0, 0, 0, 0.0)
+        holder = pg.Holder(self._pipeline.postgres)
+        try:
+            return self._take(holder, wanted, started)
+        finally:
+            holder.close()
+
+    def _take(self, holder: pg.Holder, wanted: list[int], started: float) -> Result:
+        known = self._claim.state
+        oldest = max(known.tables[oid].oldest_xid for oid in wanted)
+        tables = self._present(wanted, catalog.load(self._connection, wanted, forms=self._pipeline.forms))
+        held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
+        # before the boundary is stored: a crash that undoes what B sees gives its transaction ids away again
+        holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
+        # under the locks: nothing of it changes until the holder ends
+        tables = self._present(wanted, holder.load(wanted, forms=self._pipeline.forms))
+        self._refresh_pinned(tables)
+        tasks, skipped = self._plan(tables, held, oldest)
+        log.info(
+            "Boundary %s at %s: %d tables, %d ranges in %d lanes (%d done before).",
+            held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.parts) for t in tasks), len(tasks), skipped,
+        )  # fmt: skip
+        self._controller.status.progress = {
+            "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running), "insert_lsn": format_lsn(held.insert_lsn),
+            "ranges": sum(len(t.parts) for t in tasks) + skipped,
+        }  # fmt: skip
+        totals = self._work(holder, tasks)
+        # nothing of a lane that is still under way somewhere can become visible after this
+        self._claim.initialise_all()
+        self._check_done(tables)
+        self._sweep(tables)
+        completed = sorted({*self._claim.state.completed, *(t.oid for t in tables)})
+        self._claim.write({COMPLETE: {"tables": completed, "skipped": False, "at": time.time()}})
+        return Result(
+            len(tables),
+            sum(t["rows"] for t in totals),
+            sum(t["dead_letters"] for t in totals),
+            sum(len(t.parts) for t in tasks),
+            skipped,
+            time.monotonic() - started,
+        )
+
+    def _present(self, wanted: Sequence[int], tables: list[Table]) -> list[Table]:
+        if gone := set(wanted) - {t.oid for t in tables}:
+            names = ", ".join(self._claim.state.tables[oid].table.qualified for oid in gone)
+            raise Refused(f"Table {names} does not exist any more.", "Drop the slot and start again without it.")
+        return tables
+
+    def _refresh_pinned(self, tables: Sequence[Table]) -> None:
+        """Tables are read by the name and file that they have today. Columns that changed since the slot was made get their schema
+        now; a key that changed is refused."""
+        changed: dict[str, dict[str, object] | None] = {}
+        known = self._claim.state.tables
+        for table in tables:
+            pinned = known[table.oid]
+            if table == pinned.table:
+                continue
+            pinned.check_key(table)
+            value_schema = pinned.value_schema
+            if self._pipeline.output_format == "avro" and catalog.definition(table) != catalog.definition(pinned.table):
+                value_schema = Registry(self._pipeline.registry).register(
+                    f"{pinned.topic}-value", avro.value_schema(table)
+                )
+            changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema).to_json()
+        if changed:
+            self._claim.write(changed)
+
+    def _plan(self, tables: Sequence[Table], held: pg.Held, oldest: int) -> tuple[list[LaneTask], int]:
+        """The stored plan, or a new one: written, with boundaries, before anything is published."""
+        known = self._claim.state
+        facts: dict[str, dict[str, object] | None] = {}
+        plans: dict[int, Plan] = {}
+        fresh: list[tuple[Table, list[tuple[int, int]]]] = []
+        for table in tables:
+            stored = known.plan(table.oid)
+            if stored is not None and (stored.filenode, stored.definition) == (
+                table.filenode,
+                catalog.definition(table),
+            ):
+                plans[table.oid] = stored
+                continue
+            if stored is not None:
+                log.warning(
+                    "%s was rewritten or altered since its snapshot began: it is read again from its start.",
+                    table.qualified,
+                )
+                facts |= {progress_key(table.oid, part): None for part in range(len(stored.ranges))}
+            fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
+            if boundary_key(table.oid) not in known.facts:
+                ends = self._published(known, table)
+                # only where nothing of the table was ever published may the stream leave out what the snapshot has
+                boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
+                facts[boundary_key(table.oid)] = boundary.to_json()
+                if any(ends) and table.keyed and not self._pipeline.share_topics:
+                    facts[sweep_key(table.oid)] = {"ends": ends, "done": False}
+        dealt: dict[int, list[tuple[int, int, int]]] = {}
+        for t, r, number in pg.deal(fresh, self._pipeline.lanes):
+            table, parts = fresh[t]
+            dealt.setdefault(table.oid, []).append((*parts[r], number))
+        for table, _ in fresh:
+            plans[table.oid] = Plan(table.filenode, catalog.definition(table), tuple(dealt[table.oid]))
+            facts[plan_key(table.oid)] = plans[table.oid].to_json()
+        numbers = sorted({lane_number for plan in plans.values() for _, _, lane_number in plan.ranges})
+        self._claim.record_ids([lane_id(self._claim.prefix, number) for number in numbers])
+        if facts:
+            self._claim.write(facts)
+        return self._tasks(plans, numbers, held)
+
+    def _published(self, known: PipelineState, table: Table) -> list[int]:
+        """The end of each partition of the table's topic."""
+        pinned = known.tables[table.oid]
+        ends = Topics(self._pipeline.kafka).ends(pinned.topic, pinned.partitions)
+        if any(ends):
+            log.warning(
+                "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
+                pinned.topic,
+                table.qualified,
+            )
+        return ends
+
+    def _sweep(self, tables: Sequence[Table]) -> None:
+        """Tombstones for what the topics held before, and the source has no more."""
+        wanted = {
+            t.oid: found["ends"]
+            for t in tables
+            if (found := self._claim.state.facts.get(sweep_key(t.oid))) is not None and not found["done"]
+        }
+        if not wanted:
+            return
+        self._claim.record_ids([stream_id(self._claim.prefix)])
+        pinned = self._claim.state.tables
+        channel = Channel(
+            self._pipeline,
+            self._claim.job,
+            stream_id(self._claim.prefix),
+            pins(pinned[oid] for oid in wanted),
+            self._claim.topic,
+            Backoff(self._pipeline.outage_timeout),
+        )
+        try:
+            for oid, ends in wanted.items():
+                sweep(channel, pinned[oid], ends)
+        finally:
+            channel.close()
+
+    def _tasks(self, plans: dict[int, Plan], numbers: Sequence[int], held: pg.Held) -> tuple[list[LaneTask], int]:
+        state = self._claim.state
+        pinned = state.tables
+        tasks, skipped = [], 0
+        for number in numbers:
+            parts = []
+            for oid, plan in plans.items():
+                for i, (first, last, of_lane) in enumerate(plan.ranges):
+                    if of_lane != number:
+                        continue
+                    done = state.done(oid, i)
+                    if done is not None and done["done"]:
+                        skipped += 1
+                    else:
+                        parts.append(Part(oid, i, first, last))
+            if parts:
+                mine = {p.oid for p in parts}
+                tasks.append(
+                    LaneTask(
+                        number, self._claim.job, self._claim.prefix, self._claim.topic, held,
+                        tuple(t for oid, t in pinned.items() if oid in mine), tuple(parts),
+                    )
+                )  # fmt: skip
+        return tasks, skipped
+
+    def _work(self, holder: pg.Holder, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        """Run the lanes and meanwhile watch the holder, the queue behind its locks, and the progress."""
+        if not tasks:
+            return []
+        outcome: list[list[dict[str, int]] | BaseException] = []
+
+        def work() -> None:
+            try:
+                outcome.append(self._run_lanes(tasks))
+            except BaseException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=work, name="lanes", daemon=True)
+        thread.start()
+        queued_since = 0.0
+        checked = time.monotonic()
+        while thread.is_alive():
+            thread.join(0.5)
+            if self._controller.stopped.is_set():
+                raise StopRequested("The snapshot was asked to stop; finished ranges stay.")
+            if time.monotonic() - checked < 2.0:
+                continue
+            checked = time.monotonic()
+            holder.alive()
+            self._report()
+            queue = holder.waiting_behind()
+            queued_since = (queued_since or checked) if queue else 0.0
+            if queue and checked - queued_since > self._pipeline.lock_queue_limit:
+                raise Outage(
+                    f"The snapshot's locks blocked others for {self._pipeline.lock_queue_limit:.0f} s: {'; '.join(queue)}.",
+                    "It ended for their sake. Run it again, finished ranges stay; or raise lock_queue_limit.",
+                )
+        result = outcome[0]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _report(self) -> None:
+        try:
+            state = self._claim.refresh()
+        except TakenOver:
+            raise
+        except BottledWaterError:
+            return
+        rows = sum(int(v.get("rows", 0)) for k, v in state.facts.items() if k.startswith("progress/"))
+        done = sum(1 for k, v in state.facts.items() if k.startswith("progress/") and v.get("done"))
+        if self._controller.status.progress.get("ranges_done") == done:
+            return
+        self._controller.status.progress |= {"rows": rows, "ranges_done": done}
+        log.info(
+            "Snapshot: %s rows in %d of %s ranges.", f"{rows:,}", done, self._controller.status.progress.get("ranges")
+        )
+
+    def _check_done(self, tables: Sequence[Table]) -> None:
+        state = self._claim.state
+        for table in tables:
+            plan = state.plan(table.oid)
+            assert plan is not None
+            for part in range(len(plan.ranges)):
+                done = state.done(table.oid, part)
+                if done is None or not done["done"]:
+                    raise Outage(
+                        f"Range {part} of {table.qualified} has no record of its completion.", "Run the snapshot again."
+                    )
+
+
+def in_threads(pipeline: Pipeline) -> RunLanes:
+    """Lanes as threads of this process: for tests and small tables, without a JVM."""
+
+    def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=max(1, len(tasks))) as pool:
+            return list(pool.map(lambda task: lane.run(pipeline, task), tasks))
+
+    return run_lanes

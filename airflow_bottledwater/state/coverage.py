@@ -1,0 +1,104 @@
+"""Whether the publications still send what the pipeline publishes: looked at when a stream starts, and while it runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import psycopg
+
+from airflow_bottledwater.errors import BottledWaterError, PreflightError, StateError
+from airflow_bottledwater.postgres import catalog, coverage, publication
+from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.records import PipelineState
+
+log = logging.getLogger(__name__)
+
+#: seconds between two looks while the stream runs: two short queries
+_INTERVAL = 10.0
+
+
+def today(connection: Connection, pipeline: Pipeline, known: PipelineState) -> coverage.Coverage:
+    """What publishes the pipeline's tables now."""
+    return coverage.read(connection, publication.names(pipeline.publication_name), list(known.tables))
+
+
+def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
+    """Whether changes may be missing from the stream since what publishes the tables was recorded.
+
+    :raises StateError: they may; it says why, and the way out.
+    """
+    recorded = known.coverage
+    if recorded is None:
+        return
+    # a table that was dropped, or that the settings no longer name, need not be published
+    wanted = _wanted(connection, pipeline)
+    names = {oid: pinned.table.qualified for oid, pinned in known.tables.items() if oid in wanted}
+    if gaps := recorded.gaps(today(connection, pipeline, known), names):
+        raise StateError(
+            f"What was committed meanwhile is not in the stream of slot {pipeline.slot!r}: {' '.join(gaps[:10])}",
+            "PostgreSQL does not send it afterwards. Drop the slot (bottledwater drop-slot --when always) and start again: "
+            "the new snapshot brings the topics to what the tables hold.",
+        )
+
+
+def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState) -> list[str]:
+    """Tables and partitions that the settings name and that the pipeline does not have: made since its slot was."""
+    new = [oid for oid in _wanted(connection, pipeline) if oid not in known.tables]
+    return sorted(catalog.names(connection, new).values()) if new else []
+
+
+def _wanted(connection: Connection, pipeline: Pipeline) -> set[int]:
+    try:
+        return set(catalog.resolve(connection, pipeline.tables, pipeline.schemas))
+    except PreflightError:
+        # a pattern that matches nothing any more: preflight says so
+        return set()
+
+
+class CoverageWatch:
+    """Looks now and then while a stream runs; a thread of its own, for a server that does not answer must not hold up the stream.
+
+    :ivar unfollowed: see :func:`unfollowed`; each is also logged, once.
+    """
+
+    def __init__(self, pipeline: Pipeline, known: PipelineState, *, interval: float = _INTERVAL) -> None:
+        self._pipeline, self._known, self._interval = pipeline, known, interval
+        self._ended = threading.Event()
+        self._found: StateError | None = None
+        self.unfollowed: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="publication watch", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """:raises StateError: changes may be missing from the stream."""
+        if self._found is not None:
+            raise self._found
+
+    def close(self) -> None:
+        """End the thread; one that waits for a silent server ends by itself."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            try:
+                with session(self._pipeline.postgres, application="bottledwater publication watch") as connection:
+                    connection.execute("SET statement_timeout = '5s'")
+                    check(connection, self._pipeline, self._known)
+                    self._tell(unfollowed(connection, self._pipeline, self._known))
+            except StateError as error:
+                self._found = error
+                return
+            except (BottledWaterError, psycopg.Error) as error:
+                # the stream's own connection tells of a server that is away
+                log.debug("The publications could not be looked at: %s", error)
+
+    def _tell(self, found: list[str]) -> None:
+        if new := sorted(set(found) - set(self.unfollowed)):
+            log.warning(
+                "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "
+                "again), which take them in with all their rows.",
+                ", ".join(new),
+            )
+        self.unfollowed = found

@@ -1,0 +1,140 @@
+"""What a pipeline is: a slot of one database of one cluster; a table by its oid; a topic of one table at a time.
+
+Names do not identify anything here: a copy of a cluster has the same database and slot names, a renamed table keeps its rows,
+and a new table may take the name of an old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_bottledwater.encoding import names
+from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.kafka.topics import Topic, Topics
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.records import Pin, PipelineState, pins
+
+
+def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
+    """Whether a state topic is of this cluster. Before anything is claimed, stopped or dropped: the topic's name has only
+    database and slot in it, which a copy of the cluster has, too.
+
+    :raises StateError: it is another cluster's; nothing was changed.
+    """
+    other = known.system_identifier
+    if other and other != cluster.system_identifier:
+        raise StateError(
+            f"State topic {topic!r} belongs to the cluster with system identifier {other}; the database of this connection is in "
+            f"cluster {cluster.system_identifier} (a copy, a restored dump, or another server). Nothing was changed.",
+            "Use another slot name for this database, and leave the other pipeline alone. If that cluster is gone for good, its "
+            f"state can be deleted with 'bottledwater drop-slot --forget-cluster {other}'.",
+        )
+
+
+def check_slot(
+    found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position, end_of_wal: int
+) -> None:
+    """Whether the slot is the one that the state describes, at or behind P, and P within the server's WAL.
+
+    :param end_of_wal: the server's WAL insert position.
+    :raises SlotError: it is gone, invalidated, of another cluster or database, or was moved forward; or the server was
+        set back to a moment before P.
+    """
+    way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
+    if record.system_identifier != cluster.system_identifier:
+        raise SlotError(
+            f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot {record.name!r} "
+            f"({record.system_identifier}).",
+            "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
+        )
+    if record.timeline != cluster.timeline:
+        raise SlotError(
+            f"The cluster is on timeline {cluster.timeline}, slot {record.name!r} was made on {record.timeline}: a fail-over or "
+            "a restore may have lost changes that were streamed.",
+            way_out,
+        )
+    if found is None:
+        raise SlotError(f"Slot {record.name!r} does not exist any more: changes since {position} are lost.", way_out)
+    slot.check(found, record.database)
+    if position.lsn > end_of_wal:
+        raise SlotError(
+            f"The stream of slot {record.name!r} is at {position}, beyond the end of the server's WAL ({format_lsn(end_of_wal)}): the "
+            "server was set back to an earlier moment (a restored backup or file system snapshot), so the topics have changes that "
+            "it no longer has, and what it commits now would be taken for known.",
+            way_out,
+        )
+    if found.confirmed > position.lsn:
+        raise SlotError(
+            f"Slot {record.name!r} is at {format_lsn(found.confirmed)}, ahead of what was published ({position}): somebody moved "
+            "it, and the changes between are missing.",
+            way_out,
+        )
+
+
+def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -> list[str]:
+    """The tables that today have the name of another one whose rows are in the topic.
+
+    :param tables: those of the pipeline as the catalog has them today.
+    """
+    owners = {pinned.topic: pinned.table for pinned in known.tables.values()}
+    problems = []
+    for table in tables:
+        topic = names.topic(table.schema, table.name, prefix)
+        owner = owners.get(topic)
+        if table.oid not in known.tables and owner is not None:
+            problems.append(
+                f"Topic {topic!r} holds the rows of another table (oid {owner.oid}), which was called {owner.qualified} when the slot was "
+                f"made; the table that has this name today (oid {table.oid}) was created or renamed since. Two tables in one topic "
+                "would overwrite and delete each other's rows. Rename the tables back; or give today's table a topic_prefix in a "
+                "pipeline of its own; or drop the slot (bottledwater drop-slot --when always) and start again: the new "
+                "snapshot removes from the topic what the table does not have."
+            )
+    return problems
+
+
+def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
+    """Whether a topic is still the one that was pinned: another partition count moves keys, another id is an empty topic.
+
+    :param found: as the broker has it; None: it has not.
+    :param pin: None for a topic that is no table's.
+
+    :raises StateError: it is not.
+    """
+    if found is None:
+        raise StateError(
+            f"Topic {name!r} does not exist any more.",
+            "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot.",
+        )
+    if pin is None:
+        return
+    if found.id != pin.id:
+        raise StateError(
+            f"Topic {name!r} was deleted and made again: its rows are gone.",
+            "Drop the slot and start again with a snapshot.",
+        )
+    if found.partitions != pin.partitions:
+        raise StateError(
+            f"Topic {name!r} has {found.partitions} partitions, it had {pin.partitions}: keys would move between them.",
+            "Drop the slot and start again with a snapshot into a new topic (topic_prefix).",
+        )
+    if not pin.keyed and "compact" in found.cleanup:
+        raise StateError(
+            f"Topic {name!r} is compacted now, but its table has no key: Kafka refuses records without one.",
+            f"Set it back (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=delete), "
+            "then start again.",
+        )
+
+
+def check_topics(pipeline: Pipeline, known: PipelineState) -> None:
+    """Whether the topics are still those that were pinned.
+
+    :raises StateError: one is not, see :func:`~airflow_bottledwater.state.identity.check_topic`.
+    """
+    wanted = pins(known.tables.values())
+    present = Topics(pipeline.kafka).describe(list(wanted), confirm=True)
+    for name, pin in wanted.items():
+        check_topic(name, present.get(name), pin)

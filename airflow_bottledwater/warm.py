@@ -1,0 +1,19 @@
+"""Fill the cache of compiled code ahead of time: ``python -m airflow_bottledwater.warm``, for example when an image is built."""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_bottledwater.publish import warm
+from airflow_bottledwater.stream import assembler
+
+
+def warm_up() -> None:
+    """Compile all that jobs use: see :func:`airflow_bottledwater.compiled.warm_up`."""
+    warm.warm_up()
+    assembler.warm_up()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    warm_up()

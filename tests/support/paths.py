@@ -1,0 +1,219 @@
+"""The two ways of a row, from a real PostgreSQL to encoded records: the snapshot's COPY and the stream."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding.program import Programs, Target, compile_programs, select_list
+from airflow_bottledwater.errors import SlotInUse
+from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.model.relation import Column, Table, quote
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import catalog, copy, pgoutput, slot
+from airflow_bottledwater.postgres.column_types import REGS
+from airflow_bottledwater.postgres.connect import Connection, connect
+from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.replication import ReplicationStream
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.delivery import encode_changes
+from airflow_bottledwater.publish.toast import Completed, Completer
+from airflow_bottledwater.stream.assembler import Cutter
+
+KEY_ID, VALUE_ID = 7, 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Made:
+    """One record, or the reason why there is none."""
+
+    key: bytes | None = None
+    value: bytes | None = None
+    op: str = ""
+    partition: int = 0
+    flags: int = 0
+    error: str = ""
+
+
+def programs_of(table: Table, output_format: str, *, copied: bool, partitions: int = 5) -> Programs:
+    """The programs of a single table."""
+    return compile_programs([(table, Target(0, partitions, KEY_ID, VALUE_ID))], output_format, copied=copied)
+
+
+def made(row: list[int], data: np.ndarray, op: bool = True) -> Made:  # type: ignore[type-arg]
+    """A row of the table of records."""
+    data_bytes = memoryview(data)  # type: ignore[arg-type]
+    key, key_len, value, value_len = row[wire.R_KEY], row[wire.R_KEY_LEN], row[wire.R_VALUE], row[wire.R_VALUE_LEN]
+    return Made(
+        bytes(data_bytes[key : key + key_len]) if key_len >= 0 else None,
+        bytes(data_bytes[value : value + value_len]) if value_len >= 0 else None,
+        chr(row[wire.R_OP]) if op else "",
+        row[wire.R_PARTITION] if key_len >= 0 else 0,
+        row[wire.R_FLAGS] & ((1 << wire.FLAG_XID_SHIFT) - 1) if op else 0,  # without the xid, which no snapshot row has
+    )
+
+
+def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[Made]:
+    """COPY rows, encoded into a buffer that is too small at first."""
+    found: dict[int, Made] = {}
+    out = np.empty(room, dtype=np.uint8)
+    records = np.zeros((50, wire.RECORD_WIDTH), dtype=np.int64)
+    errors = np.zeros((3, wire.ERROR_WIDTH), dtype=np.int64)
+    start = 0
+    while start < block.count:
+        before = start
+        start, _, count, failed = kernels.encode_copy(
+            block.data,
+            block.offsets,
+            start,
+            block.count,
+            programs.json,
+            programs.relations,
+            0,
+            programs.columns,
+            programs.keys,
+            programs.names,
+            programs.scratch(),
+            records,
+            errors,
+            out,
+        )
+        for row in records[:count].tolist():
+            found[row[wire.R_MESSAGE]] = made(row, out, op=False)
+        for i, code, column, offset in errors[:failed].tolist():
+            found[i] = Made(error=programs.error(0, code, column, offset))
+        if start == before:
+            out = np.empty(2 * out.size, dtype=np.uint8)
+    return [found[i] for i in range(block.count)]
+
+
+def copied(connection: Connection, table: Table, output_format: str) -> list[Made]:
+    """The table's rows by way of the snapshot."""
+    programs = programs_of(table, output_format, copied=True)
+    name = f"{quote(table.schema)}.{quote(table.name)}"
+    query = f"COPY (SELECT {select_list(table)} FROM ONLY {name}) TO STDOUT (FORMAT binary)"
+    return [row for block in copy.rows(connection, query) for row in encode_block(block, programs)]
+
+
+def texts(connection: Connection, table: Table) -> list[list[str | None]]:
+    """PostgreSQL's own text of every value; of reg* the number."""
+
+    def text(column: Column) -> str:
+        value = quote(column.name)
+        if column.type.base_oid in REGS and column.type.form == "number":
+            value += "::oid"
+        if column.type.form == "geojson":
+            value = f"{quote(column.type.schema)}.st_asgeojson({value})"
+        return f"CASE WHEN {quote(column.name)} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {value}) END"
+
+    columns = ", ".join(text(c) for c in table.columns)
+    return [
+        list(row) for row in connection.execute(f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}")
+    ]
+
+
+def encoded(batch: Batch, completer: Completer, output_format: str) -> tuple[list[Made], Completed]:
+    """A batch of one table's changes."""
+    programs = compile_programs(
+        [(v.table, Target(0, 5, KEY_ID, VALUE_ID)) for v in batch.versions], output_format, copied=False
+    )
+    completed = completer.complete(batch, programs)
+    result = encode_changes(completed, programs)
+    rows = [(row[wire.R_MESSAGE], made(row, result.records.data)) for row in result.records.table.tolist()]
+    rows += [(verdict.change, Made(error=verdict.reason)) for verdict in result.verdicts]
+    rows += [(change, Made(error=reason)) for change, reason in completed.failed.items()]
+    return [row for _, row in sorted(rows, key=lambda item: item[0])], completed
+
+
+class Follower:
+    """A slot, and all that comes out of it as batches.
+
+    :param forms: in which types are published.
+    :param options: of the ReplicationStream.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        publication: str = "p",
+        *,
+        name: str = "",
+        limit: int = 1 << 30,
+        most: int = 1 << 30,
+        forms: Forms = DEFAULT_FORMS,
+        **options: int,
+    ) -> None:
+        self.forms = forms
+        self.dsn = dsn
+        self.connection = connect(dsn)
+        self.slot = name or f"s{time.monotonic_ns()}"
+        self.start = slot.create(dsn, self.connection, self.slot, timeout=30)
+        self.cutter = Cutter(Position(self.start), {}, self._resolve, limit=limit, most=most)
+        self.completer = Completer(dsn, lambda what: None)
+        self._publications = [publication]
+        self._options = options
+        self.stream = self.open()
+
+    def open(self) -> ReplicationStream:
+        """A new session from the position on."""
+        self.cutter.restart()
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self.stream = ReplicationStream(
+                    self.dsn,
+                    self.slot,
+                    self._publications,
+                    self.cutter.position.lsn,
+                    **self._options,  # type: ignore[arg-type]
+                )
+            except SlotInUse:
+                # the walsender of the session before takes a moment to end
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                break
+        return self.stream
+
+    def _resolve(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
+        (table,) = catalog.load(self.connection, [message.oid], forms=self.forms)
+        assert [c.name for c in table.columns] == [c.name for c in message.columns]
+        return Version(table, message.name, KEY_ID, VALUE_ID)
+
+    def batches(self, timeout: float = 60.0) -> list[Batch]:
+        """Everything that is committed now and was not taken yet."""
+        row = self.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        # a record of our own, so that there is something to flush up to
+        self.connection.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
+        target, found, deadline = parse_lsn(row[0]), [], time.monotonic() + timeout
+        self.stream.request_reply()
+        while self.cutter.position.lsn < target:
+            assert time.monotonic() < deadline, "the stream did not reach the end of the WAL"
+            block = self.stream.take(0.2)
+            if block is None:
+                self.stream.request_reply()
+            else:
+                self.cutter.add(block)
+                while (batch := self.cutter.cut()) is not None:
+                    found.append(batch)
+            if (batch := self.cutter.flush(empty=True)) is not None:
+                found.append(batch)
+        return [batch for batch in found if len(batch)]
+
+    def changes(self, output_format: str) -> list[Made]:
+        """The same, encoded."""
+        return [row for batch in self.batches() for row in encoded(batch, self.completer, output_format)[0]]
+
+    def close(self) -> None:
+        """End the session and drop the slot."""
+        self.stream.close()
+        self.completer.close()
+        if not self.connection.closed:
+            slot.drop(self.connection, self.slot)
+            self.connection.close()

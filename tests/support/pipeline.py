@@ -1,0 +1,181 @@
+"""A pipeline over real servers, with a password that must never be seen, and a picture of what set-up could change."""
+
+from __future__ import annotations
+
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.settings import Pipeline
+
+PASSWORD = "Ma9ker"
+"""The password of everybody and everything, though the local superuser, broker and registry ask for none."""
+
+
+class Source:
+    """A database, its server, and the pipeline that is made from it."""
+
+    def __init__(self, server: PostgresServer, dsn: str, kafka: KafkaBroker, registry: SchemaRegistry) -> None:
+        self.server, self.kafka, self.registry = server, kafka, registry
+        self.name = f"p{uuid.uuid4().hex[:8]}"
+        self.dsn = make_conninfo(dsn, password=PASSWORD)
+        self.pipeline = Pipeline(
+            self.dsn,
+            {"bootstrap.servers": kafka.bootstrap, "sasl.username": "bob", "sasl.password": PASSWORD},
+            {"url": registry.url, "basic.auth.user.info": f"bob:{PASSWORD}"},
+            slot=self.name,
+            topic_prefix=self.name,
+            tables=("items",),
+            replication_factor=1,
+            outage_timeout=10.0,
+            create_slot_timeout=20.0,
+        )
+
+    def execute(self, statement: str, *more: str) -> list[tuple[Any, ...]]:
+        """Run statements as superuser, each in its own transaction; returns the rows of the last."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for each in (statement, *more):
+                cursor = connection.execute(each)
+            return cursor.fetchall() if cursor.description else []
+
+    def role(self, attributes: str = "REPLICATION", *grants: str) -> str:
+        """Make a role; returns its connection string. In the grants, ``ROLE`` stands for its name."""
+        name = f"r{uuid.uuid4().hex[:8]}"
+        self.execute(
+            f"CREATE ROLE {name} LOGIN {attributes} PASSWORD '{PASSWORD}'", *(g.replace("ROLE", name) for g in grants)
+        )
+        return make_conninfo(self.dsn, user=name)
+
+    def picture(self) -> dict[str, Any]:
+        """Publications and slots, topics with their end offsets, and our subjects with their versions."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        topics = {n: t for n, t in admin.list_topics(timeout=10).topics.items() if not n.startswith("__")}
+        asked = {TopicPartition(n, p): OffsetSpec.latest() for n, t in topics.items() for p in t.partitions}
+        ends = {
+            (p.topic, p.partition): f.result().offset for p, f in (admin.list_offsets(asked) if asked else {}).items()
+        }
+        schemas = SchemaRegistryClient({"url": self.registry.url})
+        subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]
+        return {
+            "publications": self.execute("SELECT * FROM pg_publication ORDER BY pubname"),
+            "published": self.execute("SELECT * FROM pg_publication_tables ORDER BY 1, 2, 3"),
+            "slots": self.execute(
+                "SELECT slot_name, plugin, slot_type, database, confirmed_flush_lsn::text"
+                " FROM pg_replication_slots ORDER BY 1"
+            ),
+            "ends": ends,
+            "subjects": {s: schemas.get_versions(s) for s in subjects},
+        }
+
+    def changes(self, slot: str = "") -> list[bytes]:
+        """What pgoutput gives from the slot, which stays where it is."""
+        name = slot or self.name
+        rows = self.execute(
+            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{name}', NULL, NULL, 'proto_version', '1',"
+            f" 'publication_names', '{self.pipeline.publication_name},{self.pipeline.publication_name}_unkeyed')"
+        )
+        return [row[0] for row in rows]
+
+    def clean(self) -> None:
+        """Drop what this test left on the server: its database may be gone already."""
+        database = conninfo_to_dict(self.dsn)["dbname"]
+        with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE active_pid IS NULL AND (database = %s OR slot_name LIKE %s)",
+                (database, f"{self.name}%"),
+            )
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """All log records of a test that is over, with their exceptions (``caplog.text`` is empty by then)."""
+    records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    return "\n".join(caplog.handler.format(record) for record in records)
+
+
+@contextmanager
+def refused(source: Source, *texts: str) -> Iterator[list[BottledWaterError]]:
+    """The block must raise an error of ours with these texts, and leave source, Kafka and registry as they were.
+
+    Gives a list that the error is in afterwards.
+    """
+    before = source.picture()
+    errors: list[BottledWaterError] = []
+    with pytest.raises(BottledWaterError) as raised:
+        yield errors
+    errors.append(raised.value)
+    assert PASSWORD not in "".join(traceback.format_exception(raised.value))
+    for text in texts:
+        assert text in str(raised.value)
+    assert source.picture() == before
+
+
+def refuses(source: Source, pipeline: Pipeline, *texts: str) -> None:
+    """Creating must raise an error of ours with these texts, and leave source, Kafka and registry as they were."""
+    with refused(source, *texts):
+        create(pipeline)
+
+
+@pytest.fixture
+def make_source(
+    kafka: KafkaBroker, registry: SchemaRegistry, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[PostgresServer, str], Source]]:
+    """Sources with ``items``, a table with a primary key; at the end nobody may have logged the password."""
+    made: list[Source] = []
+
+    def make(server: PostgresServer, dsn: str) -> Source:
+        source = Source(server, dsn, kafka, registry)
+        made.append(source)
+        source.execute("CREATE TABLE items (id bigint PRIMARY KEY, name text)")
+        return source
+
+    caplog.set_level("DEBUG")
+    yield make
+    for source in made:
+        source.clean()
+    out, err = capfd.readouterr()
+    for seen in (out, err, logged(caplog)):
+        assert PASSWORD not in seen
+
+
+@pytest.fixture
+def source(make_source: Callable[[PostgresServer, str], Source], postgres: PostgresServer, database: str) -> Source:
+    """A fresh database on the server of all tests."""
+    return make_source(postgres, database)
+
+
+@pytest.fixture(scope="session")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A server with tiny limits and prepared transactions; its WAL segments have 1 MB."""
+    settings = {
+        "max_connections": 15,
+        "max_locks_per_transaction": 10,
+        "max_prepared_transactions": 2,
+        "max_wal_senders": 2,
+        "max_replication_slots": 2,
+        "min_wal_size": "2MB",
+        "max_slot_wal_keep_size": "2MB",
+    }
+    folder = tmp_path_factory.mktemp("small")
+    with PostgresServer(folder, settings=settings, initdb_args=["--wal-segsize=1"]) as server:
+        yield server
+
+
+@pytest.fixture
+def small(make_source: Callable[[PostgresServer, str], Source], small_server: PostgresServer) -> Source:
+    """A fresh database on the server with tiny limits."""
+    return make_source(small_server, small_server.createdb(f"d{uuid.uuid4().hex[:8]}"))

@@ -1,0 +1,192 @@
+"""Reading topics as a strict consumer, and pipelines over the embedded servers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.compare import Comparison, compare
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot import driver
+from airflow_bottledwater.stream import engine
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record as a consumer sees it."""
+
+    partition: int
+    offset: int
+    key: Any
+    value: Any
+    op: str
+    pos: str
+    timestamp: int
+    xid: str = ""
+    toast: str = ""
+
+
+def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
+    """All records of a JSON topic, in order per partition."""
+    return read_all(kafka, [topic], committed=committed)[topic]
+
+
+def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = True) -> dict[str, list[Message]]:
+    """The same for several topics, with one consumer."""
+    config = {"bootstrap.servers": kafka.bootstrap}
+    described = Topics(config).describe(topics)
+    consumer = Consumer(
+        {
+            **config,
+            "group.id": uuid.uuid4().hex,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+        }
+    )
+    pending = {(topic, p) for topic in topics for p in range(described[topic].partitions)}
+    consumer.assign([TopicPartition(topic, p, 0) for topic, p in pending])
+    found: dict[str, list[Message]] = {topic: [] for topic in topics}
+    while pending:
+        for message in consumer.consume(5000, 0.1):
+            if message.error() is not None:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                pending.discard((message.topic(), message.partition()))
+                continue
+            headers = {name: value.decode() for name, value in message.headers() or []}
+            found[message.topic()].append(
+                Message(
+                    message.partition(),
+                    message.offset(),
+                    _key(message.key()),
+                    json.loads(message.value()) if message.value() is not None else None,
+                    headers.get("op", "r"),
+                    headers.get("pos", ""),
+                    message.timestamp()[1],
+                    headers.get("xid", ""),
+                    headers.get("toast", ""),
+                )
+            )
+    consumer.close()
+    return found
+
+
+def _key(key: bytes | None) -> Any:
+    """JSON in data topics, a position in service topics."""
+    if key is None:
+        return None
+    return json.loads(key) if key.startswith(b"{") else key.decode()
+
+
+def assert_exactly_once_in_order(messages: list[Message]) -> None:
+    """No stream record twice, and per key never an older one behind a newer one, the snapshot's row first."""
+    seen: set[tuple[str, str, str]] = set()
+    last: dict[str, str] = {}
+    for message in messages:
+        key = json.dumps(message.key, sort_keys=True)
+        if message.key is not None:
+            assert last.get(key, "") <= message.pos, f"{key} goes back to {message.pos or 'a snapshot row'}"
+            last[key] = message.pos
+        if message.pos:
+            identity = (message.pos, key, message.op)
+            assert identity not in seen, f"{identity} comes twice"
+            seen.add(identity)
+
+
+class Flow:
+    """A pipeline over a fresh database, in the JSON format unless said otherwise, run without a JVM."""
+
+    def __init__(self, dsn: str, kafka: KafkaBroker, registry: SchemaRegistry | None, **settings: Any) -> None:
+        self.dsn, self.kafka, self.registry = dsn, kafka, registry
+        name = f"f{uuid.uuid4().hex[:8]}"
+        self.pipeline = Pipeline.of(
+            postgres=dsn,
+            kafka={"bootstrap.servers": kafka.bootstrap},
+            registry={"url": registry.url} if registry else {},
+            **{
+                "slot": name,
+                "topic_prefix": name,
+                "output_format": "avro" if registry else "json",
+                "replication_factor": 1,
+                "outage_timeout": 20.0,
+                "keepalive_interval": 0.2,
+                "heartbeat_interval": 0.3,
+                "transaction_timeout": 20.0,
+                **settings,
+            },
+        )
+
+    def change(self, **settings: Any) -> None:
+        """Go on with other settings."""
+        self.pipeline = self.pipeline.with_(**settings)
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements, each in its own transaction; returns the rows of the last."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for statement in statements:
+                cursor = connection.execute(statement)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def transaction(self, *statements: str) -> None:
+        """Run statements in one transaction."""
+        with psycopg.connect(self.dsn) as connection:
+            for statement in statements:
+                connection.execute(statement)  # type: ignore[arg-type]
+
+    def create(self) -> None:
+        """Slot, publications, topics."""
+        create(self.pipeline)
+
+    def snapshot(self) -> driver.Result:
+        """Take or resume the snapshot, lanes as threads."""
+        return driver.run(self.pipeline, driver.in_threads(self.pipeline))
+
+    def stream(self) -> dict[str, int]:
+        """Stream what is committed now."""
+        return engine.run(self.pipeline, bounded=True)
+
+    @contextmanager
+    def streaming(self) -> Iterator[list[BaseException]]:
+        """Stream beside the block, until it ends; gives the errors of the stream."""
+        stopped, errors = threading.Event(), list[BaseException]()
+
+        def work() -> None:
+            try:
+                engine.run(self.pipeline, stopped=stopped)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield errors
+        finally:
+            stopped.set()
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def topic(self, table: str) -> str:
+        """The topic of a table of the public schema."""
+        return f"{self.pipeline.topic_prefix}.{table}"
+
+    def read(self, table: str, *, committed: bool = True) -> list[Message]:
+        """The records of a table's topic."""
+        return read(self.kafka, self.topic(table), committed=committed)
+
+    def compare(self, table: str) -> Comparison:
+        """Topic against table."""
+        registry = self.pipeline.registry if self.pipeline.output_format == "avro" else None
+        return compare(self.dsn, self.pipeline.kafka, registry, table, self.topic(table))

@@ -1,0 +1,386 @@
+"""Writers that log every change inside its own transaction, and what the checker needs from database and topics."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from psycopg import errors
+
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.store import facts_topic
+from tests.support.checker import Change, Checker, Record, Report, uncommitted_rule
+from tests.support.topics import Flow, read, read_all
+
+_SCHEMA = (
+    "CREATE SEQUENCE checker_n",
+    "CREATE SEQUENCE checker_version",
+    "CREATE TABLE checker_log (n bigint, xid bigint, tbl text, old bigint, new bigint, op text, version bigint, large bigint)",
+)
+#: the log's line of each row that ``c`` returns: numbered when the row is written, and so while it is locked
+_LOG = (
+    " INSERT INTO checker_log SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {old}, {new}, '{op}',"
+    " version, large FROM c"
+)
+#: a value that is stored out of line, and by what it is known
+_LARGE = "nextval('checker_version') || ':' || repeat('x', 2100)"
+_KNOWN_BY = "coalesce(split_part(left(large, 20), ':', 1)::bigint, 0) AS large"
+_INSERT = (
+    "WITH c AS (INSERT INTO {table} SELECT g, nextval('checker_version'), {text}, 0,"
+    f" CASE WHEN g % 3 = 0 THEN {_LARGE} END"
+    " FROM generate_series({first}::bigint, {last}::bigint) g ON CONFLICT DO NOTHING"
+    f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="NULL", new="id", op="c")
+)
+_UPDATE = (
+    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1{large} WHERE id BETWEEN {first} AND {last}"
+    f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="id", new="id", op="u")
+)
+_DELETE = "WITH c AS (DELETE FROM {table} WHERE id = {first} RETURNING id, 0 AS version, 0 AS large)" + _LOG.format(
+    table="{table}", old="id", new="NULL", op="d"
+)
+_MOVE = (
+    "WITH c AS (UPDATE {table} SET id = {last}, version = nextval('checker_version') WHERE id = {first}"
+    f" AND NOT EXISTS (SELECT FROM {{table}} WHERE id = {{last}}) RETURNING id, version, {_KNOWN_BY})"
+    + _LOG.format(table="{table}", old="{first}", new="id", op="k")
+)
+#: what other writers or a stopping server do to a transaction; it is rolled back
+_LOSSES = (
+    errors.LockNotAvailable,
+    errors.DeadlockDetected,
+    errors.UniqueViolation,
+    errors.SerializationFailure,
+    errors.QueryCanceled,
+)
+
+
+def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
+    """Tables with rows that are in the log."""
+    flow.execute(*_SCHEMA)
+    for table in tables:
+        flow.execute(
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text)",
+            f"ALTER TABLE {table} ALTER large SET STORAGE EXTERNAL",
+            _INSERT.format(table=table, first=0, last=rows - 1, text="'row number ' || g"),
+            f"ANALYZE {table}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """How a session behaves.
+
+    :param open_for: seconds that a transaction stays open, from and to.
+    :param prepared: share of transactions that are prepared first.
+    :param asynchronous: ``synchronous_commit = off``.
+    :param hot: also touches rows that all sessions touch.
+    """
+
+    open_for: tuple[float, float] = (0.0, 0.01)
+    prepared: float = 0.0
+    asynchronous: bool = False
+    hot: bool = False
+
+
+SHORT = Habit(hot=True)
+LONG = Habit(open_for=(0.3, 0.8))
+PREPARING = Habit(open_for=(0.0, 0.05), prepared=0.7)
+ASYNCHRONOUS = Habit(asynchronous=True, hot=True)
+#: sixteen keep transactions open, so that some are in progress at every boundary
+CROWD = (*[LONG] * 16, SHORT, ASYNCHRONOUS, PREPARING)
+
+
+@dataclass(slots=True)
+class Writers:
+    """Sessions beside the block: inserts, updates, deletes, key changes, savepoints, roll-backs, prepared transactions. Keys that
+    were given up are used again, by other rows too, and large values are mostly left as they are.
+
+    They survive the server's death: the log says what became of their transactions.
+
+    :param rows: rows that the tables begin with.
+    :param pause: seconds between two transactions, from and to.
+    """
+
+    dsn: str
+    tables: Sequence[str]
+    seed: int
+    rows: int
+    habits: Sequence[Habit] = CROWD
+    pause: tuple[float, float] = (0.0, 0.01)
+    errors: list[BaseException] = field(default_factory=list)
+    _freed: dict[int, list[int]] = field(default_factory=dict)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Writers:
+        self._threads = [
+            threading.Thread(target=self._session, args=(number, habit), name=f"writer-{number}", daemon=True)
+            for number, habit in enumerate(self.habits)
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the sessions, and decide what is still prepared."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert not self.errors, self.errors
+        dice = random.Random(self.seed)
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            left = connection.execute(
+                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            ).fetchall()
+            for (gid,) in left:
+                connection.execute(f"{dice.choice(('COMMIT', 'ROLLBACK'))} PREPARED '{gid}'")  # type: ignore[arg-type]
+
+    def _session(self, number: int, habit: Habit) -> None:
+        dice = random.Random(self.seed * 1000 + number)
+        self._freed[number] = []
+        fresh = iter(range((number + 1) * 10_000_000, (number + 2) * 10_000_000))
+        while not self._stopped.is_set():
+            try:
+                with psycopg.connect(self.dsn, autocommit=True, connect_timeout=5) as connection:
+                    connection.execute("SET lock_timeout = '300ms'")
+                    connection.execute(f"SET synchronous_commit = {'off' if habit.asynchronous else 'on'}")
+                    while not self._stopped.is_set():
+                        self._transaction(connection, dice, number, habit, fresh)
+                        time.sleep(dice.uniform(*self.pause))
+            except psycopg.OperationalError:
+                time.sleep(0.1)  # the server is away
+            except BaseException as error:
+                self.errors.append(error)
+                return
+
+    def _transaction(
+        self, connection: psycopg.Connection, dice: random.Random, number: int, habit: Habit, fresh: Iterator[int]
+    ) -> None:
+        rolled_back = dice.random() < 0.15
+        gid = uuid.uuid4().hex if dice.random() < habit.prepared else ""
+        try:
+            connection.execute("BEGIN")
+            self._change(connection, dice, number, habit, fresh)
+            time.sleep(dice.uniform(*habit.open_for))
+            for _ in range(dice.randrange(0, 5)):
+                self._change(connection, dice, number, habit, fresh)
+            if dice.random() < 0.25:
+                self._savepoint(connection, dice, number, habit, fresh)
+            if gid:
+                connection.execute(f"PREPARE TRANSACTION '{gid}'")  # type: ignore[arg-type]
+                time.sleep(dice.uniform(0.0, 0.3))
+                connection.execute(f"{'ROLLBACK' if rolled_back else 'COMMIT'} PREPARED '{gid}'")  # type: ignore[arg-type]
+            else:
+                connection.execute("ROLLBACK" if rolled_back else "COMMIT")
+        except _LOSSES:
+            connection.execute("ROLLBACK")
+
+    def _savepoint(
+        self, connection: psycopg.Connection, dice: random.Random, number: int, habit: Habit, fresh: Iterator[int]
+    ) -> None:
+        connection.execute("SAVEPOINT s")
+        for _ in range(dice.randrange(1, 4)):
+            self._change(connection, dice, number, habit, fresh)
+        connection.execute(dice.choice(("ROLLBACK TO SAVEPOINT s", "RELEASE SAVEPOINT s")))
+        self._change(connection, dice, number, habit, fresh)
+
+    def _change(
+        self, connection: psycopg.Connection, dice: random.Random, number: int, habit: Habit, fresh: Iterator[int]
+    ) -> None:
+        table = dice.choice(self.tables)
+        hot = habit.hot and dice.random() < 0.3
+        row = dice.randrange(0, 20) if hot else dice.randrange(20 + number, self.rows, len(self.habits))
+        freed = self._freed[number]
+        if freed and dice.random() < 0.3:
+            row = dice.choice(freed)  # a row that was moved, or another one that has its key
+        act = dice.random()
+        if act < 0.25:
+            new = dice.choice([row, next(fresh), *freed[-1:]])  # a key that was given up may come back
+            statement = _INSERT.format(table=table, first=new, last=new, text="'new'")
+        elif act < 0.7:
+            statement = _UPDATE.format(
+                table=table, first=row, last=row, large=f", large = {_LARGE}" if dice.random() < 0.2 else ""
+            )
+        elif act < 0.82:
+            statement = _DELETE.format(table=table, first=row)
+            freed.append(row)
+        else:
+            new = dice.choice([next(fresh), *freed[-3:]])
+            statement = _MOVE.format(table=table, first=row, last=new)
+            freed += [row, new]
+        del freed[:-20]
+        connection.execute(statement)  # type: ignore[arg-type]
+
+
+def update(table: str, first: int, last: int) -> str:
+    """A logged update of a range of keys, as a statement."""
+    return _UPDATE.format(table=table, first=first, last=last, large="")
+
+
+def large_transaction(flow: Flow, table: str, first: int, count: int) -> None:
+    """One transaction of many logged inserts."""
+    flow.execute(_INSERT.format(table=table, first=first, last=first + count - 1, text="repeat('x', 200)"))
+
+
+def read_log(flow: Flow) -> list[Change]:
+    """What was committed."""
+    return [
+        Change(*row)
+        for row in flow.execute("SELECT n, xid, tbl, old, new, op, version, large FROM checker_log ORDER BY n")
+    ]  # fmt: skip
+
+
+def replayed(log: Sequence[Change], table: str) -> dict[int, int]:
+    """Key → version as the log says that the table is: the checker's own check."""
+    rows: dict[int, int] = {}
+    for change in log:
+        if change.table == table:
+            if change.old is not None:
+                rows.pop(change.old, None)
+            if change.new is not None:
+                rows[change.new] = change.version
+    return rows
+
+
+def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> list[Record]:
+    """All records of the tables' topics, per partition in the order of their offsets."""
+    found = read_all(flow.kafka, [flow.topic(table) for table in tables], committed=committed)
+    return [
+        Record(
+            table,
+            m.partition,
+            m.offset,
+            m.key["id"],
+            m.value and m.value["version"],
+            m.op,
+            m.pos,
+            int(m.xid or 0),
+            int(m.value["large"].partition(":")[0]) if m.value and m.value["large"] else 0,
+            m.toast == "reread",
+        )
+        for table in tables
+        for m in found[flow.topic(table)]
+    ]
+
+
+def state_topic(flow: Flow) -> str:
+    """The topic of the pipeline's facts."""
+    database = flow.execute("SELECT current_database()")[0][0]
+    return facts_topic(database, flow.pipeline.slot)
+
+
+def positions(flow: Flow) -> list[Position]:
+    """Every P that was committed."""
+    found = read(flow.kafka, state_topic(flow))
+    return [Position(m.value["lsn"], m.value["ordinal"]) for m in found if m.key == "position" and m.value]
+
+
+def audit(
+    flow: Flow,
+    tables: Sequence[str],
+    *,
+    resumed: bool = False,
+    complete: bool = True,
+    cut_from: int = 0,
+    since: Snapshot | None = None,
+) -> Report:
+    """Compare topics and log; the writers have stopped, and the pipeline has finished.
+
+    :param since: without a snapshot: what the stream begins after.
+    """
+    known = read_state(flow.pipeline, state_topic(flow))
+    log = read_log(flow)
+    by_name = {pinned.table.name: oid for oid, pinned in known.tables.items()}
+    if since is None:
+        boundaries = {table: known.boundaries[by_name[table]].snapshot for table in tables}
+        assert all(known.boundaries[by_name[table]].filtered for table in tables)
+    else:
+        boundaries = dict.fromkeys(tables, since)
+    for table in tables:
+        rows = dict(flow.execute(f"SELECT id, version FROM {table}"))
+        assert replayed(log, table) == rows, f"the log of {table} is not what happened: the checker is wrong"
+    checker = Checker(
+        log,
+        boundaries,
+        snapshot=since is None,
+        resumed=resumed,
+        oldest_xid=max(pinned.oldest_xid for pinned in known.tables.values()),
+        complete=complete,
+        superseded=known.counters["superseded"],
+        cut_from=cut_from,
+        positions=positions(flow),
+    )
+    committed = records(flow, tables)
+    report = checker.check(committed)
+    _check_uncommitted(records(flow, tables, committed=False), committed)
+    return report
+
+
+def _check_uncommitted(everything: Sequence[Record], committed: Sequence[Record]) -> None:
+    """A reader of uncommitted records, who compares positions, comes to the same history.
+
+    But for changes whose large value was read from the table afterwards: an attempt that was aborted may have found the row, which is
+    gone for the next (the change is superseded then), or the other way round. Whatever came of them, the last change of each key is
+    the same.
+    """
+    reread = {(r.table, r.key, r.pos) for r in everything if r.reread}
+    seen = {(r.table, r.key, r.pos) for r in uncommitted_rule(everything) if r.pos}
+    true = {(r.table, r.key, r.pos) for r in committed if r.pos}
+    differing = sorted((seen ^ true) - reread)
+    assert not differing, (
+        f"a reader of uncommitted records, who compares positions, sees another history: {differing[:10]}"
+    )
+    assert _last(seen) == _last(true)
+
+
+def _last(changes: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
+    return {(table, key): pos for table, key, pos in sorted(changes)}
+
+
+class LiveReader:
+    """A read_committed consumer beside the test: when records became visible.
+
+    :ivar arrivals: wall-clock times.
+    """
+
+    def __init__(self, flow: Flow, tables: Sequence[str]) -> None:
+        self.arrivals: list[float] = []
+        self._flow, self._tables = flow, tables
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live-reader", daemon=True)
+
+    def __enter__(self) -> LiveReader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        config = {"bootstrap.servers": self._flow.kafka.bootstrap}
+        names = [self._flow.topic(table) for table in self._tables]
+        described = Topics(config).describe(names)
+        consumer = Consumer(
+            {**config, "group.id": uuid.uuid4().hex, "isolation.level": "read_committed", "log_level": 2}
+        )
+        consumer.assign([TopicPartition(n, p, 0) for n in names for p in range(described[n].partitions)])
+        while not self._ended.is_set():
+            message = consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                self.arrivals.append(time.time())
+        with contextlib.suppress(Exception):
+            consumer.close()

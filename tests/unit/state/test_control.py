@@ -1,0 +1,42 @@
+"""Which requests to stop a job obeys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.state.control import REQUEST_HOLDS, holds
+
+NOW = 1_000_000.0
+
+
+def status(epoch: int, state: str = "streaming", *, permanent: bool = False) -> dict[str, Any]:
+    return {"state": state, "permanent": permanent, "job": {"epoch": epoch}}
+
+
+def request(epoch: Any, *, age: float = 10.0) -> dict[str, Any]:
+    return {"command": "stop", "epoch": epoch, "at": NOW - age}
+
+
+@pytest.mark.parametrize(
+    ("asked", "last", "obeyed"),
+    [
+        pytest.param(request(7), None, True, id="to this job, before it reported"),
+        pytest.param(request(7, age=10 * REQUEST_HOLDS), status(7), True, id="to this job, long ago"),
+        pytest.param(request(6), status(6), True, id="to a job that died since"),
+        pytest.param(request(6), status(6, "failed"), True, id="to a job that failed of an outage"),
+        pytest.param(request(6), status(6, "stopped"), False, id="to a job that stopped"),
+        pytest.param(request(6), status(6, "finished"), False, id="to a job that finished"),
+        pytest.param(request(6), status(6, "failed", permanent=True), False, id="to a job that failed for good"),
+        pytest.param(request(6, age=2 * REQUEST_HOLDS), status(6), False, id="long before a deliberate start"),
+        pytest.param(request(5), status(6), False, id="to a job before the last"),
+        pytest.param(request(8), status(6), False, id="to a later job"),
+        pytest.param(request(6), None, False, id="to a job that left no status"),
+        pytest.param(request("6"), status(6), False, id="malformed epoch"),
+        pytest.param({"epoch": 6}, status(6), False, id="without a time"),
+        pytest.param(request(6), {"job": "x"}, False, id="malformed status"),
+    ],
+)
+def test_what_was_asked_before_a_job_listened(asked: dict[str, Any], last: dict[str, Any] | None, obeyed: bool) -> None:
+    assert holds(asked, last, 7, NOW) is obeyed

@@ -1,0 +1,482 @@
+"""Cutting batches, held against a slow model of what must be in them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import ProtocolError
+from airflow_bottledwater.model.boundary import Boundary, Snapshot
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.stream.assembler import Cutter
+from tests.support import wire as w
+
+OIDS = (16384, 16390, 2**32 - 5)
+
+
+# ------------------------------------------------------------------ a history, and how PostgreSQL would send it
+@dataclass(frozen=True)
+class Row:
+    message: bytes
+    oid: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Truncate:
+    oids: tuple[int, ...]
+    versions: tuple[int, ...]
+    options: int
+
+
+@dataclass(frozen=True)
+class Again:
+    """A Relation message that says nothing new."""
+
+    oid: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Keepalive:
+    lsn: int
+
+
+@dataclass(frozen=True)
+class Transaction:
+    final: int
+    end: int
+    xid: int
+    micros: int
+    items: tuple[Row | Truncate | Again | Keepalive, ...]
+
+
+History = list[Transaction | Keepalive]
+
+
+def relation(oid: int, version: int) -> bytes:
+    return w.relation(oid, [(True, "id", w.INT4, -1), (False, f"v{version}", w.TEXT, -1)])
+
+
+def served(history: History, start: int) -> Iterator[bytes]:
+    """What a session that starts at an LSN receives: transactions whose commit record lies at or after it."""
+    announced: dict[int, int] = {}
+
+    def announce(oid: int, version: int, always: bool = False) -> Iterator[bytes]:
+        if always or announced.get(oid) != version:
+            announced[oid] = version
+            yield w.xlog(relation(oid, version))
+
+    for item in history:
+        if isinstance(item, Keepalive):
+            if item.lsn >= start:
+                yield w.keepalive(item.lsn)
+            continue
+        if item.final < start:
+            continue
+        yield w.xlog(w.begin(item.final, item.xid & 0xFFFFFFFF, item.micros))
+        for part in item.items:
+            if isinstance(part, Keepalive):
+                yield w.keepalive(part.lsn, True)
+            elif isinstance(part, Again):
+                yield from announce(part.oid, part.version, True)
+            elif isinstance(part, Row):
+                yield from announce(part.oid, part.version)
+                yield w.xlog(part.message)
+            else:
+                for oid, version in zip(part.oids, part.versions, strict=True):
+                    yield from announce(oid, version)
+                yield w.xlog(w.truncate(part.oids, part.options))
+        yield w.xlog(b"Y" + b"\0" * 8)
+        yield w.xlog(w.commit(item.final, item.end))
+
+
+#: (kind, bytes, table and version, final LSN, ordinal, xid, milliseconds)
+Change = tuple[int, bytes, tuple[int, int], int, int, int, int]
+
+
+def expected(history: History, start: Position, boundaries: dict[int, Boundary]) -> list[Change]:
+    """The model: every change but those that P has passed and those that a boundary contains."""
+    changes: list[Change] = []
+    for transaction in history:
+        if isinstance(transaction, Keepalive):
+            continue
+        ordinal = 0
+        millis = (transaction.micros + 946_684_800_000_000) // 1000
+        for item in transaction.items:
+            if isinstance(item, Again | Keepalive):
+                continue
+            ordinal += 1
+            if start.passed(transaction.final, ordinal):
+                continue
+            xid = transaction.xid & 0xFFFFFFFF
+            oids = [item.oid] if isinstance(item, Row) else list(item.oids)
+            left = [
+                oid for oid in oids if oid not in boundaries or not boundaries[oid].contains(transaction.final, xid)
+            ]
+            if not left:
+                continue
+            if isinstance(item, Row):
+                message, version = item.message, item.version
+            else:
+                message, version = w.truncate(left, item.options), item.versions[item.oids.index(left[0])]
+            changes.append((message[0], message, (left[0], version), transaction.final, ordinal, xid, millis))
+    return changes
+
+
+def resolver(calls: list[tuple[int, int]]) -> Callable[[pgoutput.RelationMessage, Version | None], Version]:
+    def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version:
+        version = int(message.columns[1].name[1:])
+        assert current is None or current.table.oid == message.oid
+        calls.append((message.oid, version))
+        table = w.table(("id", w.plain(w.INT4)), (f"v{version}", w.plain(w.TEXT)), key=["id"], oid=message.oid)
+        return Version(table, f"topic {message.oid}", 0, version)
+
+    return resolve
+
+
+def content(batch: Batch) -> list[Change]:
+    """A batch as the model's changes."""
+    found: list[Change] = []
+    for row in batch.changes.tolist():
+        version = batch.versions[row[wire.C_RELATION]]
+        at = row[wire.C_OFFSET]
+        message = bytes(batch.data[at : at + row[wire.C_LENGTH]])
+        key = (version.table.oid, version.value_schema)
+        found.append(
+            (row[wire.C_KIND], message, key, row[wire.C_LSN], row[wire.C_ORDINAL], row[wire.C_XID], row[wire.C_TIME])
+        )
+    return found
+
+
+@dataclass
+class Run:
+    batches: list[Batch] = field(default_factory=list)
+    resolved: list[tuple[int, int]] = field(default_factory=list)
+    cutter: Cutter | None = None
+
+    @property
+    def changes(self) -> list[Change]:
+        return [change for batch in self.batches for change in content(batch)]
+
+
+def run(
+    history: History,
+    start: Position,
+    boundaries: dict[int, Boundary],
+    *,
+    limit: int,
+    most: int,
+    sizes: list[int],
+    empty: bool = False,
+    restarts: tuple[int, ...] = (),
+) -> Run:
+    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks."""
+    made = Run()
+    cutter = made.cutter = Cutter(start, boundaries, resolver(made.resolved), limit=limit, most=most)
+    blocks = itertools.count(1)
+    while True:
+        messages = list(served(history, cutter.position.lsn))
+        lengths = itertools.cycle(sizes)
+        broken = False
+        while messages and not broken:
+            size = next(lengths)
+            cutter.add(w.block(messages[:size]))
+            messages = messages[size:]
+            while (batch := cutter.cut()) is not None:
+                made.batches.append(batch)
+            if empty and (batch := cutter.flush(empty=True)) is not None:
+                made.batches.append(batch)
+            broken = next(blocks) in restarts
+        if not broken:
+            break
+        cutter.restart()
+    if (batch := cutter.flush(empty=True)) is not None:
+        made.batches.append(batch)
+    return made
+
+
+# ------------------------------------------------------------------ generated histories
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    lsn = draw(st.sampled_from([1, 2**32 - 50]))
+    xid = draw(st.sampled_from([700, 3 * 2**32 - 3, 2**31 - 2]))
+    versions = dict.fromkeys(OIDS, 0)
+    history: History = []
+    for _ in range(draw(st.integers(1, 7))):
+        lsn += draw(st.integers(0, 5))
+        if draw(st.booleans()):
+            history.append(Keepalive(lsn))
+        begun = lsn + 1
+        final = begun + draw(st.integers(0, 20))
+        items: list[Row | Truncate | Again | Keepalive] = []
+        for _ in range(draw(st.integers(0, 8))):
+            oid = draw(st.sampled_from(OIDS))
+            what = draw(st.sampled_from("IIIUUDTAVK"))
+            value = bytes(draw(st.integers(0, 40)))
+            if what == "V":
+                versions[oid] += 1
+            elif what == "A":
+                items.append(Again(oid, versions[oid]))
+            elif what == "K":
+                # inside a transaction it may be anywhere up to the commit record
+                items.append(Keepalive(draw(st.integers(lsn, final))))
+            elif what == "T":
+                oids = tuple(draw(st.lists(st.sampled_from(OIDS), min_size=1, max_size=3, unique=True)))
+                items.append(Truncate(oids, tuple(versions[o] for o in oids), draw(st.integers(0, 3))))
+            elif what == "I":
+                items.append(Row(w.insert(oid, b"id", value), oid, versions[oid]))
+            elif what == "U":
+                items.append(
+                    Row(
+                        w.update(oid, b"id", value, old=draw(st.sampled_from([None, [b"id", None]]))),
+                        oid,
+                        versions[oid],
+                    )
+                )
+            else:
+                items.append(Row(w.delete(oid, b"id", None), oid, versions[oid]))
+        lsn = final + draw(st.integers(1, 10))
+        xid += draw(st.integers(1, 3))
+        history.append(Transaction(final, lsn, xid, draw(st.integers(-(10**15), 10**15)), tuple(items)))
+    if draw(st.booleans()):
+        history.append(Keepalive(lsn + draw(st.integers(0, 5))))
+    return history
+
+
+@st.composite
+def boundaries_of(draw: st.DrawFn, history: History) -> dict[int, Boundary]:
+    transactions = [t for t in history if isinstance(t, Transaction)]
+    xids = [t.xid for t in transactions]
+    found = {}
+    for oid in OIDS:
+        if draw(st.booleans()):
+            # one snapshot is shared by the tables of one holder
+            running = tuple(sorted(draw(st.sets(st.sampled_from(xids), max_size=3))))
+            xmax = max([draw(st.integers(xids[0] - 1, xids[-1] + 3)), *(x + 1 for x in running)])
+            xmin = running[0] if running else xmax
+            lsn = draw(st.sampled_from([0, 2**62] + [t.final + d for t in transactions for d in (0, 1)]))
+            found[oid] = Boundary(Snapshot(xmin, xmax, running), lsn, xmin, draw(st.sampled_from([True, True, False])))
+    return found
+
+
+@st.composite
+def starts(draw: st.DrawFn, history: History) -> Position:
+    """Everything that P can be: nothing yet, after a transaction, at a keepalive, inside a transaction."""
+    options = [Position(0, 0)]
+    for item in history:
+        if isinstance(item, Keepalive):
+            options.append(Position(item.lsn, 0))
+        else:
+            options += [Position(item.end, 0), *(Position(item.final, n) for n in range(1, len(item.items) + 2))]
+    return draw(st.sampled_from(options))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[History, Position, dict[int, Boundary]]:
+    history = draw(histories())
+    return history, draw(starts(history)), draw(boundaries_of(history))
+
+
+small = st.sampled_from([1, 30, 60, 100, 200, 10**6])
+blocks = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+
+
+@settings(max_examples=600)
+@given(cases(), small, small, blocks, st.booleans(), st.lists(st.integers(1, 20), max_size=3))
+def test_batches_are_contiguous_and_hold_what_the_model_says(
+    case: tuple[History, Position, dict[int, Boundary]],
+    limit: int,
+    most: int,
+    sizes: list[int],
+    empty: bool,
+    restarts: list[int],
+) -> None:
+    history, start, boundaries = case
+    made = run(history, start, boundaries, limit=limit, most=most, sizes=sizes, empty=empty, restarts=tuple(restarts))
+    assert made.changes == expected(history, start, boundaries)
+    reached = start
+    for batch in made.batches:
+        assert batch.start == reached
+        assert batch.end > batch.start
+        for change in batch.changes.tolist():
+            position = Position(change[wire.C_LSN], change[wire.C_ORDINAL])
+            assert not batch.start.passed(*position)
+            assert batch.end.passed(*position)
+        reached = batch.end
+    assert made.cutter is not None and made.cutter.position == reached
+    last = [t.end if isinstance(t, Transaction) else t.lsn for t in history][-1]
+    assert reached.lsn >= last or start.lsn >= last
+
+
+@settings(max_examples=200)
+@given(cases(), small, small, blocks, st.booleans())
+def test_a_restart_at_any_batchs_end_gives_exactly_the_rest(
+    case: tuple[History, Position, dict[int, Boundary]], limit: int, most: int, sizes: list[int], empty: bool
+) -> None:
+    history, start, boundaries = case
+    made = run(history, start, boundaries, limit=limit, most=most, sizes=sizes, empty=empty)
+    for i, batch in enumerate(made.batches):
+        again = run(history, batch.end, boundaries, limit=10**6, most=10**6, sizes=[1000])
+        assert again.changes == [c for b in made.batches[i + 1 :] for c in content(b)]
+
+
+@settings(max_examples=200)
+@given(cases(), small, small, blocks)
+def test_only_a_transaction_over_the_limit_is_cut_inside(
+    case: tuple[History, Position, dict[int, Boundary]], limit: int, most: int, sizes: list[int]
+) -> None:
+    history, start, boundaries = case
+    bytes_of: dict[int, int] = {}
+    for change in expected(history, start, boundaries):
+        bytes_of[change[3]] = bytes_of.get(change[3], 0) + len(change[1])
+    ends = {t.end for t in history if isinstance(t, Transaction)} | {k.lsn for k in history if isinstance(k, Keepalive)}
+    for batch in run(history, start, boundaries, limit=limit, most=most, sizes=sizes).batches:
+        finals = set(batch.changes[:, wire.C_LSN].tolist())
+        if batch.end.ordinal:
+            assert finals == {batch.end.lsn}
+            assert bytes_of[batch.end.lsn] > most
+            # a TRUNCATE is small and goes along
+            sized = [c for c in content(batch) if c[0] != pgoutput.TRUNCATE]
+            assert len(sized) <= 1 or sum(len(c[1]) for c in sized) <= most
+        else:
+            assert batch.end.lsn in ends
+
+
+@settings(max_examples=200)
+@given(histories(), blocks)
+def test_a_repeated_relation_message_is_no_new_version(history: History, sizes: list[int]) -> None:
+    made = run(history, Position(0, 0), {}, limit=10**6, most=10**6, sizes=sizes)
+    changed: list[tuple[int, int]] = []
+    known: dict[int, int] = {}
+    for message in served(history, 0):
+        if message[:1] == b"w" and message[25:26] == b"R":
+            decoded = pgoutput.relation(message[25:])
+            version = int(decoded.columns[1].name[1:])
+            if known.get(decoded.oid) != version:
+                known[decoded.oid] = version
+                changed.append((decoded.oid, version))
+    assert made.resolved == changed
+
+
+@given(histories())
+def test_a_truncate_brings_the_versions_of_all_its_tables(history: History) -> None:
+    for batch in run(history, Position(0, 0), {}, limit=60, most=60, sizes=[5]).batches:
+        known = {v.table.oid for v in batch.versions}
+        for change in content(batch):
+            if change[0] == pgoutput.TRUNCATE:
+                assert set(pgoutput.truncate(change[1]).oids) <= known
+
+
+@given(histories(), st.integers(0, 10**3))
+def test_the_part_of_a_batch_before_a_transaction_ends_where_that_begins(history: History, which: int) -> None:
+    for batch in run(history, Position(0, 0), {}, limit=10**6, most=10**6, sizes=[100]).batches:
+        finals = sorted(set(batch.changes[:, wire.C_LSN].tolist()))
+        if finals:
+            final = finals[which % len(finals)]
+            before = batch.before(final)
+            assert content(before) == [c for c in content(batch) if c[3] < final]
+            again = run(history, before.end, {}, limit=10**6, most=10**6, sizes=[100])
+            assert again.changes == [c for c in content(batch) if c[3] >= final]
+
+
+@given(cases())
+def test_the_statistics_count_what_boundaries_leave_out(case: tuple[History, Position, dict[int, Boundary]]) -> None:
+    history, _, boundaries = case
+    only_rows: History = [
+        Transaction(t.final, t.end, t.xid, t.micros, tuple(i for i in t.items if not isinstance(i, Truncate)))
+        if isinstance(t, Transaction)
+        else t
+        for t in history
+    ]
+    made = run(only_rows, Position(0, 0), boundaries, limit=10**6, most=10**6, sizes=[7])
+    assert made.cutter is not None
+    everything, left = expected(only_rows, Position(0, 0), {}), expected(only_rows, Position(0, 0), boundaries)
+    hidden = [c for c in everything if c not in left]
+    assert made.cutter.statistics["transactions"] == sum(isinstance(t, Transaction) for t in only_rows)
+    assert made.cutter.statistics["skipped_changes"] == len(everything) - len(left)
+    assert made.cutter.statistics["skipped_transactions"] == len({c[3] for c in hidden})
+
+
+def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(
+        w.block([w.xlog(w.begin(100, 7)), w.keepalive(99), w.xlog(relation(1, 0)), w.xlog(w.insert(1, b"", b""))])
+    )
+    assert cutter.cut() is None
+    assert cutter.flush(empty=True) is None
+
+
+def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch() -> None:
+    cutter = Cutter(Position(5, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(w.block([w.keepalive(99)]))
+    assert cutter.cut() is None
+    assert cutter.flush(empty=False) is None
+    batch = cutter.flush(empty=True)
+    assert batch is not None and (len(batch), batch.start, batch.end) == (0, Position(5, 0), Position(99, 0))
+
+
+def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:
+    large = w.insert(1, b"id", bytes(3 << 20))
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=1, most=1)
+    cutter.add(
+        w.block([w.xlog(w.begin(9, 1)), w.xlog(relation(1, 0)), w.xlog(large), w.xlog(large), w.xlog(w.commit(9, 10))])
+    )
+    part = cutter.cut()
+    rest = cutter.cut()
+    assert part is not None and rest is not None
+    assert [c[1] for c in content(part) + content(rest)] == [large, large]
+    assert (part.end, rest.end) == (Position(9, 1), Position(10, 0))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        w.xlog(w.insert(1, b"x")),
+        w.xlog(w.begin(9, 1)[:-1]),
+        w.xlog(w.commit(9, 10)[:-1]),
+        w.xlog(b"I\0\0\0\1"),
+        w.xlog(b""),
+        w.xlog(relation(1, 0)[:-1]),
+        w.xlog(w.truncate([1])[:-1]),
+        w.xlog(w.truncate([1])),
+        w.xlog(b"T"),
+        b"w",
+        b"k",
+        b"x" + bytes(40),
+        w.keepalive(1)[:-1],
+    ],
+)
+def test_what_does_not_follow_the_protocol_is_a_protocol_error(message: bytes) -> None:
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(w.block([w.xlog(w.begin(9, 1)), message]))
+    with pytest.raises(ProtocolError):
+        cutter.cut()
+
+
+@pytest.mark.parametrize("kind", [b"Y", b"O", b"M"])
+def test_messages_that_say_nothing_of_rows_are_left_out(kind: bytes) -> None:
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(kind + bytes(12)), w.xlog(w.commit(9, 10))]))
+    assert cutter.cut() is None
+    batch = cutter.flush(empty=True)
+    assert batch is not None
+    assert len(batch) == 0
+
+
+@pytest.mark.parametrize("kind", [b"b", b"P", b"K", b"r", b"p", b"S", b"E", b"c", b"A", b"?"])
+def test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published(kind: bytes) -> None:
+    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(w.commit(9, 10)), w.xlog(kind + bytes(40))]))
+    with pytest.raises(ProtocolError, match=f"message of kind '{re.escape(kind.decode())}'.*two_phase"):
+        cutter.cut()

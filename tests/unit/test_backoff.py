@@ -1,0 +1,58 @@
+"""How outages are waited out."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from airflow_bottledwater import backoff as module
+from airflow_bottledwater import errors
+from airflow_bottledwater.backoff import Backoff
+
+
+def test_waiting_ends_when_the_job_is_asked_to() -> None:
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(errors.StopRequested):
+        Backoff(None, stopped).wait("a broker")
+
+
+def test_waiting_ends_at_its_limit_and_says_for_what_it_waited() -> None:
+    told: list[str] = []
+    backoff = Backoff(0.0, report=told.append)
+    backoff.wait("the broker is away")
+    with pytest.raises(errors.Outage, match="the broker is away"):
+        backoff.wait("the broker is away")
+    assert told == ["the broker is away"]
+
+
+def test_a_server_that_answered_begins_a_new_outage() -> None:
+    backoff = Backoff(0.0, report=lambda what: None)
+    backoff.wait("x")
+    backoff.over()
+    backoff.wait("x")
+
+
+def test_an_outage_lasts_until_something_works_however_long_one_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    backoff = Backoff(300.0, report=lambda what: None)
+    with pytest.raises(errors.Outage, match=r"a broker \(for 3\d\d s\)"):
+        for _ in range(20):
+            backoff.wait("a broker")
+            now += 45.0
+    backoff.over()
+    backoff.wait("a broker")
+    now += 290.0
+    backoff.wait("a broker")
+
+
+def test_refused_credentials_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    backoff = Backoff(None, report=lambda what: None)
+    backoff.wait(errors.CredentialsRefused("no"))
+    now += 21.0
+    with pytest.raises(errors.CredentialsRefused):
+        backoff.wait(errors.CredentialsRefused("no"))

@@ -1,0 +1,67 @@
+"""What is done about which error."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from airflow_bottledwater import errors
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.policy import ACTS, Act, act, transient
+
+
+def made(kind: type[errors.BottledWaterError]) -> errors.BottledWaterError:
+    if kind is errors.SettingError:
+        return errors.SettingError("lanes", 0, "1 to 256")
+    if kind is errors.PreflightError:
+        return errors.PreflightError(["this", "that"])
+    if kind is errors.Interrupted:
+        return errors.Interrupted(15)
+    if kind is errors.RecordError:
+        return errors.RecordError("what", "remedy", position="p", topic="t")
+    return kind("what", "remedy")
+
+
+CLASSES = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.BottledWaterError)
+]
+EXPECTED = {
+    errors.Outage: Act.WAIT,
+    errors.Interrupted: Act.WAIT,
+    errors.SlotInUse: Act.WAIT,
+    errors.RecordError: Act.RECORD,
+    errors.StopRequested: Act.FINISH,
+    errors.StaleBatch: Act.AGAIN,
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_has_its_row(kind: type[errors.BottledWaterError]) -> None:
+    assert any(issubclass(kind, row) for row in ACTS)
+    assert act(made(kind)) is EXPECTED.get(kind, Act.END)
+
+
+def test_the_publishers_errors_have_their_rows() -> None:
+    assert act(NewProducerNeeded("x")) is Act.REOPEN
+    assert ACTS[RecordRefused] is Act.RECORD
+
+
+def test_an_unknown_error_ends_the_job() -> None:
+    assert act(ValueError("x")) is Act.END
+    assert act(KeyboardInterrupt()) is Act.END
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.BottledWaterError]) -> None:
+    assert transient(made(kind)) == (kind in (errors.Outage, errors.Interrupted, errors.SlotInUse, errors.StaleBatch))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_crosses_processes(kind: type[errors.BottledWaterError]) -> None:
+    error = made(kind)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)

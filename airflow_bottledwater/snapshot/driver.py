@@ -20,7 +20,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
-from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.lane import LaneTask, Part
@@ -249,7 +249,7 @@ class _Driver:
             return
         self._claim.record_ids([stream_id(self._claim.prefix)])
         pinned = self._claim.state.tables
-        channel = Channel(
+        publishing = PublishSession(
             self._pipeline,
             self._claim.job,
             stream_id(self._claim.prefix),
@@ -259,9 +259,9 @@ class _Driver:
         )
         try:
             for oid, ends in wanted.items():
-                sweep(channel, pinned[oid], ends)
+                sweep(publishing, pinned[oid], ends)
         finally:
-            channel.close()
+            publishing.close()
 
     def _tasks(self, plans: dict[int, Plan], numbers: Sequence[int], held: pg.Held) -> tuple[list[LaneTask], int]:
         state = self._claim.state

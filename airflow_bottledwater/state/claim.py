@@ -16,7 +16,7 @@ from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, StateError, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
-from airflow_bottledwater.kafka.publisher import Publisher, single
+from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
@@ -116,8 +116,8 @@ class Claim:
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
         ensure_state_topics(pipeline, self.topic, self._admin)
-        self._publisher = self._make(facts_id(self.prefix))
-        self._publisher.open()
+        self._producer = self._make(facts_id(self.prefix))
+        self._producer.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != facts_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
@@ -129,10 +129,15 @@ class Claim:
         service = [names.service_topic(kind, self.pipeline.topic_prefix) for kind in ("events", "dead_letters")]
         topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
         for transactional_id in known.ids:
-            publisher = self._make(transactional_id, topics)
-            publisher.open()
-            release(self.pipeline.kafka, publisher, topics)
-            publisher.close()
+            release(
+                self.pipeline.kafka,
+                transactional_id,
+                topics,
+                transaction_timeout=self.pipeline.transaction_timeout,
+                waiting=self._backoff.wait,
+            )
+        self._initialise([i for i in known.ids if i != facts_id(self.prefix)])
+        self._producer.open()
 
     def _claim(self, kind: str) -> PipelineState:
         """Write the claim; returns the state before it."""
@@ -152,18 +157,18 @@ class Claim:
             except NewProducerNeeded as error:
                 # fenced by another claim, or an outcome that only the state can tell
                 log.warning("Writing the claim: %s", error)
-                self._publisher.open()
+                self._producer.open()
                 found = read_state(self.pipeline, self.topic, self._admin, must_exist=True)
                 if found.claim is not None and found.claim["epoch"] >= self.job.epoch:
                     check(found, self.job)
                     return before
                 self._backoff.wait(str(error))
 
-    def _make(self, transactional_id: str, topics: Sequence[str] = ()) -> Publisher:
-        return Publisher(
+    def _make(self, transactional_id: str) -> TransactionalProducer:
+        return TransactionalProducer(
             self.pipeline.kafka,
             transactional_id,
-            topics or [self.topic],
+            [self.topic],
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._backoff.wait,
         )
@@ -172,9 +177,9 @@ class Claim:
         """End the open transaction of everybody who used one of these ids, and fence them."""
 
         def one(transactional_id: str) -> None:
-            publisher = self._make(transactional_id)
-            publisher.open()
-            publisher.close()
+            producer = self._make(transactional_id)
+            producer.open()
+            producer.close()
 
         with ThreadPoolExecutor(max_workers=8) as pool:
             list(pool.map(one, ids))
@@ -228,7 +233,7 @@ class Claim:
                 break
             except NewProducerNeeded as error:
                 log.warning("Writing facts: %s", error)
-                self._publisher.open()
+                self._producer.open()
                 self.refresh()
         self._backoff.over()
         for key, value in values.items():
@@ -238,11 +243,9 @@ class Claim:
                 self.state.facts[key] = value
 
     def _send(self, values: dict[str, dict[str, Any] | None]) -> None:
-        with self._publisher.transaction():
-            for key, value in values.items():
-                self._publisher.produce(single(0, 0, key.encode(), store.encode(value)))
+        self._producer.send([Message(self.topic, key.encode(), store.encode(value)) for key, value in values.items()])
 
     def close(self) -> None:
         """Let go of the producer and the reader; the claim stays."""
-        self._publisher.close()
+        self._producer.close()
         self._leave()

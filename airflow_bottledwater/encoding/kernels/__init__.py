@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from airflow_bottledwater.encoding.kernels.nested import write_value
 from airflow_bottledwater.encoding.kernels.rows import (
-    checksum,
     encode_changes,
     encode_copy,
     find_conversions,
@@ -18,4 +17,4 @@ from airflow_bottledwater.encoding.kernels.rows import (
     murmur2,
 )
 
-__all__ = ["checksum", "encode_changes", "encode_copy", "find_conversions", "find_unchanged", "murmur2", "write_value"]
+__all__ = ["encode_changes", "encode_copy", "find_conversions", "find_unchanged", "murmur2", "write_value"]

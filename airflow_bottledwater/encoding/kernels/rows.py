@@ -242,15 +242,6 @@ def murmur2(b, p, n):
 
 
 @compiled
-def checksum(words, h):
-    """FNV-1a over 64-bit words instead of bytes (http://www.isthe.com/chongo/tech/comp/fnv/): what a range's progress says of
-    its records, an eighth of a CRC's time."""
-    for i in range(words.size):
-        h = (h ^ words[i]) * np.uint64(0x100000001B3)
-    return h
-
-
-@compiled
 def _record(records, r, relations, rel, key, key_len, value, value_len, out, message, op, time, lsn, ordinal, flags):
     records[r, R_KEY] = key
     records[r, R_KEY_LEN] = key_len

@@ -7,7 +7,6 @@ no row is set aside that has no fault.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.state.records import StateRecord
 
 #: https://kafka.apache.org/protocol#protocol_error_codes
 _MSG_SIZE_TOO_LARGE, _TOPIC_AUTHORIZATION_FAILED, _INVALID_TIMESTAMP = 10, 29, 32
@@ -26,7 +26,7 @@ _OF_A_TOPIC = (3, -188, 17)
 
 
 def rule_out(
-    session: PublishSession, error: RecordRefused, service: Sequence[Records], progress: Mapping[str, dict[str, Any]]
+    session: PublishSession, error: RecordRefused, service: Sequence[Records], progress: Mapping[str, StateRecord]
 ) -> None:
     """Raise what a refusal means where no row has a fault; return where one may have.
 

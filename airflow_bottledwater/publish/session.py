@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic
-from airflow_bottledwater.state.records import Job, Pin, PipelineState
+from airflow_bottledwater.state.records import Job, Pin, PipelineState, StateRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class PublishSession:
             self._publisher.close()
         self._publisher = None
 
-    def transact(self, batches: Iterable[Records], progress: Mapping[str, dict[str, Any]]) -> None:
+    def transact(self, batches: Iterable[Records], progress: Mapping[str, StateRecord]) -> None:
         """Publish in one Kafka transaction: all batches, and last the records of progress.
 
         :param progress: read behind the last batch, so that what makes the batches may fill it in.
@@ -172,11 +172,11 @@ class PublishSession:
             self.close()
             raise
         self.backoff.over()
-        self.state.facts.update(progress)
+        self.state.apply(progress)
 
-    def progress_records(self, progress: Mapping[str, dict[str, Any]]) -> list[Records]:
+    def progress_records(self, progress: Mapping[str, StateRecord]) -> list[Records]:
         """Progress as records of the state topic."""
-        return [single(self._progress, 0, key.encode(), store.encode(value)) for key, value in progress.items()]
+        return [single(self._progress, 0, key.encode(), store.encode(encode(value))) for key, value in progress.items()]
 
     # ------------------------------------------------------------------ topics and their limits
     def compare_topics(self) -> bool:

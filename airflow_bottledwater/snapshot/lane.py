@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 
@@ -35,7 +34,7 @@ from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, 
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import Job, PinnedTable, lane_id, pins, progress_key
+from airflow_bottledwater.state.records import Job, PinnedTable, Progress, StateRecord, lane_id, pins, progress_key
 
 log = logging.getLogger(__name__)
 
@@ -133,13 +132,13 @@ class _Lane:
         """Publish what the state says is left of the blocks [first, last)."""
         done = self._session.state.done(part.oid, part.number)
         if done is not None:
-            if done["done"]:
+            if done.done:
                 return
-            first = max(first, done["upto"])
+            first = max(first, done.upto)
             if first >= last:
                 return
         try:
-            self._publish(part, first, last, int(done["rows"]) if done else 0)
+            self._publish(part, first, last, done.rows if done else 0)
         except RecordRefused as error:
             self._find_refused(part, first, last, error)
             raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
@@ -166,7 +165,7 @@ class _Lane:
         pinned = self._tables[part.oid]
         programs = self._session.programs([pinned.version], copied=True)
         counts = {"rows": 0, "dead_letters": 0}
-        progress: dict[str, Any] = {}
+        progress: dict[str, StateRecord] = {}
         deadline = math.inf
 
         def in_time() -> None:
@@ -186,25 +185,23 @@ class _Lane:
                         yield self._dead_letter(pinned, block, rejection)
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
-            progress.update(
-                rows=rows_before + counts["rows"],
-                upto=last,
-                done=last == part.last,
-                lane=self._task.lane,
-                epoch=self._task.job.epoch,
-            )
+            rows = rows_before + counts["rows"]
+            progress[progress_key(part.oid, part.number)] = self._progress(rows, last, done=last == part.last)
 
         try:
             # the transaction begins with its first record: blocks without a visible row may take any time to read
             begun = next(blocks, None)
             deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
-            self._session.transact(records(), {progress_key(part.oid, part.number): progress})
+            self._session.transact(records(), progress)
         except BaseException:
             self._reconnect()
             raise
         self._connection.execute("COMMIT")
         for name, count in counts.items():
             self._totals[name] += count
+
+    def _progress(self, rows: int, upto: int, *, done: bool) -> Progress:
+        return Progress(rows, upto, done, self._task.lane, self._task.job.epoch)
 
     def _check_stopped(self) -> None:
         if self._stopped():
@@ -270,7 +267,7 @@ class _Lane:
         pinned = self._tables[part.oid]
         programs = self._session.programs([pinned.version], copied=True)
         known, size = len(self._refused), 0
-        progress = {progress_key(part.oid, part.number): {"upto": last, "done": False}}
+        progress = {progress_key(part.oid, part.number): self._progress(0, last, done=False)}
         try:
             rule_out(self._session, error, [], progress)
             for block in self._blocks(pinned, first, last, idle=self._check_stopped):

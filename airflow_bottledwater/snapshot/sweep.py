@@ -12,7 +12,7 @@ from airflow_bottledwater.kafka.publisher import tombstones
 from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.state.records import PinnedTable, sweep_key
+from airflow_bottledwater.state.records import PinnedTable, Sweep, sweep_key
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> 
         for message in scan(config, pinned.topic, Topics(config).ends(pinned.topic, pinned.partitions)):
             latest[message.key()] = (message.partition(), message.offset(), message.value() is not None)
         stale = [(partition, key) for key, (partition, at, live) in latest.items() if live and at < ends[partition]]
-        done = {sweep_key(pinned.table.oid): {"ends": list(ends), "done": True}}
+        done = {sweep_key(pinned.table.oid): Sweep(tuple(ends), True)}
         session.transact([tombstones(session.index[pinned.topic], stale)], done)
         return len(stale)
 

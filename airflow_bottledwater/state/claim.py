@@ -7,9 +7,8 @@ every later initialisation, in a task or after an error, is again followed by th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
@@ -23,7 +22,17 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster
-from airflow_bottledwater.state.records import CLAIM, IDS, Job, PipelineState, facts_id, id_prefix
+from airflow_bottledwater.state.records import (
+    CLAIM,
+    IDS,
+    Ids,
+    Job,
+    PipelineState,
+    StateRecord,
+    encode,
+    facts_id,
+    id_prefix,
+)
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +104,12 @@ def check(found: PipelineState, job: Job) -> None:
     claim = found.claim
     if claim is None:
         raise StateError("The state topic lost its facts while the job ran.", "See docs/operations.md, 'Lost state'.")
-    if claim["id"] != job.id:
-        other = Job(**claim)
-        raise TakenOver(f"The slot was taken over by {other}; {job} ends without publishing anything more.")
+    if claim.id != job.id:
+        raise TakenOver(f"The slot was taken over by {claim}; {job} ends without publishing anything more.")
+
+
+def _ids(known: Sequence[str], *more: str) -> Ids:
+    return Ids(tuple(sorted({*known, *more})))
 
 
 class Claim:
@@ -152,14 +164,14 @@ class Claim:
             check_cluster(before, self.cluster, self.topic)
             self.job = Job.next(before.claim, kind)
             try:
-                self._send({CLAIM: self.job.to_json(), IDS: {"ids": sorted({*before.ids, facts_id(self.prefix)})}})
+                self._send({CLAIM: self.job, IDS: _ids(before.ids, facts_id(self.prefix))})
                 return before
             except NewProducerNeeded as error:
                 # fenced by another claim, or an outcome that only the state can tell
                 log.warning("Writing the claim: %s", error)
                 self._producer.open()
                 found = read_state(self.pipeline, self.topic, self._admin, must_exist=True)
-                if found.claim is not None and found.claim["epoch"] >= self.job.epoch:
+                if found.claim is not None and found.claim.epoch >= self.job.epoch:
                     check(found, self.job)
                     return before
                 self._backoff.wait(str(error))
@@ -220,9 +232,9 @@ class Claim:
     def record_ids(self, ids: Sequence[str]) -> None:
         """Record ids before their first use, so that the next job finds and initialises them."""
         if missing := set(ids) - set(self.state.ids):
-            self.write({IDS: {"ids": sorted({*self.state.ids, *missing})}})
+            self.write({IDS: _ids(self.state.ids, *missing)})
 
-    def write(self, values: dict[str, dict[str, Any] | None]) -> None:
+    def write(self, values: Mapping[str, StateRecord | None]) -> None:
         """Write facts in one transaction; repeated until it is known to be there.
 
         :raises TakenOver: another job has claimed the slot.
@@ -236,14 +248,15 @@ class Claim:
                 self._producer.open()
                 self.refresh()
         self._backoff.over()
-        for key, value in values.items():
-            if value is None:
-                self.state.facts.pop(key, None)
-            else:
-                self.state.facts[key] = value
+        self.state.apply(values)
 
-    def _send(self, values: dict[str, dict[str, Any] | None]) -> None:
-        self._producer.send([Message(self.topic, key.encode(), store.encode(value)) for key, value in values.items()])
+    def _send(self, values: Mapping[str, StateRecord | None]) -> None:
+        self._producer.send(
+            [
+                Message(self.topic, key.encode(), store.encode(encode(value) if value else None))
+                for key, value in values.items()
+            ]
+        )
 
     def close(self) -> None:
         """Let go of the producer and the reader; the claim stays."""

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completed, Completer
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import POSITION, stream_id
+from airflow_bottledwater.state.records import POSITION, Reached, stream_id
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start
 
@@ -196,22 +195,19 @@ class StreamPublisher:
         records = without(encoded.records, encoded.rejections)
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(self._events(encoded.completed.batch))
-        counted = {
-            "published": len(records),
-            "dead_letters": len(dead_letters),
-            "superseded": len(encoded.completed.superseded),
-            "events": len(events),
-        }
-        before = self.counters
-        progress: dict[str, dict[str, Any]] = {
-            POSITION: {
-                "lsn": encoded.batch.end.lsn,
-                "ordinal": encoded.batch.end.ordinal,
-                "fingerprint": self._fingerprint,
-                "epoch": self._session.job.epoch,
-                "at": time.time(),
-                **{name: before.get(name, 0) + count for name, count in counted.items()},
-            }
+        before, end = self.counters, encoded.batch.end
+        progress = {
+            POSITION: Reached(
+                end.lsn,
+                end.ordinal,
+                time.time(),
+                self._fingerprint,
+                self._session.job.epoch,
+                published=before["published"] + len(records),
+                dead_letters=before["dead_letters"] + len(dead_letters),
+                superseded=before["superseded"] + len(encoded.completed.superseded),
+                events=before["events"] + len(events),
+            )
         }
         try:
             self._session.transact([records, *events, *dead_letters], progress)

@@ -18,7 +18,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import claim, coverage
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.records import COVERAGE, POSITION, Job, Pin, PipelineState, pins, stream_id
+from airflow_bottledwater.state.records import COVERAGE, Job, Pin, PipelineState, pins, stream_id
 from airflow_bottledwater.stream.source import ChangeSource
 
 
@@ -80,7 +80,7 @@ def begin(pipeline: Pipeline) -> Start:
             coverage.check(connection, pipeline, known)
             if known.coverage is None:
                 # made by a version that did not record it: from now on it is known
-                claimed.write({COVERAGE: coverage.today(connection, pipeline, known).to_json()})
+                claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
             return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position)
@@ -90,8 +90,8 @@ def begin(pipeline: Pipeline) -> Start:
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
     """Inside a transaction, ordinals mean the same only if the server would send the same changes again."""
-    stored = known.facts.get(POSITION, {})
-    if stored.get("ordinal") and stored.get("fingerprint", fingerprint(known, cluster)) != fingerprint(known, cluster):
+    stored, today = known.reached, fingerprint(known, cluster)
+    if stored is not None and stored.ordinal and (stored.fingerprint or today) != today:
         raise Refused(
             "The stream stopped inside a large transaction, and since then the tables or the server's version changed: it cannot be "
             "continued there.",

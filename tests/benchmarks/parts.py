@@ -26,7 +26,7 @@ from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completer
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.records import Job, PipelineState, pins
+from airflow_bottledwater.state.records import PipelineState, Sweep, pins, sweep_key
 from airflow_bottledwater.stream.assembler import Cutter
 from airflow_bottledwater.stream.source import Resolver
 from tests.benchmarks.common import Cpu, Source, copy_all, drain, emit, recvlogical, scaled
@@ -89,14 +89,15 @@ def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
 
 def _session(source: Source, state: PipelineState, lane: str) -> PublishSession:
     assert state.claim is not None
-    job = Job(**state.claim)
-    return PublishSession(source.pipeline, job, lane, pins(state.tables.values()), source.state_topic, Backoff(60))
+    return PublishSession(
+        source.pipeline, state.claim, lane, pins(state.tables.values()), source.state_topic, Backoff(60)
+    )
 
 
 def _publish(publishing: PublishSession, parts: list[Records]) -> None:
     publishing.open()
     for records in parts:
-        publishing.transact([records], {"bench": {"at": time.time()}})
+        publishing.transact([records], {sweep_key(0): Sweep((), True)})
 
 
 def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
@@ -148,7 +149,7 @@ def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
 
 
 def _publish_together(publishing: PublishSession, parts: list[Records]) -> None:
-    publishing.transact(parts, {"bench": {"at": time.time()}})
+    publishing.transact(parts, {sweep_key(0): Sweep((), True)})
 
 
 def _stream(stack: DataStack, source: Source, changes: int) -> None:

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "a foreign claim ends the job",
         "state/claim.py",
-        'if claim["id"] != job.id:',
+        "if claim.id != job.id:",
         "if False:",
         f"{_PIPELINE}::test_the_newer_of_two_streams_takes_over_and_the_older_names_it",
     ),
@@ -316,8 +316,8 @@ MUTANTS = (
     Mutant(
         "a cut transaction goes on where it was cut",
         "stream/publisher.py",
-        '                "ordinal": encoded.batch.end.ordinal,',
-        '                "ordinal": 0,',
+        "                end.ordinal,\n                time.time(),",
+        "                0,\n                time.time(),",
         f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
     ),
     Mutant(

@@ -605,8 +605,22 @@ MUTANTS = (
         f"{_SUPERVISE}::test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it[tied]",
     ),
     Mutant(
+        "an error in a secret setting does not print it",
+        "settings/pipeline.py",
+        "if not self.secret:",
+        "if True:",
+        "tests/unit/test_settings.py::test_an_error_in_a_secret_setting_does_not_print_it",
+    ),
+    Mutant(
+        "a job's lines keep their levels",
+        "cli/jobs.py",
+        "log.log(ours.level, ",
+        "log.info(",
+        f"{_CLI}::test_a_jobs_own_lines_are_shown_at_their_levels",
+    ),
+    Mutant(
         "a hang-up ends the command in order",
-        "cli.py",
+        "cli/jobs.py",
         "for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):",
         "for signum in (signal.SIGINT, signal.SIGTERM):",
         f"{_CLI}::test_a_signal_leaves_neither_a_job_nor_its_secrets",

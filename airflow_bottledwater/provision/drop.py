@@ -15,11 +15,8 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.identity import check_cluster
-from airflow_bottledwater.state.records import (
-    CLAIM,
-    IDS,
-    PipelineState,
-)
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
 

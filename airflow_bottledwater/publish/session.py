@@ -28,7 +28,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic
-from airflow_bottledwater.state.records import Job, Pin, PipelineState, StateRecord, encode
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Job, Pin, StateRecord, encode
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from airflow_bottledwater.snapshot.sweep import sweep
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
     Complete,
-    PipelineState,
     Plan,
     StateRecord,
     Sweep,

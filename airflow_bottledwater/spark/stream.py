@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_bottledwater.state.records import PipelineState
+    from airflow_bottledwater.state.pipeline_state import PipelineState
     from airflow_bottledwater.stream.engine import StreamReport
     from airflow_bottledwater.stream.start import Start
 
@@ -87,7 +87,7 @@ def _stream(
 ) -> dict[str, Any]:
     from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
     from airflow_bottledwater.state.coverage import CoverageWatch
-    from airflow_bottledwater.state.records import PipelineState
+    from airflow_bottledwater.state.pipeline_state import PipelineState
     from airflow_bottledwater.state.store import Reader
     from airflow_bottledwater.stream import engine
 

@@ -22,17 +22,8 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster
-from airflow_bottledwater.state.records import (
-    CLAIM,
-    IDS,
-    Ids,
-    Job,
-    PipelineState,
-    StateRecord,
-    encode,
-    facts_id,
-    id_prefix,
-)
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import CLAIM, IDS, Ids, Job, StateRecord, encode, facts_id, id_prefix
 
 log = logging.getLogger(__name__)
 

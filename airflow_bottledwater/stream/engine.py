@@ -27,7 +27,7 @@ from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.coverage import CoverageWatch
-from airflow_bottledwater.state.records import PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import Start, begin
 

@@ -16,7 +16,7 @@ from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import check_slot
-from airflow_bottledwater.state.records import PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import Cutter
 from airflow_bottledwater.stream.relations import Resolver

@@ -18,7 +18,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import claim, coverage
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.records import COVERAGE, Job, Pin, PipelineState, pins, stream_id
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import COVERAGE, Job, Pin, pins, stream_id
 from airflow_bottledwater.stream.source import ChangeSource
 
 

@@ -26,7 +26,8 @@ from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completer
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.records import PipelineState, Sweep, pins, sweep_key
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Sweep, pins, sweep_key
 from airflow_bottledwater.stream.assembler import Cutter
 from airflow_bottledwater.stream.source import Resolver
 from tests.benchmarks.common import Cpu, Source, copy_all, drain, emit, recvlogical, scaled

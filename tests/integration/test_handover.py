@@ -33,7 +33,7 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.records import PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from tests.support.topics import Flow, Message, assert_exactly_once_in_order
 
 MakeFlow = Callable[..., Flow]

@@ -28,7 +28,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.records import INTENT, SLOT, Intent, PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import INTENT, SLOT, Intent
 from tests.support.pipeline import Source, refused, refuses
 
 

@@ -35,14 +35,14 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "what the snapshot holds is not streamed",
-        "stream/assembler.py",
+        "stream/assemble.py",
         "if boundary_of[at] >= 0 and hidden[boundary_of[at]]:",
         "if False:",
         f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
     ),
     Mutant(
         "what was running at the boundary is streamed",
-        "stream/assembler.py",
+        "stream/assemble.py",
         "        if running[i] == wide:\n            return False",
         "        if running[i] == wide:\n            return True",
         f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "inside a transaction, ordinals up to P's are skipped",
         "stream/assembler.py",
-        "if final < state[_FROM_LSN] or (final == state[_FROM_LSN] and ordinal <= state[_FROM_ORDINAL]):",
+        "if final < state[FROM_LSN] or (final == state[FROM_LSN] and ordinal <= state[FROM_ORDINAL]):",
         "if final < state[_FROM_LSN]:",
         f"{_PIPELINE}::test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it",
     ),
@@ -231,7 +231,7 @@ MUTANTS = (
     ),
     Mutant(
         "transaction ids are compared across the 32-bit wrap",
-        "stream/assembler.py",
+        "stream/assemble.py",
         "wide = xmax + difference - 0x100000000 if difference >= 0x80000000 else xmax + difference",
         "wide = (xmax & ~0xFFFFFFFF) | xid",
         f"{_HANDOVER}::test_transactions_on_both_sides_of_the_wrap_are_told_apart",
@@ -563,7 +563,7 @@ MUTANTS = (
     ),
     Mutant(
         "an unknown message is an error",
-        "stream/assembler.py",
+        "stream/assemble.py",
         "        elif kind != 89 and kind != 79 and kind != 77:",
         "        elif False:",
         "tests/unit/stream/test_assembler.py::test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published[b]",

@@ -98,7 +98,7 @@ def _options(*, everything: bool) -> Callable[[F], F]:
         ),
     ]
     run = [
-        click.option("-u", "--allow-unkeyed", is_flag=True, default=None, help="Publish tables without a usable key (inserts only)."),
+        click.option("-u", "--allow-unkeyed", is_flag=True, default=None, help="Publish tables without a usable key (no deletes; updates only with REPLICA IDENTITY FULL)."),
         click.option("-e", "--on-error", help="exit or log: what a record that cannot be published does.  [default: exit]"),
         click.option("-x", "--skip-snapshot", is_flag=True, default=None, help="Start with the changes from now on."),
         click.option("-T", "--topic-config", multiple=True, callback=_pairs, metavar="PROPERTY=VALUE", help="A topic property, for topics that are created; repeatable."),

@@ -15,17 +15,17 @@ import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
 
-from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
+from airflow_bottledwater.errors import DOCS, CredentialsRefused, Outage, Refused
 
 #: the broker's default of max.message.bytes, where it may not be asked
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
 #: seconds for which a topic must be unknown to be taken for missing
 _CONFIRM = 2.0
-#: a verdict; a broker that stops in the middle of a handshake has the same error codes
+#: a rejection; a broker that stops in the middle of a handshake has the same error codes
 _REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
-GRANT = "See the list of ACLs in docs/operations.md."
+GRANT = f"The ACLs that are needed: {DOCS}operations.html#acls-in-kafka"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class NewTopic:
 _OF_THE_CONFIGURATION = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
 #: what a broker answers for good to CreateTopics, and what the reader can do
 _REFUSALS_TO_CREATE = {
-    KafkaError.INVALID_CONFIG: "See topic_config, and which topic settings this Kafka allows.",
-    KafkaError.POLICY_VIOLATION: "It has a policy for new topics: see partitions, replication_factor and topic_config.",
-    KafkaError.INVALID_REPLICATION_FACTOR: "See replication_factor, and how many brokers are up.",
-    KafkaError.INVALID_PARTITIONS: "See partitions.",
+    KafkaError.INVALID_CONFIG: "Check topic_config, and which topic properties this Kafka allows.",
+    KafkaError.POLICY_VIOLATION: "The cluster has a policy for new topics: check partitions, replication_factor and topic_config.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "Check replication_factor, and how many brokers are running.",
+    KafkaError.INVALID_PARTITIONS: "Check the setting partitions.",
     KafkaError.TOPIC_EXCEPTION: "Use another topic_prefix.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: GRANT,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: GRANT,
@@ -175,9 +175,9 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
         )
     if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
         return Refused(
-            f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them)."
+            f"Kafka at {servers} rejected the client: {text}.", f"Check the credentials and the ACLs. {GRANT}"
         )
-    return Refused(f"Kafka at {servers}: {text}.")
+    return Refused(f"Kafka at {servers} reports an error: {text}.")
 
 
 def _note_refusal(refusals: list[str], error: KafkaError) -> None:
@@ -200,7 +200,10 @@ class Topics:
         try:
             return AdminClient({**client_config(self._config), "error_cb": noted})
         except KafkaException as error:
-            raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
+            raise Refused(
+                f"The Kafka client does not accept a property: {error.args[0].str()}",
+                "The properties are listed at https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md.",
+            ) from None
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -256,7 +259,7 @@ class Topics:
             if time.monotonic() > deadline + _TIMEOUT:
                 raise Outage(
                     f"Kafka at {self._config.get('bootstrap.servers', '?')} lists topic {missing[0]!r} and says that it does not know it.",
-                    "It is being made or deleted, or the brokers differ; try again.",
+                    "It is being created or deleted, or the brokers' metadata differ. Try again.",
                 )
             time.sleep(_CONFIRM / 10)
             found |= self._describe(missing)
@@ -399,4 +402,7 @@ class Topics:
                 # a broker that has just started, or is behind the others, does not know it yet
                 if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-                raise Outage(f"Kafka does not know topic {name!r}.", "If it was deleted, its rows are gone.") from None
+                raise Outage(
+                    f"Kafka does not know topic {name!r}.",
+                    "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
+                ) from None

@@ -58,7 +58,7 @@ def in_rounds(
                 "Let them end, or end them (pg_terminate_backend), and try again.",
             )
         if who != told:
-            log.info("%s waits for locks of others: %s.", what, who)
+            log.info("%s waits for table locks that other sessions hold: %s.", what, who)
             told = who
         pause(rest)
         rest = min(rest * 1.6, 2.0)

@@ -222,7 +222,7 @@ def test_a_replication_connection_that_has_died_unnoticed_is_an_outage(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND database = current_database()"
     )
     started = time.monotonic()
-    with pytest.raises(Outage, match="no longer serves our connection"):
+    with pytest.raises(Outage, match="no longer serves the job's connection"):
         while time.monotonic() - started < 10:
             follower.stream.take(0.1)
     follower.stream.close()

@@ -103,7 +103,11 @@ class Coverage:
             rows = self.tables.get(oid, frozenset())
             if not rows or rows & today.tables.get(oid, frozenset()):
                 continue
-            again = "was taken out and added again" if today.tables.get(oid) else "is no longer published"
+            again = (
+                "was removed from its publication and added again"
+                if today.tables.get(oid)
+                else "is no longer published"
+            )
             found.append(f"Table {table} {again}.")
         return found
 

@@ -54,7 +54,7 @@ def in_rounds(
             who = "; ".join(holders(connection, oids, conflicting)) or f"nobody any more ({str(error).splitlines()[0]})"
         if time.monotonic() > deadline:
             raise Outage(
-                f"{what} had no lock on every table within {timeout:.0f} s. In the way: {who}.",
+                f"{what} did not get a lock on every table within {timeout:.0f} s. In the way: {who}.",
                 "Let them end, or end them (pg_terminate_backend), and try again.",
             )
         if who != told:

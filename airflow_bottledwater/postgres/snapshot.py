@@ -212,7 +212,7 @@ def begin_task(connection: Connection, table: Table, held: Held, *, lock_timeout
         connection.execute("ROLLBACK")
         who = "; ".join(locks.holders(connection, [table.oid], locks.SHARE)) or "nobody any more"
         raise Outage(
-            f"A lane of the snapshot had no lock on {table.qualified} within {lock_timeout:.0f} s. In the way: {who}.",
+            f"A lane of the snapshot did not get a lock on {table.qualified} within {lock_timeout:.0f} s. In the way: {who}.",
             "Run the snapshot again (finished ranges are kept), or raise lock_queue_limit.",
         ) from error
     except (

@@ -71,7 +71,7 @@ class Interrupted(Outage):
 
     def __init__(self, signum: int) -> None:
         super().__init__(
-            f"The job was ended by signal {signal.Signals(signum).name}, although no stop had been requested.",
+            f"The job was ended by {signal.Signals(signum).name} from outside the pipeline, although no stop had been requested.",
             "Start it again: it continues where it was (Airflow submits it again by itself). To stop a job, use 'bottledwater stop', or "
             "mark its task as failed or success.",
         )

@@ -6,6 +6,7 @@ import fnmatch
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
@@ -82,62 +83,95 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
         empty too).
     :raises PreflightError: a pattern matches nothing, or names something that is not a permanent table.
     """
-    rows = connection.execute(
-        _RELATIONS
-        + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
-        " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
-    ).fetchall()
-    by_oid = {row[0]: row for row in rows}
-    leaves_of: dict[int, list[int]] = dict(connection.execute(_LEAVES).fetchall())
-    chosen: dict[int, None] = {}
-    problems: list[str] = []
-
-    def take(matches: Iterable[tuple], pattern: str, exact: bool) -> int:  # type: ignore[type-arg]
-        taken, before = 0, len(problems)
-        for oid, schema, name, _, kind, persistence, *_rest in matches:
-            leaves = [leaf for leaf in leaves_of.get(oid, []) if leaf in by_oid]
-            if kind not in ("r", "p"):
-                if exact:
-                    problems.append(
-                        f"{schema}.{name} is not a table (a view, materialized view or foreign table). Name tables only."
-                    )
-                continue
-            if persistence != "p":
-                if exact:
-                    problems.append(
-                        f"Table {schema}.{name} is not permanent (unlogged or temporary): its changes are not in the WAL. "
-                        "ALTER TABLE … SET LOGGED, or leave it out."
-                    )
-                continue
-            taken += 1
-            unfit = [leaf for leaf in leaves if by_oid[leaf][4] != "r" or by_oid[leaf][5] != "p"]
-            if exact:
-                for leaf in unfit:
-                    problems.append(
-                        f"{by_oid[leaf][1]}.{by_oid[leaf][2]}, a partition of {schema}.{name}, is not permanent or a foreign table: its "
-                        "changes are not in the WAL. Name the other partitions."
-                    )
-            chosen.update(dict.fromkeys([leaf for leaf in leaves if leaf not in unfit] if kind == "p" else [oid]))
-        if taken == 0 and len(problems) == before:
-            problems.append(f"No table matches {pattern!r}. Check the name, its schema and the database.")
-        return taken
-
+    rows = [
+        _Relation(*row[:6])
+        for row in connection.execute(
+            _RELATIONS
+            + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
+            " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
+        ).fetchall()
+    ]
+    choice = _Choice({row.oid: row for row in rows}, dict(connection.execute(_LEAVES).fetchall()))
     if not tables and not schemas:
-        take(rows, "*", False)
+        choice.take(rows, "*")
     for pattern in schemas:
-        take([row for row in rows if fnmatch.fnmatchcase(row[1], pattern)], f"{pattern}.*", False)
+        choice.take([row for row in rows if fnmatch.fnmatchcase(row.schema, pattern)], f"{pattern}.*")
     for pattern in tables:
         schema, _, name = pattern.rpartition(".")
-        exact = not any(c in pattern for c in "*?[")
         found = [
-            row for row in rows if fnmatch.fnmatchcase(row[1], schema or "public") and fnmatch.fnmatchcase(row[2], name)
+            row
+            for row in rows
+            if fnmatch.fnmatchcase(row.schema, schema or "public") and fnmatch.fnmatchcase(row.name, name)
         ]
         # a table whose own name has a dot
-        found = found or [row for row in rows if row[1] == "public" and row[2] == pattern]
-        take(found, pattern, exact)
-    if problems:
-        raise PreflightError(problems)
-    return list(chosen)
+        found = found or [row for row in rows if row.schema == "public" and row.name == pattern]
+        choice.take(found, pattern, exact=not any(c in pattern for c in "*?["))
+    if choice.problems:
+        raise PreflightError(choice.problems)
+    return list(choice.chosen)
+
+
+class _Relation(NamedTuple):
+    """A row of pg_class that a pattern may name.
+
+    :param identity: ``relreplident``; ``kind`` is ``relkind``, ``persistence`` ``relpersistence``.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    kind: str
+    persistence: str
+
+
+class _Choice:
+    """The tables that patterns have named so far, and what is wrong with those that were named by their exact name."""
+
+    def __init__(self, by_oid: Mapping[int, _Relation], leaves_of: Mapping[int, Sequence[int]]) -> None:
+        self._by_oid, self._leaves_of = by_oid, leaves_of
+        self.chosen: dict[int, None] = {}
+        self.problems: list[str] = []
+
+    def take(self, matches: Iterable[_Relation], pattern: str, *, exact: bool = False) -> None:
+        """Take the permanent tables of these.
+
+        :param exact: the pattern is a name: what is no permanent table is a problem, and not left out.
+        """
+        taken, before = 0, len(self.problems)
+        for relation in matches:
+            problem = _unfit(relation)
+            if problem:
+                self.problems += [problem] if exact else []
+                continue
+            taken += 1
+            self.chosen.update(dict.fromkeys(self._leaves(relation, exact) if relation.kind == "p" else [relation.oid]))
+        if taken == 0 and len(self.problems) == before:
+            self.problems.append(f"No table matches {pattern!r}. Check the name, its schema and the database.")
+
+    def _leaves(self, parent: _Relation, exact: bool) -> list[int]:
+        leaves = [self._by_oid[oid] for oid in self._leaves_of.get(parent.oid, []) if oid in self._by_oid]
+        unfit = [leaf for leaf in leaves if leaf.kind != "r" or leaf.persistence != "p"]
+        if exact:
+            self.problems += [
+                f"{leaf.schema}.{leaf.name}, a partition of {parent.schema}.{parent.name}, is not permanent or a foreign table: its "
+                "changes are not in the WAL. Name the other partitions."
+                for leaf in unfit
+            ]
+        return [leaf.oid for leaf in leaves if leaf not in unfit]
+
+
+def _unfit(relation: _Relation) -> str:
+    """Why a relation cannot be published; empty where it can."""
+    name = f"{relation.schema}.{relation.name}"
+    if relation.kind not in ("r", "p"):
+        return f"{name} is not a table (a view, materialized view or foreign table). Name tables only."
+    if relation.persistence != "p":
+        return (
+            f"Table {name} is not permanent (unlogged or temporary): its changes are not in the WAL. "
+            "ALTER TABLE … SET LOGGED, or leave it out."
+        )
+    return ""
 
 
 def load(

@@ -84,6 +84,11 @@ class ReplicationStream:
         self._flushed = start
         self._received = start
         self._reply_wanted = False
+        # of the thread: what it has confirmed, when it last reported, asked a full server, and heard of it; whether bytes pile up
+        self._confirmed, self._last_status = start, 0.0
+        self._probed = self._heard = time.monotonic()
+        self._silence_limit, self._burst = _SILENCE, False
+        self._replies, self._storm = _Rate(_REPLIES_PER_SECOND), _Rate(_STORM)
         try:
             self._start(publications, start)
         except BaseException:
@@ -187,70 +192,88 @@ class ReplicationStream:
 
     def _receive(self) -> None:
         sock = socket.socket(fileno=os.dup(self._pgconn.socket))
-        burst = False
-        replies = _Rate(_REPLIES_PER_SECOND)
-        storm = _Rate(_STORM)
-        last_status = 0.0
-        probed = heard = time.monotonic()
-        silent = _SILENCE
-        confirmed = self._flushed
         try:
-            while True:
-                if self._closing.is_set():
-                    self._send_status()
-                    return
-                now = time.monotonic()
-                if self._flushed > confirmed or self._reply_wanted or now - last_status >= _STATUS_INTERVAL:
-                    confirmed = self._flushed
-                    self._send_status()
-                    last_status = now
+            while not self._closing.is_set():
+                self._report()
                 if self._is_full():
-                    # nothing is read, so a stopping server could not tell us: ask it
-                    if now - probed >= _PROBE_INTERVAL:
-                        probed = now
-                        connect(self._dsn, application="bottledwater probe").close()
-                    heard, silent = time.monotonic(), _SILENCE
-                    with self._changed:
-                        self._changed.wait(0.2)
+                    self._wait_for_room()
                     continue
-                probed = now
-                wait = _BURST_WAIT if burst else max(0.0, min(_STATUS_INTERVAL, last_status + _STATUS_INTERVAL - now))
+                self._probed = time.monotonic()
                 if self._reader.dry:
-                    ready, _, _ = select.select([sock, self._wake_read], [], [], wait)
-                    if self._wake_read in ready:
-                        _drain(self._wake_read)
-                    if burst and sock not in ready:
-                        burst = False
-                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+                    self._wait_for_bytes(sock)
                 block = self._reader.read(0)
                 if block is None:
-                    if self._reader.ended:
-                        self._reader.finish()
-                        raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
-                    if time.monotonic() - heard > silent:
-                        # once asked for a word, then looked after, again and again: it may be at a large transaction
-                        if silent > _SILENCE:
-                            self._look_after()
-                        self._reply_wanted = True
-                        silent += _SILENCE
-                    continue
-                heard, silent = time.monotonic(), _SILENCE
-                size = int(block.offsets[-1])
-                if not burst and size >= BURST_BYTES // 4:
-                    burst = True
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, BURST_BYTES)
-                requested = self._note(block)
-                if requested and not storm.allows(requested):
-                    raise Outage(f"{self._where} is shutting down.")
-                if requested and replies.allows(1):
-                    self._send_status()
-                    last_status = time.monotonic()
-                with self._changed:
-                    self._blocks.append(Block(block.data.copy(), block.offsets.copy()))
-                    self._held += size
-                    self._changed.notify_all()
+                    self._check_silence()
+                else:
+                    self._take_over(sock, block)
+            self._send_status()
         finally:
             sock.close()
+
+    def _report(self) -> None:
+        """Tell the server what is confirmed, when there is something new, when it asked, and now and then."""
+        now = time.monotonic()
+        if self._flushed > self._confirmed or self._reply_wanted or now - self._last_status >= _STATUS_INTERVAL:
+            self._confirmed = self._flushed
+            self._send_status()
+            self._last_status = now
+
+    def _wait_for_room(self) -> None:
+        """The buffer is full: nothing is read, so a stopping server could not tell us. Ask it."""
+        now = time.monotonic()
+        if now - self._probed >= _PROBE_INTERVAL:
+            self._probed = now
+            connect(self._dsn, application="bottledwater probe").close()
+        self._heard, self._silence_limit = time.monotonic(), _SILENCE
+        with self._changed:
+            self._changed.wait(0.2)
+
+    def _wait_for_bytes(self, sock: socket.socket) -> None:
+        """Wait for the server, or for who wakes us; in a burst until much is there."""
+        due = min(_STATUS_INTERVAL, self._last_status + _STATUS_INTERVAL - time.monotonic())
+        wait = _BURST_WAIT if self._burst else max(0.0, due)
+        ready, _, _ = select.select([sock, self._wake_read], [], [], wait)
+        if self._wake_read in ready:
+            _drain(self._wake_read)
+        if self._burst and sock not in ready:
+            self._burst = False
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+    def _check_silence(self) -> None:
+        """Nothing came: whether the server is still there.
+
+        :raises Outage: it is not.
+        """
+        if self._reader.ended:
+            self._reader.finish()
+            raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
+        if time.monotonic() - self._heard > self._silence_limit:
+            # once asked for a word, then looked after, again and again: it may be at a large transaction
+            if self._silence_limit > _SILENCE:
+                self._look_after()
+            self._reply_wanted = True
+            self._silence_limit += _SILENCE
+
+    def _take_over(self, sock: socket.socket, block: Block) -> None:
+        """Hand a block to the consumer.
+
+        :raises Outage: the server storms with keepalives, as one does that is shutting down.
+        """
+        self._heard, self._silence_limit = time.monotonic(), _SILENCE
+        size = int(block.offsets[-1])
+        if not self._burst and size >= BURST_BYTES // 4:
+            self._burst = True
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, BURST_BYTES)
+        requested = self._note(block)
+        if requested and not self._storm.allows(requested):
+            raise Outage(f"{self._where} is shutting down.")
+        if requested and self._replies.allows(1):
+            self._send_status()
+            self._last_status = time.monotonic()
+        with self._changed:
+            self._blocks.append(Block(block.data.copy(), block.offsets.copy()))
+            self._held += size
+            self._changed.notify_all()
 
     def _look_after(self) -> None:
         """Whether the server still serves us, though it says nothing.

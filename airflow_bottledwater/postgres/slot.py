@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from airflow_bottledwater.errors import Outage, SlotError, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, SlotInUse
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import quote
@@ -183,24 +183,9 @@ def create(
             result.append(error)
 
     thread = threading.Thread(target=work, name="create-slot", daemon=True)
-    deadline = time.monotonic() + timeout
     thread.start()
-    named: list[str] = []
     try:
-        while thread.is_alive():
-            thread.join(1.0)
-            if thread.is_alive():
-                check_stopped()
-                named = blockers(watcher)
-                if waiting:
-                    waiting(named)
-                if time.monotonic() > deadline:
-                    raise SlotError(
-                        f"Slot {name!r} could not be created within {timeout:.0f} s: it waits for running transactions: "
-                        + ("; ".join(named) or "none that this role may see")
-                        + ".",
-                        "End them (COMMIT, ROLLBACK PREPARED, pg_terminate_backend), or raise create_slot_timeout.",
-                    )
+        _wait_for(thread, watcher, name, timeout, waiting)
     finally:
         if thread.is_alive():
             # the server removes a slot whose creation is cancelled; one whose connection only ends, it may still finish
@@ -213,13 +198,46 @@ def create(
         return outcome
     if isinstance(outcome, Outage):
         raise outcome
-    if outcome.sqlstate == "42710":
-        raise SlotError(f"Slot {name!r} exists already.", "Choose another name, or drop it.") from outcome
-    if outcome.sqlstate == "53400":
-        raise SlotError(
+    raise _not_created(name, outcome) from outcome
+
+
+def _wait_for(
+    thread: threading.Thread,
+    watcher: Connection,
+    name: str,
+    timeout: float,
+    waiting: Callable[[list[str]], None] | None,
+) -> None:
+    """Wait for the creation, and look about every second for whom it waits itself.
+
+    :raises SlotError: it takes too long.
+    """
+    deadline = time.monotonic() + timeout
+    while thread.is_alive():
+        thread.join(1.0)
+        if not thread.is_alive():
+            return
+        check_stopped()
+        named = blockers(watcher)
+        if waiting:
+            waiting(named)
+        if time.monotonic() > deadline:
+            raise SlotError(
+                f"Slot {name!r} could not be created within {timeout:.0f} s: it waits for running transactions: "
+                + ("; ".join(named) or "none that this role may see")
+                + ".",
+                "End them (COMMIT, ROLLBACK PREPARED, pg_terminate_backend), or raise create_slot_timeout.",
+            )
+
+
+def _not_created(name: str, error: psycopg.Error) -> BottledWaterError:
+    if error.sqlstate == "42710":
+        return SlotError(f"Slot {name!r} exists already.", "Choose another name, or drop it.")
+    if error.sqlstate == "53400":
+        return SlotError(
             f"Slot {name!r} cannot be created: all replication slots are in use.", "Raise max_replication_slots."
-        ) from outcome
-    raise outage(outcome, f"Creating slot {name!r}") from outcome
+        )
+    return outage(error, f"Creating slot {name!r}")
 
 
 def advance(connection: Connection, name: str) -> int:

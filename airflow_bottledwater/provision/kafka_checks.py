@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.producer import TransactionalProducer
-from airflow_bottledwater.kafka.topics import NewTopic, Topics
+from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.provision.findings import Findings
@@ -20,24 +20,22 @@ from airflow_bottledwater.state.identity import check_cluster, topic_problems
 
 
 def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
+    """Ask Kafka: topics and rights, whose state and whose topics these are, and whether transactions work.
+
+    :param problems: what is found is added, so that nothing of it is lost where an error ends the questions.
+    :raises StateError: the state is another cluster's.
+    :raises Refused: Kafka does not answer a question; nothing more is known then.
+    """
     topics = Topics(pipeline.kafka)
     brokers = topics.brokers()
-    facts = store.facts_topic(found.cluster.database, pipeline.slot)
-    service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+    state_topic = store.facts_topic(found.cluster.database, pipeline.slot)
+    memory = (state_topic, store.CONTROL_TOPIC)
     data = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in found.tables}
-    wanted = [*data, *service, facts, store.CONTROL_TOPIC]
-    if len(facts) > names.MAX_TOPIC_LENGTH:
-        problems.append(
-            f"State topic {facts!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter slot name."
-        )
-    problems += [
-        f"Table {data[name].qualified} would be published to {name!r}, which is one of the pipeline's own topics. Set a topic_prefix, or leave it out."
-        for name in wanted[len(data) :]
-        if name in data
-    ]
-    problems += _collisions(wanted, topics.names())
-    present = topics.describe([name for name in dict.fromkeys(wanted) if len(name) <= names.MAX_TOPIC_LENGTH])
-    memory = (facts, store.CONTROL_TOPIC)
+    service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+    wanted = list(dict.fromkeys([*data, *service, *memory]))
+    problems += _names(data, (*service, *memory), state_topic)
+    problems += _collisions([*data, *service, *memory], topics.names())
+    present = topics.describe([name for name in wanted if len(name) <= names.MAX_TOPIC_LENGTH])
     problems += [problem for name in memory if name in present and (problem := store.unfit(present[name]))]
     problems += [
         f"Kafka denies {right} on topic {name!r}. {GRANT}"
@@ -46,49 +44,72 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
         if not granted
     ]
     readable = [name for name in memory if name in present and present[name].may_read]
-    if facts in readable:
-        found.state = read_state(pipeline, facts)
+    if state_topic in readable:
+        found.state = read_state(pipeline, state_topic)
         # nothing of what follows means anything with another cluster's state
-        check_cluster(found.state, found.cluster, facts)
+        check_cluster(found.state, found.cluster, state_topic)
         problems += topic_problems(found.state, found.tables, pipeline.topic_prefix)
-    missing = [name for name in dict.fromkeys(wanted) if name not in present]
-    if not pipeline.create_topics:
-        problems += [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
-    elif brokers < pipeline.replication_factor:
+    problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
+    if pipeline.create_topics and brokers < pipeline.replication_factor:
         found.warnings.append(
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
-    if pipeline.create_topics and missing:
-        replication = min(pipeline.replication_factor, brokers)
-        asked = [
-            store.new_topic(name, replication)
-            if name in memory
-            else new_topic(pipeline, name, data.get(name), replication)
-            for name in missing
-        ]
-        problems += [
-            f"Kafka denies Create on topic {name!r}. {GRANT}"
-            if "AUTHORIZATION" in why
-            else f"Topic {name!r} cannot be created: {why}"
-            for name, why in topics.uncreatable(asked).items()
-        ]
-    for name, table in data.items():
-        if (
-            name in present
-            and table.keyed
-            and "delete" in present[name].cleanup
-            and "compact" not in present[name].cleanup
-        ):
-            found.warnings.append(
-                f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set cleanup.policy=compact."
-            )
-        if name in present and not table.keyed and "compact" in present[name].cleanup:
-            problems.append(
-                f"Topic {name!r} is compacted, but {table.qualified} has no key: Kafka refuses records without one. Set cleanup.policy=delete."
-            )
+    problems += _policies(data, present, found.warnings)
     if not pipeline.share_topics and store.CONTROL_TOPIC in readable:
         problems += owners_problems(pipeline, found.cluster, list(data))
     problems += _transactions(pipeline)
+
+
+def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> list[str]:
+    """:param own: the pipeline's service and state topics."""
+    problems = [
+        f"Table {data[name].qualified} would be published to {name!r}, which is one of the pipeline's own topics. Set a topic_prefix, or leave it out."
+        for name in own
+        if name in data
+    ]
+    if len(state_topic) > names.MAX_TOPIC_LENGTH:
+        problems.append(
+            f"State topic {state_topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter slot name."
+        )
+    return problems
+
+
+def _missing(pipeline: Pipeline, topics: Topics, brokers: int, missing: Mapping[str, Table | None]) -> list[str]:
+    """Topics that do not exist, and cannot be created.
+
+    :param missing: topic → the table whose rows it takes.
+    """
+    if not pipeline.create_topics:
+        return [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
+    replication = min(pipeline.replication_factor, brokers)
+    asked = [
+        store.new_topic(name, replication)
+        if name == store.CONTROL_TOPIC or name.startswith(f"{store.CONTROL_TOPIC}.")
+        else new_topic(pipeline, name, table, replication)
+        for name, table in missing.items()
+    ]
+    return [
+        f"Kafka denies Create on topic {name!r}. {GRANT}"
+        if "AUTHORIZATION" in why
+        else f"Topic {name!r} cannot be created: {why}"
+        for name, why in topics.uncreatable(asked).items()
+    ]
+
+
+def _policies(data: Mapping[str, Table], present: Mapping[str, Topic], warnings: list[str]) -> list[str]:
+    """Whether topics that exist keep what they are given: keyed ones are compacted, others are not."""
+    problems = []
+    for name, table in data.items():
+        policy = present[name].cleanup if name in present else ""
+        if table.keyed and "delete" in policy and "compact" not in policy:
+            warnings.append(
+                f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set cleanup.policy=compact."
+            )
+        if not table.keyed and "compact" in policy:
+            problems.append(
+                f"Topic {name!r} is compacted, but {table.qualified} has no key: Kafka refuses records without one. Set cleanup.policy=delete."
+            )
+    return problems
 
 
 def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:

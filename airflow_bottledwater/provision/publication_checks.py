@@ -12,73 +12,84 @@ from airflow_bottledwater.settings import Pipeline
 
 
 def check_publications(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
+    """Ask of the publications: those that are there, and the right to create those that are not."""
     problems: list[str] = []
-    intent = found.state.intent
     covered: set[int] = set()
-    mine = {t.oid for t in found.tables} | set(found.state.tables)
     missing = []
     for name in publication.names(pipeline.publication_name):
         present = publication.read(connection, name)
         if present is None:
             missing.append(name)
-            continue
-        covered |= set(present.tables)
-        problems += publication.problems(present, found.tables)
-        besides = catalog.load(connection, [oid for oid in present.tables if oid not in mine])
-        if present.all_tables:
-            keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.identifiable]
-            if keyless and (present.updates or present.deletes):
-                problems.append(
-                    f"Publication {name!r} is FOR ALL TABLES, and {', '.join(t.qualified for t in keyless[:5])} have no key: UPDATE and DELETE "
-                    "on them fail for the application. Publish a list of tables."
-                )
-            else:
-                found.warnings.append(
-                    f"Publication {name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
-                )
-        problems += publication.others_problems(present, besides)
-        if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
+        else:
+            covered |= set(present.tables)
+            problems += _existing(connection, pipeline, present, found)
+    if pipeline.create_publication:
+        return problems + _rights_to_create(connection, pipeline, found.tables, missing, covered)
+    if missing:
+        problems.append(
+            f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, the second may be empty. "
+            "As the owner of the tables, run: "
+            + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+        )
+        return problems
+    found.warnings += _left_out(connection, pipeline, found.tables)
+    return problems + [
+        f"Table {t.qualified} is not in publication {pipeline.publication_name!r}. Add it, or leave it out of the pipeline's tables."
+        for t in found.tables
+        if t.oid not in covered
+    ]
+
+
+def _existing(connection: Connection, pipeline: Pipeline, present: publication.Published, found: Findings) -> list[str]:
+    """A publication that is there: whose it is, and whether it would break writes of the application."""
+    intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
+    problems = publication.problems(present, found.tables)
+    besides = catalog.load(connection, [oid for oid in present.tables if oid not in mine])
+    if present.all_tables:
+        keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.identifiable]
+        if keyless and (present.updates or present.deletes):
             problems.append(
-                f"Publication {name!r} exists, but was not created by this pipeline. Choose another name (setting publication), or set "
-                "create_publication to false to use it."
-            )
-    if not pipeline.create_publication:
-        if missing:
-            problems.append(
-                f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, the second may be empty. "
-                "As the owner of the tables, run: "
-                + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+                f"Publication {present.name!r} is FOR ALL TABLES, and {', '.join(t.qualified for t in keyless[:5])} have no key: UPDATE and DELETE "
+                "on them fail for the application. Publish a list of tables."
             )
         else:
-            problems += [
-                f"Table {t.qualified} is not in publication {pipeline.publication_name!r}. Add it, or leave it out of the pipeline's tables."
-                for t in found.tables
-                if t.oid not in covered
-            ]
-            found.warnings += _left_out(connection, pipeline, found.tables)
-    else:
-        row = connection.execute(
-            "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
-        ).fetchone()
-        role, database = (row[1], row[2]) if row else ("", "")
-        owned = connection.execute(
-            "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')",
-            ([t.oid for t in found.tables],),
-        ).fetchall()
-        if missing and row and not row[0]:
-            problems.append(
-                f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: GRANT CREATE ON "
-                f"DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: "
-                + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+            found.warnings.append(
+                f"Publication {present.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
             )
-        elif others := {oid for (oid,) in owned if missing or oid not in covered}:
-            problems.append(
-                f"Only its owner may publish a table, and role {role} does not own "
-                + ", ".join(t.qualified for t in found.tables if t.oid in others)
-                + ". Set create_publication to false and let the owner run: "
-                + "; ".join(publication.statements(pipeline.publication_name, found.tables))
-            )
+    problems += publication.others_problems(present, besides)
+    if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
+        problems.append(
+            f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting publication), or set "
+            "create_publication to false to use it."
+        )
     return problems
+
+
+def _rights_to_create(
+    connection: Connection, pipeline: Pipeline, tables: Sequence[Table], missing: Sequence[str], covered: set[int]
+) -> list[str]:
+    """:param covered: tables that the publications that are there publish."""
+    row = connection.execute(
+        "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
+    ).fetchone()
+    allowed, role, database = row or (True, "", "")
+    statements = "; ".join(publication.statements(pipeline.publication_name, tables))
+    if missing and not allowed:
+        return [
+            f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: GRANT CREATE ON "
+            f"DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: {statements}"
+        ]
+    owned_by_others = connection.execute(
+        "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')",
+        ([t.oid for t in tables],),
+    ).fetchall()
+    if others := {oid for (oid,) in owned_by_others if missing or oid not in covered}:
+        return [
+            f"Only its owner may publish a table, and role {role} does not own "
+            + ", ".join(t.qualified for t in tables if t.oid in others)
+            + f". Set create_publication to false and let the owner run: {statements}"
+        ]
+    return []
 
 
 def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:

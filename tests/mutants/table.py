@@ -494,8 +494,8 @@ MUTANTS = (
     Mutant(
         "a silent replication connection is looked after",
         "postgres/replication.py",
-        "                        if silent > _SILENCE:\n",
-        "                        if False:\n",
+        "if self._silence_limit > _SILENCE:",
+        "if False:",
         "tests/integration/test_waits.py::test_a_replication_connection_that_has_died_unnoticed_is_an_outage",
     ),
     Mutant(

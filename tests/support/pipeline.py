@@ -34,9 +34,9 @@ class Source:
         self.name = f"p{uuid.uuid4().hex[:8]}"
         self.dsn = make_conninfo(dsn, password=PASSWORD)
         self.pipeline = Pipeline(
-            self.dsn,
-            {"bootstrap.servers": kafka.bootstrap, "sasl.username": "bob", "sasl.password": PASSWORD},
-            {"url": registry.url, "basic.auth.user.info": f"bob:{PASSWORD}"},
+            postgres=self.dsn,
+            kafka={"bootstrap.servers": kafka.bootstrap, "sasl.username": "bob", "sasl.password": PASSWORD},
+            registry={"url": registry.url, "basic.auth.user.info": f"bob:{PASSWORD}"},
             slot=self.name,
             topic_prefix=self.name,
             tables=("items",),

@@ -165,7 +165,6 @@ class TestKafka:
 class TestRegistry:
     @pytest.mark.parametrize("end", ["stop", "kill"])
     def test_keeps_port_and_data(self, stack: DataStack, end: str) -> None:
-        assert stack.registry is not None
         subject, url = f"{uuid.uuid4().hex}-value", stack.registry.url
         number = SchemaRegistryClient({"url": url}).register_schema(subject, Schema(json.dumps(SCHEMA), "AVRO"))
         getattr(stack.registry, end)()  # at once: what was acknowledged must be on disk
@@ -283,7 +282,7 @@ class TestProcess:
 
 
 def test_a_stopped_stack_leaves_nothing(tmp_path: Path) -> None:
-    stack = DataStack(tmp_path, registry=False).start()
+    stack = DataStack(tmp_path).start()
     everybody = {
         pid: start for server in stack.servers if server.pid for pid, start in processes.family(server.pid).items()
     }

@@ -23,8 +23,9 @@ from psycopg import conninfo
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from airflow_bottledwater import errors
+from airflow_bottledwater import errors, extras
 from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, SettingError
+from airflow_bottledwater.local.commands import COMMANDS
 from airflow_bottledwater.settings import Pipeline, merge, read_config_file
 
 if TYPE_CHECKING:
@@ -386,11 +387,16 @@ def redrive_letters(**values: Any) -> None:
     )
 
 
+for command in COMMANDS:
+    cli.add_command(command)
+
+
 def main() -> None:
     """Entry point: our errors become a line on standard error and exit code 1."""
     _log_to_stderr()
     try:
-        cli(prog_name="bottledwater")
+        with extras.explained():
+            cli(prog_name="bottledwater")
     except BottledWaterError as error:
         for line in str(error).splitlines():
             log.critical("%s", line)

@@ -35,6 +35,16 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     ({"spark"}, ["postgres/copy.py", "postgres/receive.py", "postgres/replication.py", "provision/redrive.py"]),
 ]
 PATTERNS = [(pattern, extras) for extras, patterns in ROOMS for pattern in patterns]
+#: what watches and stops a pipeline
+CONTROL = (
+    "cli",
+    "settings",
+    "kafka.registry",
+    "postgres.slot",
+    "postgres.publication",
+    "state.control",
+    "spark.submit",
+)
 #: what nobody imports, and why it is declared
 NOT_IMPORTED = {
     "apache-airflow-providers-postgres": "the type of the Postgres connection",
@@ -144,6 +154,14 @@ def test_the_pinned_versions_name_no_server() -> None:
 def test_everything_declared_is_pinned() -> None:
     pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE))
     assert BASE.union(DEV, *DECLARED.values()) - pinned == set()
+
+
+def test_the_control_part_is_imported_without_any_extra() -> None:
+    code = f"import sys; sys.modules.update(dict.fromkeys({sorted(EXTRAS)!r}))\n" + "\n".join(
+        f"import airflow_bottledwater.{module}" for module in CONTROL
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("absent", ["numba", "llvmlite"])

@@ -25,14 +25,19 @@ class BottledWaterError(Exception):
 
 
 class SettingError(BottledWaterError):
-    """A setting has a value that is not allowed; nothing was contacted yet."""
+    """A setting has a value that is not allowed; nothing was contacted yet.
 
-    def __init__(self, setting: str, value: object, allowed: str) -> None:
-        super().__init__(f"Setting {setting!r} cannot be {value!r}.", f"Allowed: {allowed}.")
-        self.setting, self.value, self.allowed = setting, value, allowed
+    :param value: the value; None where it is not shown.
+    :param allowed: what is allowed, as the rest of a sentence.
+    :param problem: what is wrong, as the rest of a sentence about the setting; empty: its value.
+    """
 
-    def __reduce__(self) -> tuple[type[SettingError], tuple[str, object, str]]:
-        return type(self), (self.setting, self.value, self.allowed)
+    def __init__(self, setting: str, value: object, allowed: str, problem: str = "") -> None:
+        super().__init__(f"Setting {setting!r} {problem or f'cannot be {value!r}'}.", f"Allowed: {allowed}.")
+        self.setting, self.value, self.allowed, self.problem = setting, value, allowed, problem
+
+    def __reduce__(self) -> tuple[type[SettingError], tuple[str, object, str, str]]:
+        return type(self), (self.setting, self.value, self.allowed, self.problem)
 
 
 class PreflightError(BottledWaterError):

@@ -12,35 +12,49 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 
-from confluent_kafka import Consumer, Message, TopicPartition
+import confluent_kafka
+from confluent_kafka import Consumer, TopicPartition
 
-from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.kafka.publisher import Publisher, Records, single
-from airflow_bottledwater.kafka.topics import Topics, client_config, errors
-from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.backoff import Waiting
+from airflow_bottledwater.kafka.clients import client_config, errors
+from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
+from airflow_bottledwater.kafka.topics import Topics
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 10.0
 
 
-def release(config: Mapping[str, str], publisher: Publisher, topics: Sequence[str]) -> None:
-    """Abort what the publisher's id has left open in these topics; the publisher is initialised again behind it.
+def release(
+    config: Mapping[str, str],
+    transactional_id: str,
+    topics: Sequence[str],
+    *,
+    transaction_timeout: float,
+    waiting: Waiting,
+) -> bool:
+    """Abort what a transactional id has left open in these topics; returns whether anything was open there.
 
     The first record of each is sent once more, so that a reader of uncommitted records sees nothing that it cannot tell by its
-    position. Where the transaction is another's and at work, that record is all that happens.
-
-    :param publisher: initialised; made for these topics, in this order.
+    position. Where the transaction is another's and at work, that record is all that happens. Whoever uses the id has to
+    initialise it again behind this.
     """
-    found = [(index, message) for index, name in enumerate(topics) for message in _first_open(config, name)]
+    found = [message for name in topics for message in _first_open(config, name)]
     if not found:
-        return
-    log.warning("%s: ending what an outage has left open in %d partitions.", publisher.transactional_id, len(found))
-    publisher.attempt([_again(index, message) for index, message in found])
-    publisher.open()
+        return False
+    log.warning("%s: ending what an outage has left open in %d partitions.", transactional_id, len(found))
+    producer = TransactionalProducer(
+        config, transactional_id, topics, transaction_timeout=transaction_timeout, waiting=waiting
+    )
+    producer.open()
+    try:
+        producer.attempt([_again(message) for message in found])
+    finally:
+        producer.close()
+    return True
 
 
-def _first_open(config: Mapping[str, str], topic: str) -> list[Message]:
+def _first_open(config: Mapping[str, str], topic: str) -> list[confluent_kafka.Message]:
     """The first record behind each partition's last stable offset, where that is not the end."""
     described = Topics(config).describe([topic])
     if topic not in described:
@@ -69,12 +83,8 @@ def _first_open(config: Mapping[str, str], topic: str) -> list[Message]:
     return messages
 
 
-def _again(index: int, message: Message) -> Records:
-    record = single(index, message.partition(), message.key(), message.value(), message.timestamp()[1])
-    headers = dict(message.headers() or [])
-    if "pos" not in headers or "op" not in headers:
-        return record
-    position = Position.parse(headers["pos"].decode())
-    row = record.table
-    row[0, wire.R_OP], row[0, wire.R_LSN], row[0, wire.R_ORDINAL] = headers["op"][0], position.lsn, position.ordinal
-    return Records(row, record.data, wire.HEADERS)
+def _again(message: confluent_kafka.Message) -> Message:
+    return Message(
+        message.topic(), message.key(), message.value(), message.partition(), message.timestamp()[1],
+        tuple(message.headers() or ()),
+    )  # fmt: skip

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from confluent_kafka import KafkaError
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import CredentialsRefused, Refused
 from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.clients import GRANT, denied, denies_id, denies_topics, transactional_config
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
-from airflow_bottledwater.kafka.topics import GRANT
 
 #: a call's slice: between two slices a stop is noticed
 _SLICE_MS = 1000
@@ -29,8 +30,6 @@ _SLICE_MS = 1000
 _QUEUE = 50_000
 #: what a record adds to key and value on the wire: batch header 61, record framing and our headers
 RECORD_OVERHEAD = 61 + 21 + 64
-_UNKNOWN_TOPIC = (3, -188)  # UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION…
-_AUTHORIZATION = {29: "topic", 30: "group", 31: "cluster", 53: "transactional id"}
 
 
 class _Undone(Exception):
@@ -108,21 +107,11 @@ class Publisher:
         self._topics = list(topics)
         self._waiting = waiting
         self._future = future
-        self._config = {
-            "linger.ms": "5",
-            "compression.type": "lz4",
-            "batch.size": "1000000",
-            "log_level": "2",
-            **config,
-            "queue.buffering.max.messages": str(_QUEUE),
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": str(int(transaction_timeout * 1000)),
-            "enable.idempotence": "true",
-            # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's defaults
-            "allow.auto.create.topics": "false",
-        }
-        # a time-out of its own would drop records inside a transaction
-        self._config.pop("message.timeout.ms", None)
+        self._config = transactional_config(
+            {"linger.ms": "5", "compression.type": "lz4", "batch.size": "1000000", **config},
+            transactional_id,
+            transaction_timeout,
+        ) | {"queue.buffering.max.messages": str(_QUEUE)}
         self._counters: npt.NDArray[np.int64] = np.zeros(rd.COUNTERS, dtype=np.int64)
         self._scratch = rd.scratch()
         self._handle = 0
@@ -163,7 +152,7 @@ class Publisher:
                 rd.metadata_destroy(found)
                 if class_error == 0:
                     return
-                if class_error in _AUTHORIZATION:
+                if denied(class_error):
                     raise Refused(f"Kafka denies every access to topic {topic!r}.", GRANT)
                 # a topic that was just made is known to every broker a little later
                 if attempt >= 50:
@@ -297,16 +286,12 @@ class Publisher:
                 rd.error_txn_requires_abort(error),
             )
             rd.error_destroy(error)
-            if code in _AUTHORIZATION and _AUTHORIZATION[code] == "transactional id":
-                raise Refused(
-                    f"Kafka denies transactional id {self.transactional_id!r}.",
-                    "Grant Write on transactional ids with the prefix 'bottledwater-'.",
-                )
-            if code in _AUTHORIZATION and _AUTHORIZATION[code] == "topic":
-                # when the transaction takes the topic in, before a record is sent: no record has a fault
+            if denied(code):
+                # of a topic: when the transaction takes it in, before a record is sent, so no record has a fault
                 if abort:
                     self._abort()
-                raise Refused(f"Kafka denies Write on one of the topics {', '.join(self._topics)}: {text}.", GRANT)
+                of_id = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                raise denies_id(self.transactional_id) if of_id else denies_topics(self._topics)
             if retriable and not fatal:
                 self._wait(f"{what}: {text}")
                 continue

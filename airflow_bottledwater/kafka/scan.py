@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from airflow_bottledwater.kafka.topics import client_config, errors, passes
+from airflow_bottledwater.kafka.clients import client_config, errors, passes
 
 
 def scan(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator[Any]:

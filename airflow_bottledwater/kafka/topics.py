@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import confluent_kafka.admin
 import tenacity
@@ -16,16 +14,18 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
+from airflow_bottledwater.kafka.clients import (
+    GRANT,
+    client_config,
+    errors,
+    note_refusal,
+)
 
 #: the broker's default of max.message.bytes, where it may not be asked
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
 #: seconds for which a topic must be unknown to be taken for missing
 _CONFIRM = 2.0
-#: a verdict; a broker that stops in the middle of a handshake has the same error codes
-_REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
-#: the remedy for a missing right
-GRANT = "See the list of ACLs in docs/operations.md."
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,112 +80,6 @@ def _why(error: KafkaError) -> str:
     return f"{error.name()}: {error.str().rstrip('.')}. {_REFUSALS_TO_CREATE[error.code()]}"
 
 
-def client_config(config: Mapping[str, str]) -> dict[str, Any]:
-    """The user's properties as far as consumers and admin clients know them."""
-    producer_only = (
-        "queue.",
-        "batch.",
-        "linger.",
-        "compression.",
-        "acks",
-        "request.required",
-        "message.timeout",
-        "transaction",
-        "enable.idem",
-        "delivery.",
-        "partitioner",
-        "sticky.",
-    )
-    return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {
-        "log_level": "2",
-        # a question must never make a topic
-        "allow.auto.create.topics": "false",
-    }
-
-
-#: the client's own and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: "retriable" in
-#: https://kafka.apache.org/protocol#protocol_error_codes, but for a topic that is missing, which is ours to say.
-#: ``KafkaError.retriable()`` is false for nearly all of them: librdkafka sets it in the transactional API only.
-_AWAY = {
-    KafkaError._TRANSPORT,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._WAIT_COORD,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.NOT_CONTROLLER,
-    KafkaError.CONCURRENT_TRANSACTIONS,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.LISTENER_NOT_FOUND,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.STALE_BROKER_EPOCH,
-    KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
-    KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-    KafkaError.THROTTLING_QUOTA_EXCEEDED,
-}
-
-
-def away(error: KafkaError) -> bool:
-    """Whether an error is an outage: it passes by waiting."""
-    return error.retriable() or error.code() in _AWAY
-
-
-def passes(error: KafkaError) -> bool:
-    """Whether a consumer's error leaves the consumer at work."""
-    return away(error) or error.code() in (
-        # it had worked, and librdkafka tries again
-        KafkaError._AUTHENTICATION,
-        KafkaError._SSL,
-        # librdkafka looks for the coordinator of a group that we never join: no right of ours
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    )
-
-
-@contextlib.contextmanager
-def errors(config: Mapping[str, str]) -> Iterator[None]:
-    """Kafka's exceptions as ours."""
-    try:
-        yield
-    except KafkaException as error:
-        raise translate(error, config) from None
-
-
-def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refused:
-    """An outage if the brokers are away, else a refusal."""
-    detail = error.args[0]
-    servers = config.get("bootstrap.servers", "?")
-    name = detail.name() if hasattr(detail, "name") else ""
-    text = detail.str() if hasattr(detail, "str") else str(error)
-    if isinstance(detail, KafkaError) and away(detail):
-        return Outage(
-            f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker."
-        )
-    if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
-        return Refused(
-            f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them)."
-        )
-    return Refused(f"Kafka at {servers}: {text}.")
-
-
-def _note_refusal(refusals: list[str], error: KafkaError) -> None:
-    """Why no broker could be used: the calls themselves only say that none answered in time."""
-    if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
-        refusals[:] = [error.str()]
-
-
 class Topics:
     """An admin client with the few questions that we have."""
 
@@ -196,7 +90,7 @@ class Topics:
 
     def _make(self) -> AdminClient:
         # nothing that refers to this object: a client in a cycle keeps its threads and sockets until the collector runs
-        noted = functools.partial(_note_refusal, self._refusals)
+        noted = functools.partial(note_refusal, self._refusals)
         try:
             return AdminClient({**client_config(self._config), "error_cb": noted})
         except KafkaException as error:

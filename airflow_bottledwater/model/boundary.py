@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,6 +69,6 @@ class Boundary:
         return {**asdict(self), "snapshot": str(self.snapshot)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Boundary:
+    def from_json(cls, data: Mapping[str, Any]) -> Boundary:
         """The inverse of :meth:`to_json`."""
         return cls(Snapshot.parse(data["snapshot"]), data["insert_lsn"], data["oldest_xid"], data["filtered"])

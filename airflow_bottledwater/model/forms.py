@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+# The choices of a pipeline's settings; the first named is the default.
+Arrays = Literal["array", "text"]
+Composites = Literal["record", "text"]
+Ranges = Literal["text", "record"]
+Enums = Literal["string", "enum"]
+Numeric = Literal["decimal", "string", "double"]
+JsonNumeric = Literal["string", "number"]
+Documents = Literal["string", "value"]
+Geometries = Literal["ewkb", "geojson"]
+Regs = Literal["number", "name"]
+NotNull = Literal["nullable", "required"]
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """One field for each choice; the first named is the default (docs/settings.md).
+    """What a pipeline has chosen, as far as its output format has the choice.
 
-    :param arrays: ``array`` or ``text``.
-    :param composites: ``record`` or ``text``.
-    :param ranges: ``text`` or ``record``.
-    :param enums: ``string`` or ``enum`` (of Avro).
-    :param numeric: ``decimal`` (string without a precision), ``string``, ``double``, or ``number`` (of JSON, exact).
-    :param documents: json and jsonb: ``string`` or ``value`` (of JSON).
-    :param regs: ``number`` or ``name``.
-    :param geometries: of PostGIS, ``ewkb`` or ``geojson`` (in JSON).
-    :param not_null: ``nullable`` or ``required``.
+    :param enums: ``enum`` is Avro's.
+    :param numeric: ``decimal`` is a string without a precision; ``number`` is JSON's, exact.
+    :param documents: json and jsonb; ``value`` is JSON's.
+    :param geometries: of PostGIS; ``geojson`` is JSON's.
     """
 
-    arrays: str = "array"
-    composites: str = "record"
-    ranges: str = "text"
-    enums: str = "string"
-    numeric: str = "decimal"
-    documents: str = "string"
-    regs: str = "number"
-    geometries: str = "ewkb"
-    not_null: str = "nullable"
+    arrays: Arrays = "array"
+    composites: Composites = "record"
+    ranges: Ranges = "text"
+    enums: Enums = "string"
+    numeric: Numeric | Literal["number"] = "decimal"
+    documents: Documents = "string"
+    regs: Regs = "number"
+    geometries: Geometries = "ewkb"
+    not_null: NotNull = "nullable"
 
 
 DEFAULT_FORMS = Forms()

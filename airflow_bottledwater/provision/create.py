@@ -28,7 +28,11 @@ from airflow_bottledwater.state.records import (
     INTENT,
     POSITION,
     SLOT,
+    Complete,
+    Intent,
     PinnedTable,
+    Reached,
+    StateRecord,
     table_key,
 )
 
@@ -116,19 +120,15 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
             pinned = _pin(pipeline, cluster, findings.tables, oldest_xid)
             oids = sorted(p.table.oid for p in pinned)
             covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
+            now = time.time()
             claim.write(
                 {
-                    COVERAGE: covered.to_json(),
-                    INTENT: {
-                        "system_identifier": cluster.system_identifier,
-                        "slot": pipeline.slot,
-                        "publication": pipeline.publication_name,
-                        "at": time.time(),
-                    },
-                    SLOT: record.to_json(),
-                    **{table_key(p.table.oid): p.to_json() for p in pinned},
-                    COMPLETE: {"tables": oids, "skipped": True, "at": time.time()},
-                    POSITION: {"lsn": position.lsn, "ordinal": position.ordinal, "at": time.time()},
+                    COVERAGE: covered,
+                    INTENT: Intent(pipeline.slot, pipeline.publication_name, now, cluster.system_identifier),
+                    SLOT: record,
+                    **{table_key(p.table.oid): p for p in pinned},
+                    COMPLETE: Complete(tuple(oids), True, now),
+                    POSITION: Reached(position.lsn, position.ordinal, now),
                 }
             )
         finally:
@@ -140,20 +140,11 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
 def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
         # the tables' fingerprint from before the slot: a creation that is killed must not hide DDL that ran meanwhile
-        before = claim.state.facts.get(INTENT, {}).get("fingerprint") or catalog.fingerprint(
+        before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
             connection, [t.oid for t in tables]
         )
-        claim.write(
-            {
-                INTENT: {
-                    "system_identifier": claim.cluster.system_identifier,
-                    "slot": pipeline.slot,
-                    "publication": pipeline.publication_name,
-                    "fingerprint": before,
-                    "at": time.time(),
-                }
-            }
-        )
+        identifier = claim.cluster.system_identifier
+        claim.write({INTENT: Intent(pipeline.slot, pipeline.publication_name, time.time(), identifier, before)})
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
             raise Refused(" ".join(problems))
@@ -176,17 +167,16 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
             # tables added to a slot that exists: X0 is taken after the publication has them
             oldest_xid = slot.fresh_xid(connection)
         pinned = _pin(pipeline, claim.cluster, added, oldest_xid)
-        values: dict[str, dict[str, object] | None] = {table_key(p.table.oid): p.to_json() for p in pinned}
+        values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
         if pipeline.skip_snapshot:
-            values[COMPLETE] = {
-                "tables": sorted({*claim.state.completed, *(t.oid for t in added)}), "skipped": True, "at": time.time(),
-            }  # fmt: skip
+            completed = sorted({*claim.state.completed, *(t.oid for t in added)})
+            values[COMPLETE] = Complete(tuple(completed), True, time.time())
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
             # of a table that was there before, what was recorded then stays: it tells whether changes are missing
             covered = claim.state.coverage.with_new(covered)
-        claim.write({SLOT: record.to_json(), COVERAGE: covered.to_json(), **values})
+        claim.write({SLOT: record, COVERAGE: covered, **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
 

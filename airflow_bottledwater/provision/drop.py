@@ -15,12 +15,8 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.identity import check_cluster
-from airflow_bottledwater.state.records import (
-    CLAIM,
-    IDS,
-    INTENT,
-    PipelineState,
-)
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +63,7 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
 def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
     """Delete what the state topics say of a pipeline; who claimed it and its ids stay, so that an old job stays fenced."""
     tables = claim.state.tables
-    claim.write({key: None for key in claim.state.facts if key not in (CLAIM, IDS)})
+    claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     control = store.Control(pipeline.kafka)
     for pinned in tables.values():
         control.write(f"owner/{pinned.topic}/{owner}", None)
@@ -99,12 +95,12 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
             )
         if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
             slot.check(present, cluster.database)
-        if present is not None and known.slot is None and INTENT not in known.facts and not pipeline.adopt_slot:
+        if present is not None and known.slot is None and known.intent is None and not pipeline.adopt_slot:
             raise SlotError(
                 f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.",
                 "Drop it by hand if nobody needs it.",
             )
-        if not known.facts:
+        if not known.raw:
             return _drop(pipeline, connection, known)
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))
         try:
@@ -117,6 +113,6 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
 
 def _drop(pipeline: Pipeline, connection: Connection, known: PipelineState) -> str:
     done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
-    if pipeline.create_publication and INTENT in known.facts:
-        done += [f"publication {name!r}" for name in publication.drop(connection, known.facts[INTENT]["publication"])]
+    if pipeline.create_publication and known.intent is not None:
+        done += [f"publication {name!r}" for name in publication.drop(connection, known.intent.publication)]
     return f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}."

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.state.records import PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
 @dataclass(slots=True)

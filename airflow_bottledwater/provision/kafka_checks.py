@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
-from airflow_bottledwater.kafka.publisher import Publisher
-from airflow_bottledwater.kafka.topics import GRANT, NewTopic, Topics
+from airflow_bottledwater.kafka.producer import TransactionalProducer
+from airflow_bottledwater.kafka.topics import NewTopic, Topics
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.provision.findings import Findings
@@ -142,7 +143,7 @@ def _transactions(pipeline: Pipeline) -> list[str]:
         if attempts > 30:
             raise Refused(f"Kafka transactions do not work: {what}")
 
-    probe = Publisher(
+    probe = TransactionalProducer(
         pipeline.kafka,
         f"bottledwater-preflight-{pipeline.slot}",
         [],

@@ -9,12 +9,11 @@ from airflow_bottledwater.postgres import catalog, publication
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import INTENT
 
 
 def check_publications(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
     problems: list[str] = []
-    intent = found.state.facts.get(INTENT, {})
+    intent = found.state.intent
     covered: set[int] = set()
     mine = {t.oid for t in found.tables} | set(found.state.tables)
     missing = []
@@ -38,7 +37,7 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
                     f"Publication {name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
                 )
         problems += publication.others_problems(present, besides)
-        if pipeline.create_publication and intent.get("publication") != pipeline.publication_name:
+        if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
             problems.append(
                 f"Publication {name!r} exists and is not ours. Choose another name (publication), or set create_publication to false to use it."
             )

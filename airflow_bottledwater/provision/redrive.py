@@ -21,8 +21,8 @@ import numpy as np
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro, types, wire
 from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, StateError
-from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
-from airflow_bottledwater.kafka.publisher import Publisher, Records, single
+from airflow_bottledwater.kafka.errors import RecordRefused
+from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
@@ -33,7 +33,9 @@ from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import Found
-from airflow_bottledwater.publish.delivery import Channel, encode_changes
+from airflow_bottledwater.publish.encode import encode_changes
+from airflow_bottledwater.publish.reject import oversized
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completer, row_key, with_key
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
@@ -83,12 +85,12 @@ def redrive(pipeline: Pipeline) -> Result:
     with _claimed(pipeline) as claim:
         topics = pins(claim.state.tables.values())
         backoff = Backoff(pipeline.outage_timeout)
-        channel = Channel(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
+        publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = Completer(pipeline.postgres, backoff.wait)
         try:
-            return _Redrive(pipeline, channel, completer).run(set(topics))
+            return _Redrive(pipeline, publishing, completer).run(set(topics))
         finally:
-            channel.close()
+            publishing.close()
             completer.close()
 
 
@@ -110,11 +112,10 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
 
 
 class _Redrive:
-    def __init__(self, pipeline: Pipeline, channel: Channel, completer: Completer) -> None:
-        self._pipeline, self._channel, self._completer = pipeline, channel, completer
-        self._letters_topic, self._events_topic = (
-            next(name for name, i in channel.index.items() if i == place) for place in (channel.letters, channel.events)
-        )
+    def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: Completer) -> None:
+        self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
+        self._letters_topic = publishing.topics[publishing.dead_letters]
+        self._events_topic = publishing.topics[publishing.events]
 
     def run(self, topics: set[str]) -> Result:
         result = Result()
@@ -165,7 +166,7 @@ class _Redrive:
         return sorted(found.values(), key=lambda letter: letter.position)
 
     def _ends(self, topic: str) -> list[int]:
-        return Topics(self._pipeline.kafka).ends(topic, self._channel.partitions[topic])
+        return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])
 
     def _with_schema(self, version: Version) -> Version:
         """Registered now, if the registry refused it then."""
@@ -188,17 +189,16 @@ class _Redrive:
         change[0, wire.C_XID] = again.get("xid", 0)
         change[0, wire.C_FLAGS] = again.get("xid", 0) << wire.FLAG_XID_SHIFT
         version = self._with_schema(Version.from_json(again))
-        programs = self._channel.programs([version], copied=letter.copied)
+        programs = self._publishing.programs([version], copied=letter.copied)
         completed = self._completer.complete(Batch(position, position, data, change, (version,)), programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         if letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
-        encoded = encode_changes(completed, programs, headers=headers, most=self._channel.most)
+        encoded = encode_changes(completed, programs, headers=headers, largest=self._publishing.largest_record)
         if letter.copied:
             encoded.records.table[:, wire.R_OP] = ord(_SNAPSHOT)
-        reasons = [*completed.failed.values(), *(v.reason for v in encoded.verdicts)]
-        if self._channel.too_large(encoded.records).any():
-            reasons.append("the record is still larger than its topic's max.message.bytes")
+        rejections = [*encoded.rejections, *oversized(self._publishing, encoded.records)]
+        reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
         if reasons:
             raise RecordError("; ".join(reasons))
         return encoded.records
@@ -251,22 +251,17 @@ class _Redrive:
         return key is not None and newer.get((letter.content["topic"], key), "") > letter.position
 
     def _send(self, letter: _Letter, records: Records) -> None:
-        def parts(publisher: Publisher) -> None:
-            publisher.produce(records)
-            publisher.produce(single(self._channel.letters, 0, letter.key, None))
+        tombstone = single(self._publishing.dead_letters, 0, letter.key, None)
+        begun = False
 
-        while True:
-            try:
-                self._channel.open()
-                self._channel.send(parts, {})
-                return
-            except NewProducerNeeded as error:
-                # whether it was committed is not known: the letter itself says
-                self._channel.close()
-                self._channel.backoff.wait(str(error))
-                self._channel.open()
-                if letter.key not in {x.key for x in self._letters({letter.content["topic"]})}:
-                    return
+        def work() -> None:
+            nonlocal begun
+            # whether an attempt before this one was committed, the letter itself tells
+            if not begun or letter.key in {x.key for x in self._letters({letter.content["topic"]})}:
+                begun = True
+                self._publishing.transact([records, tombstone], {})
+
+        self._publishing.run(work)
 
 
 @dataclass(frozen=True, slots=True)

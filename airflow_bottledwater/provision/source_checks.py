@@ -11,7 +11,6 @@ from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import INTENT
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -123,7 +122,7 @@ def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
 def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
     present = slot.state(connection, pipeline.slot)
     record = found.state.slot
-    intent = found.state.facts.get(INTENT)
+    intent = found.state.intent
     if present is None:
         used = connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
         walsenders = connection.execute(

@@ -16,8 +16,7 @@ from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
-from airflow_bottledwater.errors import CredentialsRefused, Outage, ProtocolError
-from airflow_bottledwater.kafka import deadletter
+from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, query_with
@@ -272,28 +271,3 @@ def row_key(table: Table, values: Sequence[pgoutput.Field]) -> Key:
     """The binary values of a row's key columns, in the order of the key."""
     places = {c.name: i for i, c in enumerate(table.columns)}
     return tuple(values[places[name]].data for name in table.key)
-
-
-def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
-    """A row for a dead letter: texts as they are, other values as hex of their binary form."""
-    try:
-        row = pgoutput.row(message)
-    except ProtocolError:
-        return {"raw": message.hex()}
-    texts: dict[str, str | None] = {}
-    for column, value in zip(table.columns, row.new or row.old or [], strict=False):
-        if value.kind in "nu":
-            texts[column.name] = None
-            continue
-        texts[column.name] = _printable(value.data[: deadletter.MAX_BYTES])
-    return texts
-
-
-def _printable(data: bytes) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        if len(data) < deadletter.MAX_BYTES or error.start < len(data) - 3:
-            return f"\\x{data.hex()}"
-        text = data[: error.start].decode()  # cut inside a character
-    return text if text.isprintable() else f"\\x{data.hex()}"

@@ -27,7 +27,6 @@ def _encode() -> None:
         data, np.zeros(1, dtype=np.int64), 0, 0, programs.json, programs.relations, 0, programs.columns, programs.keys,
         programs.names, scratch, records, errors, data,
     )  # fmt: skip
-    kernels.checksum(np.zeros(1, dtype=np.uint64), np.uint64(0))
     kernels.find_conversions(data, changes, 0, programs.relations, programs.columns, programs.keys, scratch, found)
     kernels.find_unchanged(data, changes, 0, programs.relations, scratch, np.zeros(1, dtype=np.int64))
     kernels.encode_changes(

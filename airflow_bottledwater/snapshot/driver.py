@@ -20,7 +20,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
-from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.lane import LaneTask, Part
@@ -28,10 +28,13 @@ from airflow_bottledwater.snapshot.sweep import sweep
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
-    PipelineState,
+    Complete,
     Plan,
+    StateRecord,
+    Sweep,
     boundary_key,
     lane_id,
     pins,
@@ -150,7 +153,7 @@ class _Driver:
         self._check_done(tables)
         self._sweep(tables)
         completed = sorted({*self._claim.state.completed, *(t.oid for t in tables)})
-        self._claim.write({COMPLETE: {"tables": completed, "skipped": False, "at": time.time()}})
+        self._claim.write({COMPLETE: Complete(tuple(completed), False, time.time())})
         return Result(
             len(tables),
             sum(t["rows"] for t in totals),
@@ -169,7 +172,7 @@ class _Driver:
     def _refresh_pinned(self, tables: Sequence[Table]) -> None:
         """Tables are read by the name and file that they have today. Columns that changed since the slot was made get their schema
         now; a key that changed is refused."""
-        changed: dict[str, dict[str, object] | None] = {}
+        changed: dict[str, StateRecord | None] = {}
         known = self._claim.state.tables
         for table in tables:
             pinned = known[table.oid]
@@ -181,14 +184,14 @@ class _Driver:
                 value_schema = Registry(self._pipeline.registry).register(
                     f"{pinned.topic}-value", avro.value_schema(table)
                 )
-            changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema).to_json()
+            changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)
         if changed:
             self._claim.write(changed)
 
     def _plan(self, tables: Sequence[Table], held: pg.Held, oldest: int) -> tuple[list[LaneTask], int]:
         """The stored plan, or a new one: written, with boundaries, before anything is published."""
         known = self._claim.state
-        facts: dict[str, dict[str, object] | None] = {}
+        facts: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
         fresh: list[tuple[Table, list[tuple[int, int]]]] = []
         for table in tables:
@@ -206,20 +209,20 @@ class _Driver:
                 )
                 facts |= {progress_key(table.oid, part): None for part in range(len(stored.ranges))}
             fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
-            if boundary_key(table.oid) not in known.facts:
+            if table.oid not in known.boundaries:
                 ends = self._published(known, table)
                 # only where nothing of the table was ever published may the stream leave out what the snapshot has
                 boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
-                facts[boundary_key(table.oid)] = boundary.to_json()
+                facts[boundary_key(table.oid)] = boundary
                 if any(ends) and table.keyed and not self._pipeline.share_topics:
-                    facts[sweep_key(table.oid)] = {"ends": ends, "done": False}
+                    facts[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         dealt: dict[int, list[tuple[int, int, int]]] = {}
         for t, r, number in pg.deal(fresh, self._pipeline.lanes):
             table, parts = fresh[t]
             dealt.setdefault(table.oid, []).append((*parts[r], number))
         for table, _ in fresh:
             plans[table.oid] = Plan(table.filenode, catalog.definition(table), tuple(dealt[table.oid]))
-            facts[plan_key(table.oid)] = plans[table.oid].to_json()
+            facts[plan_key(table.oid)] = plans[table.oid]
         numbers = sorted({lane_number for plan in plans.values() for _, _, lane_number in plan.ranges})
         self._claim.record_ids([lane_id(self._claim.prefix, number) for number in numbers])
         if facts:
@@ -241,15 +244,15 @@ class _Driver:
     def _sweep(self, tables: Sequence[Table]) -> None:
         """Tombstones for what the topics held before, and the source has no more."""
         wanted = {
-            t.oid: found["ends"]
+            t.oid: found.ends
             for t in tables
-            if (found := self._claim.state.facts.get(sweep_key(t.oid))) is not None and not found["done"]
+            if (found := self._claim.state.sweep(t.oid)) is not None and not found.done
         }
         if not wanted:
             return
         self._claim.record_ids([stream_id(self._claim.prefix)])
         pinned = self._claim.state.tables
-        channel = Channel(
+        publishing = PublishSession(
             self._pipeline,
             self._claim.job,
             stream_id(self._claim.prefix),
@@ -259,9 +262,9 @@ class _Driver:
         )
         try:
             for oid, ends in wanted.items():
-                sweep(channel, pinned[oid], ends)
+                sweep(publishing, pinned[oid], ends)
         finally:
-            channel.close()
+            publishing.close()
 
     def _tasks(self, plans: dict[int, Plan], numbers: Sequence[int], held: pg.Held) -> tuple[list[LaneTask], int]:
         state = self._claim.state
@@ -274,7 +277,7 @@ class _Driver:
                     if of_lane != number:
                         continue
                     done = state.done(oid, i)
-                    if done is not None and done["done"]:
+                    if done is not None and done.done:
                         skipped += 1
                     else:
                         parts.append(Part(oid, i, first, last))
@@ -332,8 +335,8 @@ class _Driver:
             raise
         except BottledWaterError:
             return
-        rows = sum(int(v.get("rows", 0)) for k, v in state.facts.items() if k.startswith("progress/"))
-        done = sum(1 for k, v in state.facts.items() if k.startswith("progress/") and v.get("done"))
+        rows = sum(each.rows for each in state.progress)
+        done = sum(1 for each in state.progress if each.done)
         if self._controller.status.progress.get("ranges_done") == done:
             return
         self._controller.status.progress |= {"rows": rows, "ranges_done": done}
@@ -348,7 +351,7 @@ class _Driver:
             assert plan is not None
             for part in range(len(plan.ranges)):
                 done = state.done(table.oid, part)
-                if done is None or not done["done"]:
+                if done is None or not done.done:
                     raise Outage(
                         f"Range {part} of {table.qualified} has no record of its completion.", "Run the snapshot again."
                     )

@@ -16,7 +16,7 @@ from airflow_bottledwater.spark.carry import Failure, received, returned, unpack
 from airflow_bottledwater.state import control
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream import engine
-from airflow_bottledwater.stream.engine import Start
+from airflow_bottledwater.stream.start import Start
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

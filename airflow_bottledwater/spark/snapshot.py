@@ -84,5 +84,5 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
 
 
 def main() -> None:
-    """Entry point of ``spark_jobs/driver.py``."""
+    """Entry point of ``spark_jobs/snapshot.py``."""
     job.run("Publish a consistent snapshot of the pipeline's tables.", _work)

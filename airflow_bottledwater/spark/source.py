@@ -9,11 +9,11 @@ Spark's checkpoint is thrown away: the truth is the state topic.
 
 from __future__ import annotations
 
-import functools
-import json
+import base64
 import logging
+import pickle
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -27,10 +27,10 @@ from airflow_bottledwater.spark.carry import pack
 if TYPE_CHECKING:
     from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.publish.batch import Batch
-    from airflow_bottledwater.publish.delivery import StreamPublisher
     from airflow_bottledwater.settings import Pipeline
-    from airflow_bottledwater.stream.engine import Start
+    from airflow_bottledwater.stream.publisher import StreamPublisher
     from airflow_bottledwater.stream.source import ChangeSource
+    from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -41,40 +41,25 @@ _POLL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the reader and the worker must know of the job; no secrets, they are in the settings file."""
+    """What the reader and the worker must know of the job.
+
+    :param pipeline: path of the settings file; secrets are only there.
+    """
 
     pipeline: str
-    job: dict[str, Any]
-    prefix: str
-    state_topic: str
-    topics: dict[str, tuple[str, int, bool]]
-    lsn: int
-    ordinal: int
+    start: Start
     bounded: bool
-    fingerprint: str
-
-    @classmethod
-    def of(cls, path: str, start: Start, *, bounded: bool, fingerprint: str) -> Assignment:
-        """For a claimed stream."""
-        return cls(
-            path,
-            start.job.to_json(),
-            start.prefix,
-            start.state_topic,
-            {name: (pin.id, pin.partitions, pin.keyed) for name, pin in start.topics.items()},
-            *start.position,
-            bounded,
-            fingerprint,
-        )
 
     def to_option(self) -> str:
-        """As a data source option."""
-        return json.dumps(asdict(self))
+        """As a data source option, which is a text."""
+        return base64.b64encode(pickle.dumps(self)).decode()
 
     @classmethod
     def from_option(cls, text: str) -> Assignment:
-        """The inverse of :meth:`to_option`."""
-        return cls(**json.loads(text))
+        """The inverse of :meth:`to_option`: Spark gives the option back to us as we gave it."""
+        found = pickle.loads(base64.b64decode(text))
+        assert isinstance(found, cls)
+        return found
 
 
 class BatchPartition(InputPartition):
@@ -115,7 +100,7 @@ class Reader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """P."""
-        return _offset(Position(self._assignment.lsn, self._assignment.ordinal))
+        return _offset(self._assignment.start.position)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Wait a little for a batch. ``start`` is the end of the last completed one: its P is committed in Kafka.
@@ -127,7 +112,7 @@ class Reader(DataSourceStreamReader):
             source = self._open()
             source.acknowledge(reached)
             self._batches.clear()
-            batch = source.next(_POLL, hurry=self._assignment.bounded)
+            batch = source.next(_POLL, flush_empty=self._assignment.bounded)
             if batch is None:
                 return start
             self._batches[batch.end] = batch
@@ -159,54 +144,36 @@ class Reader(DataSourceStreamReader):
 
     def _open(self) -> ChangeSource:
         if self._source is None:
-            from airflow_bottledwater.state.claim import check, reached, read_state
-            from airflow_bottledwater.state.records import Job
-            from airflow_bottledwater.stream.source import ChangeSource
+            from airflow_bottledwater.state.claim import check, read_state
 
+            start = self._assignment.start
             pipeline, backoff = _settings(self._assignment)
-            topic, job = self._assignment.state_topic, Job(**self._assignment.job)
-            state = read_state(pipeline, topic)
-            check(state, job)
-            position = Position(self._assignment.lsn, self._assignment.ordinal)
-            self._source = ChangeSource(
-                pipeline, state, position, backoff, functools.partial(reached, pipeline, topic, job)
-            )
+            check(read_state(pipeline, start.state_topic), start.job)
+            self._source = start.source(pipeline, backoff, start.position)
         return self._source
 
 
 def _settings(assignment: Assignment) -> tuple[Pipeline, Backoff]:
-    from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.spark.job import load
+    from airflow_bottledwater.stream.engine import stream_backoff
 
     pipeline = load(assignment.pipeline)
-    return pipeline, Backoff(pipeline.outage_timeout if pipeline.on_error == "exit" else None)
+    return pipeline, stream_backoff(pipeline)
 
 
-#: this worker's publisher; workers are reused between batches
+#: this worker's publisher and whose it is; workers are reused between batches
 _publisher: tuple[str, StreamPublisher] | None = None
 
 
 def _publish(assignment: Assignment, batch: Batch) -> Position:
     global _publisher
-    from airflow_bottledwater.publish.delivery import StreamPublisher
-    from airflow_bottledwater.state.records import Job, Pin
+    from airflow_bottledwater.stream.publisher import StreamPublisher
 
-    job = Job(**assignment.job)
-    kept = _publisher is not None and _publisher[0] == job.id
+    job = assignment.start.job.id
+    kept = _publisher is not None and _publisher[0] == job
     if _publisher is None or not kept:
         pipeline, backoff = _settings(assignment)
-        _publisher = (
-            job.id,
-            StreamPublisher(
-                pipeline,
-                job,
-                assignment.prefix,
-                assignment.state_topic,
-                {name: Pin(*pin) for name, pin in assignment.topics.items()},
-                backoff,
-                assignment.fingerprint,
-            ),
-        )
+        _publisher = job, StreamPublisher(pipeline, assignment.start, backoff)
     try:
         return _publisher[1].publish(batch)
     except BaseException as error:

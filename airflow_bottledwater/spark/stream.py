@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_bottledwater.state.control import Controller
-    from airflow_bottledwater.state.coverage import CoverageWatch
-    from airflow_bottledwater.state.store import Reader
-    from airflow_bottledwater.stream.engine import Start
+    from airflow_bottledwater.state.pipeline_state import PipelineState
+    from airflow_bottledwater.stream.engine import StreamReport
+    from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +49,10 @@ _TUNING = {
 
 def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
     from airflow_bottledwater.postgres.connect import stoppable
-    from airflow_bottledwater.stream import engine
+    from airflow_bottledwater.stream.start import begin
 
     with stoppable(stopped):
-        return engine.begin(pipeline)
+        return begin(pipeline)
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
@@ -86,69 +85,48 @@ def _stream(
     stopped: threading.Event,
     checkpoint: str,
 ) -> dict[str, Any]:
-    from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
     from airflow_bottledwater.state.coverage import CoverageWatch
-    from airflow_bottledwater.state.records import PipelineState
+    from airflow_bottledwater.state.pipeline_state import PipelineState
     from airflow_bottledwater.state.store import Reader
     from airflow_bottledwater.stream import engine
-    from airflow_bottledwater.stream.source import ChangeSource
 
-    with engine.reported(pipeline, start, stopped) as controller:
-        backoff = Backoff(pipeline.outage_timeout)
-        target = ChangeSource(pipeline, start.state, start.position, backoff).flush_target() if bounded else None
-        fingerprint = engine.fingerprint(start.state, start.cluster)
-        assignment = Assignment.of(path, start, bounded=bounded, fingerprint=fingerprint)
+    with (
+        engine.reported(pipeline, start, stopped) as controller,
+        contextlib.closing(CoverageWatch(pipeline, start.state)) as watch,
+        contextlib.closing(Reader(pipeline.kafka, start.state_topic)) as records,
+    ):
+        target = engine.flush_target(pipeline) if bounded else None
+        assignment = Assignment(path, start, bounded)
         spark.dataSource.register(BottledWaterSource)
         frame = spark.readStream.format(FORMAT).option("assignment", assignment.to_option()).load()
         query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
         log.info("Streaming from %s.", start.position)
-        facts = Reader(pipeline.kafka, start.state_topic)
-        watch = CoverageWatch(pipeline, start.state)
+        report = engine.StreamReport(controller, watch, start.position)
         try:
-            _follow(query, facts, start, target, controller, watch)
+            while (
+                query.isActive and not controller.stopped.is_set() and (target is None or report.position.lsn < target)
+            ):
+                records.poll(0.2)
+                watch.check()
+                _report(report, PipelineState(records.values), query)
+            if (error := query.exception()) is not None:
+                raise error
         except Exception as error:
             raise job.translate(error) from error
         finally:
             _stop(query)
-            watch.close()
-            facts.close()
-        found = PipelineState(facts.values)
+        found = PipelineState(records.values)
         engine.acknowledge(pipeline, found)
         return {"position": str(found.position or start.position), **controller.status.counters}
     return {}
 
 
-def _follow(
-    query: StreamingQuery,
-    facts: Reader,
-    start: Start,
-    target: int | None,
-    controller: Controller,
-    watch: CoverageWatch,
-) -> None:
-    """Wait for the end (a stop, an error, or the target of a bounded run), and keep the status true meanwhile."""
-    from airflow_bottledwater.state.records import PipelineState
-
-    position = start.position
-    told = 0.0
-    while query.isActive and not controller.stopped.is_set() and (target is None or position.lsn < target):
-        facts.poll(0.2)
-        watch.check()
-        found = PipelineState(facts.values)
-        position = found.position or position
-        controller.status.position = str(position)
-        statistics = _statistics(query)
-        controller.status.progress = {
-            "skipped_by_table": statistics.pop("skipped_by_table", {}),
-            "not_followed": watch.unfollowed,
-        }
-        controller.status.counters = {**found.counters, **statistics}
-        if time.monotonic() - told > 10:
-            told = time.monotonic()
-            log.info("At %s: %s", position, controller.status.counters)
-    if (error := query.exception()) is not None:
-        raise error
+def _report(report: StreamReport, found: PipelineState, query: StreamingQuery) -> None:
+    """P is told by the state, and what the reader counts by its offsets."""
+    statistics = _statistics(query)
+    skipped_by_table = statistics.pop("skipped_by_table", {})
+    report.update(found.position or report.position, {**found.counters, **statistics}, skipped_by_table)
 
 
 def _statistics(query: StreamingQuery) -> dict[str, Any]:

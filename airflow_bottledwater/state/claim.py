@@ -7,23 +7,23 @@ every later initialisation, in a task or after an error, is again followed by th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, StateError, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
-from airflow_bottledwater.kafka.publisher import Publisher, single
+from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster
-from airflow_bottledwater.state.records import CLAIM, IDS, Job, PipelineState, facts_id, id_prefix
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import CLAIM, IDS, Ids, Job, StateRecord, encode, facts_id, id_prefix
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,12 @@ def check(found: PipelineState, job: Job) -> None:
     claim = found.claim
     if claim is None:
         raise StateError("The state topic lost its facts while the job ran.", "See docs/operations.md, 'Lost state'.")
-    if claim["id"] != job.id:
-        other = Job(**claim)
-        raise TakenOver(f"The slot was taken over by {other}; {job} ends without publishing anything more.")
+    if claim.id != job.id:
+        raise TakenOver(f"The slot was taken over by {claim}; {job} ends without publishing anything more.")
+
+
+def _ids(known: Sequence[str], *more: str) -> Ids:
+    return Ids(tuple(sorted({*known, *more})))
 
 
 class Claim:
@@ -116,8 +119,8 @@ class Claim:
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
         ensure_state_topics(pipeline, self.topic, self._admin)
-        self._publisher = self._make(facts_id(self.prefix))
-        self._publisher.open()
+        self._producer = self._make(facts_id(self.prefix))
+        self._producer.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != facts_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
@@ -129,10 +132,15 @@ class Claim:
         service = [names.service_topic(kind, self.pipeline.topic_prefix) for kind in ("events", "dead_letters")]
         topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
         for transactional_id in known.ids:
-            publisher = self._make(transactional_id, topics)
-            publisher.open()
-            release(self.pipeline.kafka, publisher, topics)
-            publisher.close()
+            release(
+                self.pipeline.kafka,
+                transactional_id,
+                topics,
+                transaction_timeout=self.pipeline.transaction_timeout,
+                waiting=self._backoff.wait,
+            )
+        self._initialise([i for i in known.ids if i != facts_id(self.prefix)])
+        self._producer.open()
 
     def _claim(self, kind: str) -> PipelineState:
         """Write the claim; returns the state before it."""
@@ -147,23 +155,23 @@ class Claim:
             check_cluster(before, self.cluster, self.topic)
             self.job = Job.next(before.claim, kind)
             try:
-                self._send({CLAIM: self.job.to_json(), IDS: {"ids": sorted({*before.ids, facts_id(self.prefix)})}})
+                self._send({CLAIM: self.job, IDS: _ids(before.ids, facts_id(self.prefix))})
                 return before
             except NewProducerNeeded as error:
                 # fenced by another claim, or an outcome that only the state can tell
                 log.warning("Writing the claim: %s", error)
-                self._publisher.open()
+                self._producer.open()
                 found = read_state(self.pipeline, self.topic, self._admin, must_exist=True)
-                if found.claim is not None and found.claim["epoch"] >= self.job.epoch:
+                if found.claim is not None and found.claim.epoch >= self.job.epoch:
                     check(found, self.job)
                     return before
                 self._backoff.wait(str(error))
 
-    def _make(self, transactional_id: str, topics: Sequence[str] = ()) -> Publisher:
-        return Publisher(
+    def _make(self, transactional_id: str) -> TransactionalProducer:
+        return TransactionalProducer(
             self.pipeline.kafka,
             transactional_id,
-            topics or [self.topic],
+            [self.topic],
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._backoff.wait,
         )
@@ -172,9 +180,9 @@ class Claim:
         """End the open transaction of everybody who used one of these ids, and fence them."""
 
         def one(transactional_id: str) -> None:
-            publisher = self._make(transactional_id)
-            publisher.open()
-            publisher.close()
+            producer = self._make(transactional_id)
+            producer.open()
+            producer.close()
 
         with ThreadPoolExecutor(max_workers=8) as pool:
             list(pool.map(one, ids))
@@ -215,9 +223,9 @@ class Claim:
     def record_ids(self, ids: Sequence[str]) -> None:
         """Record ids before their first use, so that the next job finds and initialises them."""
         if missing := set(ids) - set(self.state.ids):
-            self.write({IDS: {"ids": sorted({*self.state.ids, *missing})}})
+            self.write({IDS: _ids(self.state.ids, *missing)})
 
-    def write(self, values: dict[str, dict[str, Any] | None]) -> None:
+    def write(self, values: Mapping[str, StateRecord | None]) -> None:
         """Write facts in one transaction; repeated until it is known to be there.
 
         :raises TakenOver: another job has claimed the slot.
@@ -228,21 +236,20 @@ class Claim:
                 break
             except NewProducerNeeded as error:
                 log.warning("Writing facts: %s", error)
-                self._publisher.open()
+                self._producer.open()
                 self.refresh()
         self._backoff.over()
-        for key, value in values.items():
-            if value is None:
-                self.state.facts.pop(key, None)
-            else:
-                self.state.facts[key] = value
+        self.state.apply(values)
 
-    def _send(self, values: dict[str, dict[str, Any] | None]) -> None:
-        with self._publisher.transaction():
-            for key, value in values.items():
-                self._publisher.produce(single(0, 0, key.encode(), store.encode(value)))
+    def _send(self, values: Mapping[str, StateRecord | None]) -> None:
+        self._producer.send(
+            [
+                Message(self.topic, key.encode(), store.encode(encode(value) if value else None))
+                for key, value in values.items()
+            ]
+        )
 
     def close(self) -> None:
         """Let go of the producer and the reader; the claim stays."""
-        self._publisher.close()
+        self._producer.close()
         self._leave()

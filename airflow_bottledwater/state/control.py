@@ -13,7 +13,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.records import Job
+from airflow_bottledwater.state.records import Job, encode
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Controller:
     def _write(self, wait: float) -> None:
         record = {
             "state": self.status.state,
-            "job": self._job.to_json(),
+            "job": encode(self._job),
             "slot": self._pipeline.slot,
             "on_error": self._pipeline.on_error,
             "engine": self._pipeline.engine,

@@ -11,7 +11,7 @@ from airflow_bottledwater.errors import BottledWaterError, PreflightError, State
 from airflow_bottledwater.postgres import catalog, coverage, publication
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 

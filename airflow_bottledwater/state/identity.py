@@ -16,7 +16,8 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import Pin, PipelineState, pins
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Pin, pins
 
 
 def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:

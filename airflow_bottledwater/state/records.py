@@ -1,4 +1,4 @@
-"""What the state topic of a slot says, as typed values.
+"""The records of a slot's state topic, typed.
 
 Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``.
@@ -10,19 +10,20 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from airflow_bottledwater.encoding import types
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.coverage import Coverage
-from airflow_bottledwater.state.store import Facts
 
 CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot", "complete", "position"
 COVERAGE = "coverage"
@@ -68,14 +69,10 @@ class Job:
     started: float
 
     @classmethod
-    def next(cls, previous: dict[str, Any] | None, kind: str) -> Job:
+    def next(cls, previous: Job | None, kind: str) -> Job:
         """A new job after the one that the state names."""
-        epoch = (previous or {}).get("epoch", 0) + 1
+        epoch = (previous.epoch if previous else 0) + 1
         return cls(epoch, uuid.uuid4().hex, kind, socket.gethostname(), os.getpid(), time.time())
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.kind} job {self.id[:8]} (epoch {self.epoch}, process {self.pid} on {self.host})"
@@ -101,15 +98,6 @@ class PinnedTable:
     key_schema: int
     value_schema: int
     oldest_xid: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {**{k: getattr(self, k) for k in self.__slots__ if k != "table"}, "table": self.table.to_json()}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PinnedTable:
-        """The inverse of :meth:`to_json`."""
-        return cls(**{**data, "table": Table.from_json(data["table"])})
 
     def check_key(self, table: Table, *, written: bool = False) -> None:
         """Whether the table's keys are still those that are in its topic.
@@ -156,6 +144,64 @@ def pins(tables: Iterable[PinnedTable]) -> dict[str, Pin]:
 
 
 @dataclass(frozen=True, slots=True)
+class Ids:
+    """The transactional ids that were ever used: whoever claims the slot initialises them all."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What is about to be made: written before the slot, so that a creation that is killed is taken up again.
+
+    :param at: seconds since 1970.
+    :param fingerprint: of the tables before the slot was made (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
+    """
+
+    slot: str
+    publication: str
+    at: float
+    system_identifier: str = ""
+    fingerprint: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Tables whose snapshot is complete.
+
+    :param skipped: it was skipped on purpose.
+    """
+
+    tables: tuple[int, ...]
+    skipped: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """P, and what the stream has published since the slot was made.
+
+    :param fingerprint: see :attr:`airflow_bottledwater.stream.start.Start.fingerprint`.
+    :param epoch: of the job that wrote it.
+    """
+
+    lsn: int
+    ordinal: int
+    at: float
+    fingerprint: str | None = None
+    epoch: int | None = None
+    published: int = 0
+    dead_letters: int = 0
+    superseded: int = 0
+    events: int = 0
+
+    @property
+    def position(self) -> Position:
+        """P."""
+        return Position(self.lsn, self.ordinal)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How one table is read.
 
@@ -167,100 +213,86 @@ class Plan:
     definition: str
     ranges: tuple[tuple[int, int, int], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of :meth:`to_json`."""
-        return cls(data["filenode"], data["definition"], tuple((a, b, lane) for a, b, lane in data["ranges"]))
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a range of a table's snapshot is published.
+
+    :param upto: the block behind the last one.
+    :param checksum: only an earlier version wrote it.
+    """
+
+    rows: int
+    upto: int
+    done: bool
+    lane: int
+    epoch: int
+    checksum: str | None = None
 
 
-@dataclass(slots=True)
-class PipelineState:
-    """All facts of a slot at one moment."""
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep that follows a table's snapshot onto a topic that was not empty.
 
-    facts: Facts = field(default_factory=dict)
+    :param ends: per partition, the topic's end when the plan was made.
+    """
 
-    @property
-    def claim(self) -> dict[str, Any] | None:
-        """The last claim."""
-        return self.facts.get(CLAIM)
+    ends: tuple[int, ...]
+    done: bool
 
-    @property
-    def ids(self) -> list[str]:
-        """The transactional ids that were ever used."""
-        return list(self.facts.get(IDS, {}).get("ids", []))
 
-    @property
-    def slot(self) -> SlotRecord | None:
-        """The slot as recorded."""
-        found = self.facts.get(SLOT)
-        return SlotRecord(**found) if found else None
+StateRecord = (
+    Job | Ids | Intent | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep
+)
 
-    @property
-    def system_identifier(self) -> str:
-        """Of the cluster whose state this is; empty where nothing was made yet."""
-        found = self.facts.get(SLOT) or self.facts.get(INTENT) or {}
-        return str(found.get("system_identifier", ""))
+#: by the first part of the key; behind it the table's oid, and of progress the range's number
+_KINDS: dict[str, type[StateRecord]] = {
+    CLAIM: Job,
+    IDS: Ids,
+    INTENT: Intent,
+    SLOT: SlotRecord,
+    COVERAGE: Coverage,
+    COMPLETE: Complete,
+    POSITION: Reached,
+    "table": PinnedTable,
+    "boundary": Boundary,
+    "plan": Plan,
+    "progress": Progress,
+    "sweep": Sweep,
+}
 
-    @property
-    def complete(self) -> bool:
-        """Whether the snapshot's completion is recorded (or it was skipped on purpose) for every table."""
-        done = self.facts.get(COMPLETE)
-        return done is not None and all(oid in done["tables"] for oid in self.tables)
+R = TypeVar("R")
 
-    @property
-    def completed(self) -> list[int]:
-        """Tables whose snapshot is complete."""
-        return list(self.facts.get(COMPLETE, {}).get("tables", []))
 
-    @property
-    def tables(self) -> dict[int, PinnedTable]:
-        """The pipeline's tables by oid."""
-        return {
-            pinned.table.oid: pinned
-            for key, value in self.facts.items()
-            if key.startswith("table/")
-            for pinned in [PinnedTable.from_json(value)]
-        }
+def encode(record: StateRecord) -> dict[str, Any]:
+    """A record as plain JSON values; what is None is left out."""
+    if isinstance(record, Boundary | Coverage):
+        return record.to_json()
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    return {name: value for name, value in found.items() if value is not None}
 
-    @property
-    def boundaries(self) -> dict[int, Boundary]:
-        """The boundaries by table oid."""
-        return {
-            int(key.partition("/")[2]): Boundary.from_json(value)
-            for key, value in self.facts.items()
-            if key.startswith("boundary/")
-        }
 
-    @property
-    def coverage(self) -> Coverage | None:
-        """What published the tables when they were taken in."""
-        found = self.facts.get(COVERAGE)
-        return Coverage.from_json(found) if found else None
+def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
+    """The inverse of :func:`encode`.
 
-    def plan(self, oid: int) -> Plan | None:
-        """A table's plan."""
-        found = self.facts.get(plan_key(oid))
-        return Plan.from_json(found) if found else None
-
-    def done(self, oid: int, part: int) -> dict[str, Any] | None:
-        """A range's progress record."""
-        return self.facts.get(progress_key(oid, part))
-
-    @property
-    def position(self) -> Position | None:
-        """P, if anything was ever streamed."""
-        found = self.facts.get(POSITION)
-        return Position(found["lsn"], found["ordinal"]) if found else None
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """What the stream has published since the slot was made."""
-        found = self.facts.get(POSITION, {})
-        return {name: int(found.get(name, 0)) for name in ("published", "dead_letters", "superseded", "events")}
+    :raises StateError: this version does not know such a record, or it is malformed.
+    """
+    kind = _KINDS.get(key.partition("/")[0])
+    if kind is None or (unknown := raw.keys() - {field.name for field in fields(kind)}):
+        what = "its key" if kind is None else f"its field {min(unknown)!r}"
+        raise StateError(
+            f"The slot's state has a record {key!r} that this version does not know ({what}).",
+            "It was written by a newer version of the provider: install that one here, too.",
+        )
+    try:
+        if kind is Boundary or kind is Coverage:
+            return kind.from_json(raw)
+        return msgspec.convert(raw, kind)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The slot's state has a record {key!r} that is malformed: {error}.",
+            "See docs/operations.md, 'Lost state'.",
+        ) from None
 
 
 def id_prefix(cluster: Cluster, slot: str) -> str:

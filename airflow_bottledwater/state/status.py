@@ -35,8 +35,8 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
                 "boundary": str(boundary.snapshot) if boundary else "",
                 "insert_lsn": format_lsn(boundary.insert_lsn) if boundary else "",
                 "filtered": boundary.filtered if boundary else False,
-                "ranges": f"{sum(1 for d in done if d and d['done'])}/{len(done)}",
-                "rows": sum(int(d["rows"]) for d in done if d),
+                "ranges": f"{sum(1 for d in done if d and d.done)}/{len(done)}",
+                "rows": sum(d.rows for d in done if d),
                 "complete": oid in known.completed,
             }
         )

@@ -17,7 +17,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import Outage, StateError
-from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, client_config, errors, passes
+from airflow_bottledwater.kafka.clients import client_config, errors, passes
+from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
 
 log = logging.getLogger(__name__)
 

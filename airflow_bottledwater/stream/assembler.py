@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled
-from airflow_bottledwater.compiled import memcpy
-from airflow_bottledwater.encoding.kernels.reading import i64, u32
 from airflow_bottledwater.encoding.wire import (
-    C_FLAGS,
     C_KIND,
     C_LENGTH,
     C_LSN,
@@ -26,8 +23,6 @@ from airflow_bottledwater.encoding.wire import (
     C_TIME,
     C_XID,
     CHANGE_WIDTH,
-    EPOCH_MICROS,
-    FLAG_XID_SHIFT,
 )
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.model.boundary import Boundary
@@ -37,157 +32,32 @@ from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import XLOG_HEADER
 from airflow_bottledwater.publish.batch import Batch
-
-# the assembler's state
-(
-    _IN,  # inside a transaction
-    _FINAL,  # its final LSN
-    _XID,
-    _TIME,
-    _ORDINAL,
-    _FROM_LSN,  # P at the start of the session: what is skipped
-    _FROM_ORDINAL,
-    _COUNT,  # changes taken, and their bytes
-    _BYTES,
-    _MARK,  # the same at the end of the last whole transaction
-    _MARK_BYTES,
-    _MARK_LSN,  # its end LSN, or a later keepalive's
-    _SEEN,  # transactions, changes left out at the boundary, transactions of which some were
-    _SKIPPED,
-    _SKIPPED_TRANSACTIONS,
-    _SKIPPED_HERE,
-) = range(16)
-
-_DONE, _RELATION, _TRUNCATE, _FULL, _CUT, _ROOM, _UNKNOWN, _MALFORMED, _UNEXPECTED = range(9)
-
-
-@compiled.compiled
-def _sees(xid, xmin, xmax, running, first, last):
-    """Snapshot.sees, on arrays."""
-    difference = (xid - xmax) & 0xFFFFFFFF
-    wide = xmax + difference - 0x100000000 if difference >= 0x80000000 else xmax + difference
-    if wide >= xmax:
-        return False
-    if wide < xmin:
-        return True
-    for i in range(first, last):
-        if running[i] == wide:
-            return False
-    return True
-
-
-@compiled.compiled
-def _assemble(
-    b,
-    offsets,
-    i,
-    count,
-    state,
-    out,
-    changes,
-    oids,
-    indexes,
-    boundary_of,
-    boundaries,
-    running,
-    hidden,
-    skips,
-    limit,
-    most,
-):
-    """Take messages from ``i`` on; returns the next message and why it stopped there."""
-    while i < count:
-        p = offsets[i]
-        end = offsets[i + 1]
-        if end - p >= 18 and b[p] == 107:
-            # a keepalive inside a transaction says nothing about what is complete
-            if state[_IN] == 0:
-                k = i64(b, p + 1)
-                if k > state[_MARK_LSN]:
-                    state[_MARK_LSN] = k
-            i += 1
-            continue
-        p += 25
-        if b[offsets[i]] != 119 or end - p < 1:
-            return i, _MALFORMED
-        kind = b[p]
-        if kind == 66:
-            if end - p < 21:
-                return i, _MALFORMED
-            state[_IN] = 1
-            state[_FINAL] = i64(b, p + 1)
-            state[_TIME] = (i64(b, p + 9) + EPOCH_MICROS) // 1000
-            state[_XID] = u32(b, p + 17)
-            state[_ORDINAL] = 0
-            state[_SEEN] += 1
-            state[_SKIPPED_HERE] = 0
-            for k in range(boundaries.shape[0]):
-                hidden[k] = state[_FINAL] < boundaries[k, 0] and _sees(
-                    state[_XID], boundaries[k, 1], boundaries[k, 2], running, boundaries[k, 3], boundaries[k, 4]
-                )
-        elif kind == 67:
-            if end - p < 26:
-                return i, _MALFORMED
-            state[_IN] = 0
-            state[_MARK] = state[_COUNT]
-            state[_MARK_BYTES] = state[_BYTES]
-            lsn = i64(b, p + 10)
-            if lsn > state[_MARK_LSN]:
-                state[_MARK_LSN] = lsn
-            state[_SKIPPED_TRANSACTIONS] += state[_SKIPPED_HERE]
-            if state[_BYTES] >= limit:
-                return i + 1, _FULL
-        elif kind == 82:
-            return i, _RELATION
-        elif kind == 84:
-            return i, _TRUNCATE
-        elif kind == 73 or kind == 85 or kind == 68:
-            if end - p < 6:
-                return i, _MALFORMED
-            final = state[_FINAL]
-            ordinal = state[_ORDINAL] + 1
-            if final < state[_FROM_LSN] or (final == state[_FROM_LSN] and ordinal <= state[_FROM_ORDINAL]):
-                state[_ORDINAL] = ordinal
-                i += 1
-                continue
-            at = np.searchsorted(oids, u32(b, p + 1))
-            if at == oids.size or oids[at] != u32(b, p + 1):
-                return i, _UNKNOWN
-            relation = indexes[at]
-            if boundary_of[at] >= 0 and hidden[boundary_of[at]]:
-                state[_ORDINAL] = ordinal
-                state[_SKIPPED] += 1
-                state[_SKIPPED_HERE] = 1
-                if skips[at, 1] != final:
-                    skips[at, 0] += 1
-                    skips[at, 1] = final
-                i += 1
-                continue
-            n = end - p
-            c = state[_COUNT]
-            if c > state[_MARK] and state[_BYTES] - state[_MARK_BYTES] + n > most:
-                return i, _CUT
-            if c == changes.shape[0] or state[_BYTES] + n > out.size:
-                return i, _ROOM
-            o = state[_BYTES]
-            memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
-            changes[c, C_KIND] = kind
-            changes[c, C_OFFSET] = o
-            changes[c, C_LENGTH] = n
-            changes[c, C_RELATION] = relation
-            changes[c, C_LSN] = final
-            changes[c, C_ORDINAL] = ordinal
-            changes[c, C_XID] = state[_XID]
-            changes[c, C_TIME] = state[_TIME]
-            changes[c, C_FLAGS] = state[_XID] << FLAG_XID_SHIFT
-            state[_ORDINAL] = ordinal
-            state[_COUNT] = c + 1
-            state[_BYTES] = o + n
-        elif kind != 89 and kind != 79 and kind != 77:
-            # Type, Origin and Message say nothing of rows; any other kind may
-            return i, _UNEXPECTED
-        i += 1
-    return i, _DONE
+from airflow_bottledwater.stream.assemble import (
+    BYTES,
+    COUNT,
+    CUT,
+    DONE,
+    FINAL,
+    FROM_LSN,
+    FROM_ORDINAL,
+    FULL,
+    IN,
+    MARK,
+    MARK_BYTES,
+    MARK_LSN,
+    ORDINAL,
+    RELATION,
+    ROOM,
+    SEEN,
+    SKIPPED,
+    SKIPPED_TRANSACTIONS,
+    TIME,
+    TRUNCATE,
+    UNEXPECTED,
+    UNKNOWN,
+    XID,
+    assemble,
+)
 
 
 class Cutter:
@@ -228,18 +98,18 @@ class Cutter:
 
     def restart(self) -> None:
         """Forget what is half received: a new session sends from the position on."""
-        self._state[[_IN, _COUNT, _BYTES, _MARK, _MARK_BYTES]] = 0
-        self._state[_FROM_LSN], self._state[_FROM_ORDINAL] = self.position
-        self._state[_MARK_LSN] = self.position.lsn
+        self._state[[IN, COUNT, BYTES, MARK, MARK_BYTES]] = 0
+        self._state[FROM_LSN], self._state[FROM_ORDINAL] = self.position
+        self._state[MARK_LSN] = self.position.lsn
         self._block = None
 
     @property
     def statistics(self) -> dict[str, int]:
         """Transactions seen, changes and transactions that the boundary left out."""
         return {
-            "transactions": int(self._state[_SEEN]),
-            "skipped_changes": int(self._state[_SKIPPED]),
-            "skipped_transactions": int(self._state[_SKIPPED_TRANSACTIONS]),
+            "transactions": int(self._state[SEEN]),
+            "skipped_changes": int(self._state[SKIPPED]),
+            "skipped_transactions": int(self._state[SKIPPED_TRANSACTIONS]),
         }
 
     @property
@@ -288,28 +158,28 @@ class Cutter:
         """The next full batch, or None when the block is used up (see :meth:`flush`)."""
         while self._block is not None:
             block = self._block
-            self._next, why = _assemble(
+            self._next, why = assemble(
                 block.data, block.offsets, self._next, block.count, self._state, self._out, self._changes, self._oids,
                 self._indexes, self._boundary_of, self._bounds, self._running, self._hidden, self._skips, self._limit, self._most,
             )  # fmt: skip
-            if why == _DONE:
+            if why == DONE:
                 self._block = None
-            elif why == _FULL:
+            elif why == FULL:
                 return self._emit()
-            elif why == _CUT:
+            elif why == CUT:
                 # first what is whole; then, if the transaction alone is too large, a part of it
-                return self._emit() if self._state[_MARK] else self._emit_part()
-            elif why == _ROOM:
+                return self._emit() if self._state[MARK] else self._emit_part()
+            elif why == ROOM:
                 self._grow()
-            elif why == _RELATION:
+            elif why == RELATION:
                 self._take_relation(self._payload())
                 self._next += 1
-            elif why == _TRUNCATE:
+            elif why == TRUNCATE:
                 self._take_truncate(self._payload())
                 self._next += 1
-            elif why == _UNKNOWN:
+            elif why == UNKNOWN:
                 raise ProtocolError("PostgreSQL sent a row before its Relation message.")
-            elif why == _UNEXPECTED:
+            elif why == UNEXPECTED:
                 raise ProtocolError(
                     f"PostgreSQL sent a message of kind {chr(self._payload()[0])!r}, which was not asked for and may change rows; nothing "
                     "of it is published.",
@@ -324,8 +194,8 @@ class Cutter:
 
         :param empty: also a batch without changes, that only moves the position.
         """
-        moved = self._state[_MARK_LSN] > self.position.lsn
-        if self._state[_MARK] or (empty and moved):
+        moved = self._state[MARK_LSN] > self.position.lsn
+        if self._state[MARK] or (empty and moved):
             return self._emit()
         return None
 
@@ -335,7 +205,7 @@ class Cutter:
         return bytes(self._block.data[begin + XLOG_HEADER : end])
 
     def _grow(self) -> None:
-        if self._state[_COUNT] == len(self._changes):
+        if self._state[COUNT] == len(self._changes):
             self._changes = np.concatenate([self._changes, np.empty_like(self._changes)])
         else:
             self._out = np.concatenate([self._out, np.empty_like(self._out)])
@@ -356,9 +226,9 @@ class Cutter:
 
     def _take_truncate(self, data: bytes) -> None:
         state = self._state
-        state[_ORDINAL] += 1
-        final, xid = int(state[_FINAL]), int(state[_XID])
-        if self.position.passed(final, int(state[_ORDINAL])):
+        state[ORDINAL] += 1
+        final, xid = int(state[FINAL]), int(state[XID])
+        if self.position.passed(final, int(state[ORDINAL])):
             return
         message = pgoutput.truncate(data)
         oids = [
@@ -370,27 +240,27 @@ class Cutter:
             raise ProtocolError("PostgreSQL sent a TRUNCATE before its tables' Relation messages.")
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
-        while state[_COUNT] == len(self._changes) or state[_BYTES] + len(kept) > len(self._out):
+        while state[COUNT] == len(self._changes) or state[BYTES] + len(kept) > len(self._out):
             self._grow()
-        row = self._changes[state[_COUNT]]
+        row = self._changes[state[COUNT]]
         row[:] = 0
-        row[C_KIND], row[C_OFFSET], row[C_LENGTH] = pgoutput.TRUNCATE, state[_BYTES], len(kept)
+        row[C_KIND], row[C_OFFSET], row[C_LENGTH] = pgoutput.TRUNCATE, state[BYTES], len(kept)
         row[C_RELATION] = self._current[oids[0]]
-        row[C_LSN], row[C_ORDINAL], row[C_XID], row[C_TIME] = final, state[_ORDINAL], xid, state[_TIME]
-        self._out[state[_BYTES] : state[_BYTES] + len(kept)] = np.frombuffer(kept, dtype=np.uint8)
-        state[_COUNT] += 1
-        state[_BYTES] += len(kept)
+        row[C_LSN], row[C_ORDINAL], row[C_XID], row[C_TIME] = final, state[ORDINAL], xid, state[TIME]
+        self._out[state[BYTES] : state[BYTES] + len(kept)] = np.frombuffer(kept, dtype=np.uint8)
+        state[COUNT] += 1
+        state[BYTES] += len(kept)
 
     def _emit(self) -> Batch:
         state = self._state
-        batch = self._batch(int(state[_MARK]), int(state[_MARK_BYTES]), Position(int(state[_MARK_LSN]), 0))
-        self._keep_rest(int(state[_MARK]), int(state[_MARK_BYTES]))
+        batch = self._batch(int(state[MARK]), int(state[MARK_BYTES]), Position(int(state[MARK_LSN]), 0))
+        self._keep_rest(int(state[MARK]), int(state[MARK_BYTES]))
         return batch
 
     def _emit_part(self) -> Batch:
         state = self._state
-        batch = self._batch(int(state[_COUNT]), int(state[_BYTES]), Position(int(state[_FINAL]), int(state[_ORDINAL])))
-        self._keep_rest(int(state[_COUNT]), int(state[_BYTES]))
+        batch = self._batch(int(state[COUNT]), int(state[BYTES]), Position(int(state[FINAL]), int(state[ORDINAL])))
+        self._keep_rest(int(state[COUNT]), int(state[BYTES]))
         return batch
 
     def _batch(self, count: int, size: int, end: Position) -> Batch:
@@ -411,15 +281,15 @@ class Cutter:
 
     def _keep_rest(self, count: int, size: int) -> None:
         state = self._state
-        rest = int(state[_COUNT]) - count
+        rest = int(state[COUNT]) - count
         if rest:
             self._changes[:rest] = self._changes[count : count + rest].copy()
             self._changes[:rest, C_OFFSET] -= size
-            length = int(state[_BYTES]) - size
+            length = int(state[BYTES]) - size
             self._out[:length] = self._out[size : size + length].copy()
-        state[_COUNT] = rest
-        state[_BYTES] -= size
-        state[_MARK] = state[_MARK_BYTES] = 0
+        state[COUNT] = rest
+        state[BYTES] -= size
+        state[MARK] = state[MARK_BYTES] = 0
 
 
 def warm_up() -> None:

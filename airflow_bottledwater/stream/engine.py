@@ -1,14 +1,14 @@
-"""The stream's whole path in one process, without a JVM: what Spark's stream job is a shell around, and tests use."""
+"""The stream's whole path in one process, without a JVM; the jobs of both engines are shells around what is here."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
@@ -16,102 +16,25 @@ from airflow_bottledwater.errors import (
     CredentialsRefused,
     Interrupted,
     Outage,
-    Refused,
-    StateError,
     StopRequested,
 )
-from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import end_of_wal, identify, session, stoppable
+from airflow_bottledwater.postgres.connect import session, stoppable
 from airflow_bottledwater.postgres.replication import ReplicationStream
-from airflow_bottledwater.publish.delivery import StreamPublisher
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage
-from airflow_bottledwater.state.claim import Claim, reached
 from airflow_bottledwater.state.control import Controller
-from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.records import COVERAGE, POSITION, Job, Pin, PipelineState, pins, stream_id
-from airflow_bottledwater.stream.source import ChangeSource
+from airflow_bottledwater.state.coverage import CoverageWatch
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.start import Start, begin
 
 log = logging.getLogger(__name__)
 
 #: seconds between two lines of the log that say where the stream is
-_TELL = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A claimed stream, ready to run.
-
-    :param position: P, or A where nothing was streamed yet.
-    """
-
-    cluster: Cluster
-    job: Job
-    prefix: str
-    state_topic: str
-    state: PipelineState
-    position: Position
-
-    @property
-    def topics(self) -> dict[str, Pin]:
-        """The data topics as they were pinned."""
-        return pins(self.state.tables.values())
-
-
-def begin(pipeline: Pipeline) -> Start:
-    """Claim the slot and check that the stream may go on from where the state says.
-
-    :raises StateError: the snapshot is not complete, or facts are missing.
-    :raises SlotError: the slot is not the one that the state describes.
-    """
-    with session(pipeline.postgres, "Starting the stream") as connection:
-        cluster = identify(connection)
-        claim = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
-        try:
-            known = claim.state
-            record = known.slot
-            if record is None:
-                raise StateError(
-                    f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.",
-                    "Create it first; if its facts were lost, drop the slot and start again with a snapshot.",
-                )
-            if not known.complete:
-                raise StateError(
-                    f"The snapshot of slot {pipeline.slot!r} is not complete.",
-                    "Run the snapshot (it resumes), then the stream.",
-                )
-            position = known.position or Position(record.consistent_point)
-            check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
-            _check_fingerprint(known, cluster)
-            coverage.check(connection, pipeline, known)
-            if known.coverage is None:
-                # made by a version that did not record it: from now on it is known
-                claim.write({COVERAGE: coverage.today(connection, pipeline, known).to_json()})
-            check_topics(pipeline, known)
-            claim.record_ids([stream_id(claim.prefix)])
-            return Start(cluster, claim.job, claim.prefix, claim.topic, claim.state, position)
-        finally:
-            claim.close()
-
-
-def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
-    """Inside a transaction, ordinals mean the same only if the server would send the same changes again."""
-    stored = known.facts.get(POSITION, {})
-    if stored.get("ordinal") and stored.get("fingerprint", fingerprint(known, cluster)) != fingerprint(known, cluster):
-        raise Refused(
-            "The stream stopped inside a large transaction, and since then the tables or the server's version changed: it cannot be "
-            "continued there.",
-            "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
-        )
-
-
-def fingerprint(known: PipelineState, cluster: Cluster) -> str:
-    """Of what decides which changes a transaction has."""
-    return f"{cluster.version // 10000}:{','.join(map(str, sorted(known.tables)))}"
+_LOG_INTERVAL = 10.0
 
 
 @contextmanager
@@ -158,6 +81,33 @@ def _finish_stopped(controller: Controller) -> None:
         controller.finish("failed", error, permanent=False)
 
 
+class StreamReport:
+    """Keeps a stream's status true while it runs, and says in the log now and then where it is.
+
+    :ivar position: P as it was last reported.
+    """
+
+    def __init__(self, controller: Controller, watch: CoverageWatch, position: Position) -> None:
+        self._controller, self._watch = controller, watch
+        self.position = position
+        self._last_logged, self._published_then = -math.inf, 0
+
+    def update(self, position: Position, counters: Mapping[str, int], skipped_by_table: Mapping[str, int]) -> None:
+        """The stream is at ``position``."""
+        self.position = position
+        status = self._controller.status
+        status.position, status.counters = str(position), dict(counters)
+        status.progress = {"skipped_by_table": dict(skipped_by_table), "not_followed": self._watch.unfollowed}
+        now, published = time.monotonic(), counters.get("published", 0)
+        if (seconds := now - self._last_logged) > _LOG_INTERVAL:
+            rate = (published - self._published_then) / seconds
+            log.info(
+                "At %s: %s records published (%s a second), %s dead letters.",
+                position, f"{published:,}", f"{rate:,.0f}", f"{counters.get('dead_letters', 0):,}",
+            )  # fmt: skip
+            self._last_logged, self._published_then = now, published
+
+
 def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
     """Stream until stopped, or until now; returns the counters.
 
@@ -174,52 +124,39 @@ def follow(
     """The same with a claimed stream: from where the state says that it is, which may be further than at the claim (an
     attempt before this one)."""
     stopped = stopped or threading.Event()
-    with reported(pipeline, start, stopped) as controller, stoppable(stopped):
-        backoff = Backoff(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
-        publisher = StreamPublisher(
-            pipeline,
-            start.job,
-            start.prefix,
-            start.state_topic,
-            start.topics,
-            backoff,
-            fingerprint(start.state, start.cluster),
-        )
-        source: ChangeSource | None = None
-        watch = coverage.CoverageWatch(pipeline, start.state)
-        told = 0.0
-        try:
-            position = publisher.reached() or start.position
-            source = ChangeSource(
-                pipeline,
-                start.state,
-                position,
-                backoff,
-                functools.partial(reached, pipeline, start.state_topic, start.job),
-            )
-            target = source.flush_target() if bounded else None
-            while not stopped.is_set() and (target is None or position.lsn < target):
-                batch = source.next(0.2, hurry=bounded)
-                watch.check()
-                if batch is None:
-                    continue
-                position = publisher.publish(batch)
-                source.acknowledge(position)
-                controller.status.position = str(position)
-                controller.status.counters = {**publisher.counters, **source.statistics}
-                controller.status.progress = {
-                    "skipped_by_table": source.skipped_by_table,
-                    "not_followed": watch.unfollowed,
-                }
-                if time.monotonic() - told > _TELL:
-                    told = time.monotonic()
-                    log.info("At %s: %s", position, controller.status.counters)
-        finally:
-            watch.close()
-            publisher.close()
-            if source is not None:
-                source.close()
-    return {} if source is None else {**publisher.counters, **source.statistics}
+    with (
+        reported(pipeline, start, stopped) as controller,
+        stoppable(stopped),
+        contextlib.closing(CoverageWatch(pipeline, start.state)) as watch,
+    ):
+        backoff = stream_backoff(pipeline, stopped)
+        with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
+            publisher.reached()
+            report = StreamReport(controller, watch, publisher.position)
+            with contextlib.closing(start.source(pipeline, backoff, publisher.position)) as source:
+                target = flush_target(pipeline) if bounded else None
+                while not stopped.is_set() and (target is None or publisher.position.lsn < target):
+                    batch = source.next(0.2, flush_empty=bounded)
+                    watch.check()
+                    if batch is None:
+                        continue
+                    source.acknowledge(publisher.publish(batch))
+                    counters = {**publisher.counters, **source.statistics}
+                    report.update(publisher.position, counters, source.skipped_by_table)
+                return {**publisher.counters, **source.statistics}
+
+
+def stream_backoff(pipeline: Pipeline, stopped: threading.Event | None = None) -> Backoff:
+    """How long a stream waits for servers: for ever where errors are logged and passed over."""
+    return Backoff(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
+
+
+def flush_target(pipeline: Pipeline) -> int:
+    """``pg_current_wal_flush_lsn()``, where a bounded run ends."""
+    with session(pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:
+        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
 
 
 def acknowledge(pipeline: Pipeline, known: PipelineState) -> None:

@@ -7,103 +7,21 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import avro
-from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused, SlotError, SlotInUse, StaleBatch
-from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.model.relation import Column, Table
-from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.errors import CredentialsRefused, SlotError, SlotInUse, StaleBatch
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import Act, act
-from airflow_bottledwater.postgres import catalog, pgoutput, publication, slot
-from airflow_bottledwater.postgres.column_types import Declared, describe
+from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import check_slot
-from airflow_bottledwater.state.records import PinnedTable, PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.relations import Resolver
 
 log = logging.getLogger(__name__)
-
-
-class Resolver:
-    """Makes relation versions from Relation messages: asks the catalog for what the message does not say, and the registry
-    for ids."""
-
-    def __init__(self, pipeline: Pipeline, pinned: dict[int, PinnedTable]) -> None:
-        self._pipeline = pipeline
-        self._pinned = pinned
-        self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
-
-    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
-        """:raises Refused: a table that is not in the pipeline, or whose key changed."""
-        pinned = self._pinned.get(message.oid)
-        if pinned is None:
-            raise Refused(
-                f"Table {message.schema}.{message.name} was added to the publication behind our back.",
-                "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
-            )
-        known = current.table if current else pinned.table
-        table = self._table(message, pinned, {c.name: c for c in known.columns})
-        # with the full old row as identity the key is today's, of the catalog; else that of changes that follow
-        pinned.check_key(table, written=message.identity != "f")
-        if (table.columns, table.name) == (known.columns, known.name):
-            return current or pinned.version
-        log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
-        value_schema, refused = 0, ""
-        try:
-            if self._registry is not None:
-                value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
-        except SchemaRefused as error:
-            # on_error decides of each of its rows
-            log.error("%s", error)
-            refused = str(error)
-        # a renamed table stays in its topic: consumers and keys are there
-        return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
-
-    def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
-        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            tables = catalog.load(connection, [message.oid], forms=self._pipeline.forms)
-            today = {c.name: c for t in tables for c in t.columns}
-            declared = []
-            for column in message.columns:
-                row = connection.execute("SELECT format_type(%s, %s)", (column.type_oid, column.typmod)).fetchone()
-                # the message does not say how deep an array is
-                same = [
-                    c[column.name].type
-                    for c in (today, known)
-                    if column.name in c and c[column.name].type.oid == column.type_oid
-                ]
-                depth = same[0].dimensions if same else 0
-                declared.append(Declared(column.type_oid, column.typmod, depth, row[0] if row else ""))
-            try:
-                kinds = describe(connection, declared, forms=self._pipeline.forms)
-            except LookupError as error:
-                raise Refused(
-                    f"A column of {message.schema}.{message.name} has a type that does not exist any more ({error}).",
-                    "Its changes cannot be read; drop the slot and start again with a snapshot.",
-                ) from None
-        columns = [
-            Column(
-                c.name,
-                kind,
-                today[c.name].comment if c.name in today else None,
-                c.name in today and today[c.name].required,
-            )
-            for c, kind in zip(message.columns, kinds, strict=True)
-        ]
-        flagged = {c.name for c in message.columns if c.key}
-        # the message flags the key's columns but does not order them, and under FULL flags all: then the catalog says
-        key = pinned.table.key
-        if message.identity in "di" and flagged != set(key):
-            key = tuple(c.name for c in message.columns if c.key)
-        elif message.identity == "f" and tables:
-            key = tables[0].key
-        return Table(
-            message.oid, message.schema, message.name, message.identity, key, tuple(columns), 0, pinned.table.comment
-        )
 
 
 class ChangeSource:
@@ -155,15 +73,6 @@ class ChangeSource:
         """See :attr:`Cutter.skipped_by_table`."""
         return self._cutter.skipped_by_table
 
-    def flush_target(self) -> int:
-        """``pg_current_wal_flush_lsn()``, where a bounded run ends."""
-        with session(
-            self._pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run"
-        ) as connection:
-            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-        assert row is not None
-        return parse_lsn(row[0])
-
     def acknowledge(self, position: Position) -> None:
         """P is committed in Kafka: PostgreSQL may forget what lies before (end LSNs and keepalives only)."""
         if position.ordinal == 0 and position > self._confirmed:
@@ -171,16 +80,16 @@ class ChangeSource:
             if self._stream is not None:
                 self._stream.acknowledge(position.lsn)
 
-    def next(self, timeout: float, *, hurry: bool = False) -> Batch | None:
+    def next(self, timeout: float, *, flush_empty: bool = False) -> Batch | None:
         """The next batch; waits at most ``timeout`` seconds for one to begin.
 
-        :param hurry: also an empty batch that only moves the position, and ask the server where it is.
+        :param flush_empty: also an empty batch that only moves the position, and ask the server where it is.
         :raises BottledWaterError: what does not pass by waiting.
         """
         deadline = time.monotonic() + timeout
         while True:
             try:
-                batch = self._next(deadline, hurry)
+                batch = self._next(deadline, flush_empty)
                 self._backoff.over() if batch is not None else None
                 return batch
             except Exception as error:
@@ -189,9 +98,9 @@ class ChangeSource:
                 self._disconnect()
                 self._backoff.wait(error)
 
-    def _next(self, deadline: float, hurry: bool) -> Batch | None:
+    def _next(self, deadline: float, flush_empty: bool) -> Batch | None:
         stream = self._stream or self._connect()
-        if hurry:
+        if flush_empty:
             stream.request_reply()
         while True:
             batch = self._cutter.cut()
@@ -201,7 +110,7 @@ class ChangeSource:
             block = stream.take(0)
             if block is None:
                 interval = self._pipeline.keepalive_interval
-                batch = self._cutter.flush(empty=hurry or time.monotonic() - self._last_empty >= interval)
+                batch = self._cutter.flush(empty=flush_empty or time.monotonic() - self._last_empty >= interval)
                 if batch is not None:
                     self._last_empty = time.monotonic()
                     return batch

@@ -13,20 +13,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.kafka.publisher import Publisher, Records
+from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.delivery import Channel, encode_changes
+from airflow_bottledwater.publish.encode import encode_changes
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completer
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.records import Job, PipelineState, pins
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Sweep, pins, sweep_key
 from airflow_bottledwater.stream.assembler import Cutter
 from airflow_bottledwater.stream.source import Resolver
 from tests.benchmarks.common import Cpu, Source, copy_all, drain, emit, recvlogical, scaled
@@ -87,24 +88,17 @@ def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
     stages.emit("encode", whole_row=nanoseconds["whole"])
 
 
-def _channel(source: Source, state: PipelineState, lane: str) -> Channel:
+def _session(source: Source, state: PipelineState, lane: str) -> PublishSession:
     assert state.claim is not None
-    job = Job(**state.claim)
-    return Channel(source.pipeline, job, lane, pins(state.tables.values()), source.state_topic, Backoff(60))
+    return PublishSession(
+        source.pipeline, state.claim, lane, pins(state.tables.values()), source.state_topic, Backoff(60)
+    )
 
 
-def _publish(channel: Channel, parts: list[Records]) -> None:
-    channel.open()
+def _publish(publishing: PublishSession, parts: list[Records]) -> None:
+    publishing.open()
     for records in parts:
-
-        def produce(publisher: Publisher, records: Records = records) -> None:
-            publisher.produce(records)
-
-        channel.send(produce, {"bench": {"at": time.time()}})
-
-
-def _words(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    return data[: data.size & ~7].view(np.uint64)
+        publishing.transact([records], {sweep_key(0): Sweep((), True)})
 
 
 def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
@@ -114,8 +108,8 @@ def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
     query = copy_all(pinned.table)
     stages.time("COPY received", lambda: drain(source.dsn, query))
     blocks = read_blocks(source.dsn, query)
-    channel = _channel(source, state, "bench-lane")
-    programs = channel.programs([pinned.version], copied=True)
+    publishing = _session(source, state, "bench-lane")
+    programs = publishing.programs([pinned.version], copied=True)
     limit = source.pipeline.range_bytes  # about a range's worth in each transaction
 
     def encode() -> list[Records]:
@@ -135,9 +129,8 @@ def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
         return made
 
     parts = stages.time("encoded (and copied)", encode)
-    stages.time("sizes checked", lambda: [channel.too_large(p).any() for p in parts])
-    stages.time("checksum", lambda: [kernels.checksum(_words(p.data), np.uint64(1)) for p in parts])
-    channel.open()
+    stages.time("sizes checked", lambda: [publishing.oversized(p).any() for p in parts])
+    publishing.open()
 
     def publish() -> None:
         pending: list[Records] = []
@@ -146,22 +139,18 @@ def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
             pending.append(part)
             size += part.data.size
             if size >= limit:
-                _publish_together(channel, pending)
+                _publish_together(publishing, pending)
                 pending, size = [], 0
         if pending:
-            _publish_together(channel, pending)
+            _publish_together(publishing, pending)
 
     stages.time("produced and committed", publish)
-    channel.close()
+    publishing.close()
     stages.emit("snapshot", select=select_list(pinned.table))
 
 
-def _publish_together(channel: Channel, parts: list[Records]) -> None:
-    def produce(publisher: Publisher) -> None:
-        for records in parts:
-            publisher.produce(records)
-
-    channel.send(produce, {"bench": {"at": time.time()}})
+def _publish_together(publishing: PublishSession, parts: list[Records]) -> None:
+    publishing.transact(parts, {sweep_key(0): Sweep((), True)})
 
 
 def _stream(stack: DataStack, source: Source, changes: int) -> None:
@@ -191,15 +180,15 @@ def _stream(stack: DataStack, source: Source, changes: int) -> None:
 
     batches = stages.time("assembled", cut)
     stages.time("pickled, both ways (Spark only)", lambda: [pickle.loads(pickle.dumps(b, 5)) for b in batches])
-    channel = _channel(source, state, "bench-stream")
+    publishing = _session(source, state, "bench-stream")
     completer = Completer(source.dsn, lambda _: None)
-    programs = channel.programs(batches[0].versions, copied=False)
+    programs = publishing.programs(batches[0].versions, copied=False)
     completed = stages.time("completed", lambda: [completer.complete(b, programs) for b in batches])
     encoded = stages.time("encoded", lambda: [encode_changes(c, programs).records for c in completed])
-    stages.time("sizes checked", lambda: [channel.too_large(r).any() for r in encoded])
-    channel.open()
-    stages.time("produced and committed", lambda: _publish(channel, encoded))
-    channel.close()
+    stages.time("sizes checked", lambda: [publishing.too_large(r).any() for r in encoded])
+    publishing.open()
+    stages.time("produced and committed", lambda: _publish(publishing, encoded))
+    publishing.close()
     stages.emit("stream", batches=len(batches), bytes_per_change=sum(b.data.size for b in batches) / changes)
     source.drop()
 

@@ -1,4 +1,4 @@
-"""The stream as one plain process: ``flow.runner`` with the command line of a job."""
+"""The stream as one plain process: ``stream.engine`` with the command line of a job."""
 
 from __future__ import annotations
 

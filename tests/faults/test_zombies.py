@@ -10,10 +10,10 @@ import pytest
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import StaleBatch, TakenOver
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.delivery import StreamPublisher
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import ChangeSource
 from tests.support.faults import Job, Jobs, ProxiedBroker, until
 from tests.support.topics import Flow, read
@@ -153,10 +153,7 @@ def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_f
     flow.snapshot()
     old = engine.begin(flow.pipeline)
     newer = engine.begin(flow.pipeline)
-    fingerprint = engine.fingerprint(old.state, old.cluster)
-    publisher = StreamPublisher(
-        flow.pipeline, old.job, old.prefix, old.state_topic, old.topics, Backoff(30), fingerprint
-    )
+    publisher = StreamPublisher(flow.pipeline, old, Backoff(30))
     try:
         with pytest.raises(TakenOver, match=f"epoch {newer.job.epoch}"):
             publisher.reached()
@@ -170,10 +167,7 @@ def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_f
     start = engine.begin(flow.pipeline)
 
     def publisher() -> StreamPublisher:
-        print_of = engine.fingerprint(start.state, start.cluster)
-        return StreamPublisher(
-            flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Backoff(20.0), print_of
-        )
+        return StreamPublisher(flow.pipeline, start, Backoff(20.0))
 
     source = ChangeSource(flow.pipeline, start.state, start.position, Backoff(20.0))
     first, second = publisher(), publisher()

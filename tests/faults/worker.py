@@ -17,15 +17,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater import warm
 from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher, Records
-from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import Claim
@@ -140,17 +141,17 @@ def _in_the_middle_of_records(trap: Trap) -> None:
 
 def _before_the_progress_record(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def send(self: Channel, parts: Callable[[Publisher], None], progress: dict[str, Any]) -> None:
-            def parts_then_hit(publisher: Publisher) -> None:
-                parts(publisher)
-                publisher.drain()
+        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
+            def batches_then_hit() -> Iterator[Records]:
+                yield from batches
+                self._publisher.drain()
                 trap.hit()
 
-            original(self, parts_then_hit, progress)
+            original(self, batches_then_hit(), progress)
 
-        return send
+        return transact
 
-    _around(Channel, "send", make)
+    _around(PublishSession, "transact", make)
 
 
 def _before_commit(trap: Trap) -> None:
@@ -217,16 +218,18 @@ def _in_the_claim(trap: Trap) -> None:
         return send
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def produce(self: Publisher, records: Records) -> None:
-            original(self, records)
+        def begin(self: TransactionalProducer, messages: Any) -> Any:
+            failed = original(self, messages)
             if _here.claiming:
-                self.drain()
+                assert self._producer is not None
+                self._producer.flush()
                 trap.hit()
+            return failed
 
-        return produce
+        return begin
 
     _around(Claim, "_send", claiming)
-    _around(Publisher, "produce", make)
+    _around(TransactionalProducer, "_begin", make)
 
 
 def _before_the_first_initialisation(trap: Trap) -> None:
@@ -245,14 +248,14 @@ def _before_the_first_initialisation(trap: Trap) -> None:
 
 def _between_ranges(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def send(self: Channel, parts: Callable[[Publisher], None], progress: dict[str, Any]) -> None:
-            original(self, parts, progress)
+        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
+            original(self, batches, progress)
             if any(key.startswith("progress/") for key in progress):
                 trap.hit()
 
-        return send
+        return transact
 
-    _around(Channel, "send", make)
+    _around(PublishSession, "transact", make)
 
 
 def _before_complete(trap: Trap) -> None:
@@ -293,21 +296,21 @@ SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
 
 def _note_what_is_done() -> None:
     def sending(original: Callable[..., Any]) -> Callable[..., Any]:
-        def send(self: Channel, *arguments: Any) -> None:
+        def transact(self: PublishSession, *arguments: Any) -> None:
             with _doing("sending"):
                 original(self, *arguments)
 
-        return send
+        return transact
 
     def opening(original: Callable[..., Any]) -> Callable[..., Any]:
-        def open_channel(self: Channel) -> Any:
+        def open_session(self: PublishSession, **named: Any) -> Any:
             with _doing("opening"):
-                return original(self)
+                return original(self, **named)
 
-        return open_channel
+        return open_session
 
-    _around(Channel, "send", sending)
-    _around(Channel, "open", opening)
+    _around(PublishSession, "transact", sending)
+    _around(PublishSession, "open", opening)
 
 
 # ------------------------------------------------------------------ the processes

@@ -33,7 +33,7 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.records import PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from tests.support.topics import Flow, Message, assert_exactly_once_in_order
 
 MakeFlow = Callable[..., Flow]
@@ -812,7 +812,7 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
         "The snapshot's holder is gone. Run the snapshot again: finished ranges stay."
     ]
     assert not known(flow).complete
-    assert not any(key.startswith("progress/") for key in known(flow).facts)
+    assert not any(key.startswith("progress/") for key in known(flow).raw)
     flow.execute("INSERT INTO a VALUES (1, 'new', 1)")
     assert flow.snapshot().rows == 1
     flow.execute("UPDATE a SET n = 2")

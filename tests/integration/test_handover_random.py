@@ -10,6 +10,7 @@ import random
 import time
 from typing import Any
 
+import psycopg
 import pytest
 
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -25,26 +26,41 @@ TABLES = ("a", "b", "c")
 ROWS = 1500
 
 
-class _Hesitant:
-    """The holder's session with time between its steps, in which others commit: between lock, boundary and L above all."""
+class _Watched:
+    """The holder's session, which draws the boundary when enough transactions are in progress; with time between its steps, in which
+    others commit: between lock, boundary and L above all.
 
-    def __init__(self, connection: Any, dice: random.Random) -> None:
-        self._connection, self._dice = connection, dice
+    :param dice: None: no time.
+    """
 
-    def execute(self, *arguments: Any) -> Any:
-        time.sleep(self._dice.uniform(0.0, 0.15))
-        return self._connection.execute(*arguments)
+    def __init__(self, connection: Any, dsn: str, dice: random.Random | None) -> None:
+        self._connection, self._dsn, self._dice = connection, dsn, dice
+
+    def execute(self, query: Any, *arguments: Any) -> Any:
+        if self._dice is not None:
+            time.sleep(self._dice.uniform(0.0, 0.15))
+        if "pg_current_snapshot" in str(query):
+            self._wait_for_transactions()
+        return self._connection.execute(query, *arguments)
+
+    def _wait_for_transactions(self) -> None:
+        deadline = time.monotonic() + 20
+        with psycopg.connect(self._dsn, autocommit=True) as other:
+            counted = 0
+            while counted < 2 * IN_PROGRESS and time.monotonic() < deadline:
+                row = other.execute("SELECT count(*) FROM pg_snapshot_xip(pg_current_snapshot())").fetchone()
+                counted = row[0] if row else 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
 
-def _hesitate(patch: pytest.MonkeyPatch, dice: random.Random) -> None:
+def _watch(patch: pytest.MonkeyPatch, dice: random.Random | None) -> None:
     original = Holder.__init__
 
     def init(self: Holder, dsn: str) -> None:
         original(self, dsn)
-        self._connection = _Hesitant(self._connection, dice)  # type: ignore[assignment]
+        self._connection = _Watched(self._connection, dsn, dice)  # type: ignore[assignment]
 
     patch.setattr(Holder, "__init__", init)
 
@@ -54,8 +70,7 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
     database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     dice = random.Random(seed)
-    if dice.random() < 0.7:
-        _hesitate(monkeypatch, dice)
+    _watch(monkeypatch, dice if dice.random() < 0.7 else None)
     flow = Flow(
         database, kafka, None, tables=TABLES, xid_header=True, range_bytes=64 * 1024, lanes=dice.choice((2, 3)),
         partitions=dice.choice((1, 1, 3)),

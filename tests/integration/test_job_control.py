@@ -17,7 +17,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import connect, identify
-from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state import control, records, status, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
@@ -160,7 +160,7 @@ def _resources() -> tuple[int, int, int]:
 def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycles: int) -> None:
     cluster = _cluster(flow)
     claim = Claim(flow.pipeline, cluster, "snapshot", Backoff(20))
-    channel = Channel(
+    publishing = PublishSession(
         flow.pipeline, claim.job, records.stream_id(claim.prefix), records.pins(claim.state.tables.values()), claim.topic, Backoff(20)
     )  # fmt: skip
     controller = Controller(flow.pipeline, cluster, claim.job)
@@ -169,8 +169,8 @@ def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycl
         controller._write(wait=10.0)
         claim.refresh()
         status.report(flow.pipeline)
-        channel.open()
-        channel.close()
+        publishing.open()
+        publishing.close()
 
     gc.collect()
     gc.disable()  # what needs the collector is a leak until it comes
@@ -184,7 +184,7 @@ def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycl
     finally:
         gc.enable()
         controller.finish("stopped")
-        channel.close()
+        publishing.close()
         claim.close()
     assert after[0] <= threads + 6
     assert after[1] <= descriptors + 12

@@ -22,7 +22,7 @@ import resource, struct, sys
 import numpy as np
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.delivery import encode_changes
+from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
 from airflow_bottledwater.warm import warm_up
 from airflow_bottledwater.encoding import wire
@@ -41,9 +41,9 @@ data[: len(head)] = np.frombuffer(head, dtype=np.uint8)
 changes = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
 changes[0, wire.C_KIND], changes[0, wire.C_LENGTH] = ord("I"), data.size
 batch = Batch(Position(0), Position(1), data, changes, (Version(table, "t"),))
-encoded = encode_changes(Completed(batch, *NOTHING_CONVERTED), programs, most=limit)
+encoded = encode_changes(Completed(batch, *NOTHING_CONVERTED), programs, largest=limit)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(len(encoded.records), len(encoded.verdicts), (peak - before) / size)
+print(len(encoded.records), len(encoded.rejections), (peak - before) / size)
 """
 
 
@@ -63,8 +63,8 @@ def test_a_value_of_500_megabytes_takes_at_most_four_times_its_size(
         [sys.executable, "-c", ENCODE, "500000000", output_format, str(limit), str(fill)],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    records, verdicts, times = process.stdout.split()
-    assert (int(records), int(verdicts)) == made
+    records, rejections, times = process.stdout.split()
+    assert (int(records), int(rejections)) == made
     assert float(times) <= 4.0
 
 

@@ -29,9 +29,10 @@ from airflow_bottledwater.kafka.publisher import Publisher
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision import redrive
-from airflow_bottledwater.publish import delivery
-from airflow_bottledwater.publish.delivery import StreamPublisher
+from airflow_bottledwater.publish import session
 from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream import publisher as stream_publisher
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from tests.support.topics import Flow, read
 
 MakeFlow = Callable[..., Flow]
@@ -254,14 +255,14 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
         f"INSERT INTO a VALUES (2, {_large(40000)}, 0)",
         "INSERT INTO a VALUES (3, 'good', 0)",
     )
-    find = delivery.find_refused
+    find = stream_publisher.find_refused
 
     def gone_meanwhile(*args: Any) -> Any:
         found = find(*args)
         flow.execute("DELETE FROM a WHERE id = 1")
         return found
 
-    monkeypatch.setattr(delivery, "find_refused", gone_meanwhile)
+    monkeypatch.setattr(stream_publisher, "find_refused", gone_meanwhile)
     flow.stream()
     assert [len(letter["columns"]["name"]) for letter in _letters(flow)] == [40000]
     assert [m.key["id"] for m in flow.read("a") if m.value is not None] == [3]
@@ -269,8 +270,7 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
 
 # ---------------------------------------------------------------- topics that are others now
 def _publisher(flow: Flow, start: engine.Start) -> StreamPublisher:
-    of = engine.fingerprint(start.state, start.cluster)
-    return StreamPublisher(flow.pipeline, start.job, start.prefix, start.state_topic, start.topics, Backoff(20.0), of)
+    return StreamPublisher(flow.pipeline, start, Backoff(20.0))
 
 
 @pytest.mark.parametrize("how", ["partitions", "made again"])
@@ -332,7 +332,7 @@ def test_a_producer_for_a_topic_that_is_missing_does_not_make_it(creating: Kafka
 def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_LOOK_AGAIN", 0.5, raising=False)
+    monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.5)
     flow = make_flow(on_error="log")
     _table(flow)
     with flow.streaming() as errors:

@@ -28,7 +28,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.records import INTENT, SLOT, PipelineState
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import INTENT, SLOT, Intent
 from tests.support.pipeline import Source, refused, refuses
 
 
@@ -167,7 +168,7 @@ def test_a_killed_creation_is_taken_up(source: Source, monkeypatch: pytest.Monke
         patch.setattr(module, name, killed)
         create(source.pipeline)
     assert known(source).slot is None
-    assert INTENT in known(source).facts
+    assert known(source).intent is not None
     there = source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}'")
     assert bool(there) == (after in ("slot", "topics"))
     source.execute("INSERT INTO items VALUES (1, 'between')")
@@ -191,7 +192,7 @@ def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) 
     with connect(source.dsn) as connection:
         cluster = identify(connection)
     claim = Claim(source.pipeline, cluster, "create", Backoff(10))
-    claim.write({INTENT: {"slot": source.name, "publication": source.name, "at": time.time()}})
+    claim.write({INTENT: Intent(source.name, source.name, time.time())})
     claim.close()
     source.execute(
         f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')",
@@ -534,7 +535,7 @@ def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) ->
     create(source.pipeline)
     recorded = known(source)
     check_topics(source.pipeline, recorded)
-    [(key, fact)] = [(k, v) for k, v in recorded.facts.items() if k.startswith("table/")]
+    [(key, fact)] = [(k, v) for k, v in recorded.raw.items() if k.startswith("table/")]
     for change, said in (
         ({"partitions": 4}, "has 1 partitions, it had 4"),
         ({"topic_id": "another"}, "was deleted and made again"),

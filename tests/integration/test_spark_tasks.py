@@ -19,7 +19,6 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import carry, continuous, job, snapshot, source
 from airflow_bottledwater.spark import stream as micro_batch
 from airflow_bottledwater.spark.submit import LOCAL_CONF
-from airflow_bottledwater.state.records import Job
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
 from tests.support.topics import Flow, assert_exactly_once_in_order
@@ -118,8 +117,8 @@ def batches(database: str, kafka: KafkaBroker, tmp_path: Path) -> Iterator[tuple
     flow.create()
     start = engine.begin(flow.pipeline)
     changes = ChangeSource(flow.pipeline, start.state, start.position, Backoff(10))
-    fingerprint = engine.fingerprint(start.state, start.cluster)
-    assignment = source.Assignment.of(str(flow.pipeline.write(tmp_path)), start, bounded=False, fingerprint=fingerprint)
+    assignment = source.Assignment(str(flow.pipeline.write(tmp_path)), start, False)
+    assert source.Assignment.from_option(assignment.to_option()) == assignment
 
     def take(n: int) -> Any:
         flow.execute(f"INSERT INTO a VALUES ({n}, 0)")
@@ -175,12 +174,12 @@ def test_a_task_that_is_started_again_looks_first_whose_the_slot_is(
     batches: tuple[Flow, source.Assignment, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow, assignment, _ = batches
-    claimed = Job(**assignment.job)
+    claimed = assignment.start.job
     attempt = SimpleNamespace(attemptNumber=lambda: 0)
     monkeypatch.setattr(TaskContext, "get", lambda: attempt)
-    job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
+    job.check_attempt(flow.pipeline, assignment.start.state_topic, claimed)
     attempt.attemptNumber = lambda: 1
-    job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
+    job.check_attempt(flow.pipeline, assignment.start.state_topic, claimed)
     engine.begin(flow.pipeline)
     with pytest.raises(TakenOver):
-        job.check_attempt(flow.pipeline, assignment.state_topic, claimed)
+        job.check_attempt(flow.pipeline, assignment.start.state_topic, claimed)

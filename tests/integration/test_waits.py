@@ -24,7 +24,7 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
-from airflow_bottledwater.publish.delivery import Channel
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.stream import engine
@@ -351,7 +351,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, condition: str) -> None:
 
 def transactions(monkeypatch: pytest.MonkeyPatch, most: float) -> list[float]:
     """How long each Kafka transaction of the lanes took; one that takes longer than ``most`` ends the snapshot."""
-    usual, seconds = Channel.send, list[float]()
+    usual, seconds = PublishSession.transact, list[float]()
 
     def send(*args: Any) -> None:
         started = time.monotonic()
@@ -361,7 +361,7 @@ def transactions(monkeypatch: pytest.MonkeyPatch, most: float) -> list[float]:
             seconds.append(time.monotonic() - started)
             assert seconds[-1] < most
 
-    monkeypatch.setattr(Channel, "send", send)
+    monkeypatch.setattr(PublishSession, "transact", send)
     return seconds
 
 

@@ -30,7 +30,7 @@ def caught(mutant: Mutant) -> bool:
     place.write_text(whole.replace(mutant.old, mutant.new))
     try:
         done = subprocess.run(
-            [Path(sys.executable).parent / "pytest", "-q", "-x", "-p", "no:cacheprovider", ROOT / mutant.caught_by],
+            [Path(sys.executable).parent / "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.caught_by],
             cwd=COPY,
             env={**os.environ, "PYTHONPATH": str(COPY)},
             stdout=subprocess.PIPE,
@@ -50,8 +50,10 @@ def main() -> int:
     word = os.environ.get("MUTANT", "")
     shutil.rmtree(COPY, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__")
-    for folder in ("airflow_bottledwater", "spark_jobs"):
+    # the tests, too: pytest puts the folder that they are in before all others where packages are looked for
+    for folder in ("airflow_bottledwater", "spark_jobs", "dags", "docs", "tests"):
         shutil.copytree(ROOT / folder, COPY / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", COPY)
     table = Table("rule", "mutant", "caught by")
     alive = 0
     console = Console()

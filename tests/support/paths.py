@@ -20,7 +20,7 @@ from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.delivery import encode_changes
+from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.toast import Completed, Completer
 from airflow_bottledwater.stream.assembler import Cutter
 
@@ -124,7 +124,7 @@ def encoded(batch: Batch, completer: Completer, output_format: str) -> tuple[lis
     completed = completer.complete(batch, programs)
     result = encode_changes(completed, programs)
     rows = [(row[wire.R_MESSAGE], made(row, result.records.data)) for row in result.records.table.tolist()]
-    rows += [(verdict.change, Made(error=verdict.reason)) for verdict in result.verdicts]
+    rows += [(rejection.row, Made(error=rejection.reason)) for rejection in result.rejections]
     rows += [(change, Made(error=reason)) for change, reason in completed.failed.items()]
     return [row for _, row in sorted(rows, key=lambda item: item[0])], completed
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from airflow_bottledwater import cli, processes
-from airflow_bottledwater.errors import BottledWaterError, SettingError
+from airflow_bottledwater.cli import jobs, report
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.settings import SETTINGS
+from airflow_bottledwater.spark.supervise import LOG, LogReader
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]
 
@@ -25,7 +32,7 @@ REQUIRED = ["--postgres", "host=db dbname=shop"]
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Pipelines that a run was started with, in place of running it."""
     found: list[object] = []
-    monkeypatch.setattr(cli, "_run", lambda pipeline, *_: found.append(pipeline))
+    monkeypatch.setattr(jobs, "run", lambda pipeline, *_: found.append(pipeline))
     return found
 
 
@@ -62,6 +69,20 @@ def test_help_and_version_exit_with_0() -> None:
     assert _invoke("--help")[0] == 0
     assert _invoke("-h")[0] == 0
     assert _invoke("--version")[0] == 0
+
+
+def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
+    options = {option.name: option.help for option in cli.cli.params if isinstance(option, click.Option)}
+    of_settings = sorted(set(options) & set(SETTINGS))
+    assert of_settings == [
+        "allow_unkeyed", "on_error", "output_format", "postgres", "schemas", "skip_snapshot", "slot", "tables", "topic_config",
+        "topic_prefix",
+    ]  # fmt: skip
+    for name in of_settings:
+        assert (options[name] or "").startswith(SETTINGS[name].sentence.removesuffix("."))
+    assert options["on_error"] == f"{SETTINGS['on_error'].sentence}  [exit or log; default: exit]"
+    assert options["tables"] == f"{SETTINGS['tables'].sentence}  [comma-separated; default: all]"
+    assert all(options.values())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +136,12 @@ def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(
     arguments: list[str], chosen: list[object]
 ) -> None:
     _, output, error = _invoke(*arguments)
-    assert isinstance(error, BottledWaterError)
+    assert isinstance(error, SettingError)
+    assert re.fullmatch(
+        r"Setting '\w+' must not have (a password|the secret \S+) on the command line, where other users can see it\. "
+        r"Allowed: .*--config-file, or the option --allow-password-argument\.",
+        str(error),
+    )
     assert "Ma9ker" not in f"{error}{output}"
     assert chosen == []
     assert _invoke(*arguments, "--allow-password-argument")[0] == 0
@@ -149,7 +175,55 @@ def test_our_errors_are_a_line_on_standard_error_and_exit_code_1(
 def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
     _, _, error = _invoke(*REQUIRED, "--set", "kafka=x")
     assert isinstance(error, SettingError)
-    assert error.setting == "kafka"
+    assert str(error).startswith("Setting 'kafka' cannot be given with --set. Allowed: ")
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def test_a_jobs_own_lines_are_shown_at_their_levels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / LOG).write_text(
+        "26/11/22 09:09:14 WARN Utils: Spark INFO of its own\n"
+        "2026-11-22 09:09:14,123 INFO Read [public.a] INFO\n"
+        "2026-11-22 09:09:15,000 WARNING The lag grows.\n"
+        "Traceback (most recent call last):\n"
+        "2026-11-22 09:09:16,999 ERROR Outage: Kafka is away.\n"
+    )
+    reader = LogReader(tmp_path)
+    with caplog.at_level(logging.INFO):
+        assert jobs._show(reader)
+        assert not jobs._show(reader)
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "Read [public.a] INFO"),
+        ("WARNING", "The lag grows."),
+        ("ERROR", "Outage: Kafka is away."),
+    ]
+
+
+REPORT: dict[str, Any] = {
+    "name": "shop",
+    "slot": {"lag": 1234, "retained": 5678, "wal_status": "reserved"},
+    "job": {"at": 0, "state": "running", "job": {"epoch": 3, "host": "h"}, "counters": {"rows": 7}, "error": "[x] is away"},
+    "position": "",
+    "complete": True,
+    "tables": [{"table": "public.[a]", "topic": "a", "boundary": "1:2:", "filtered": False, "ranges": "1/1", "rows": 9}],
+}  # fmt: skip
+
+
+def test_the_status_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    now = {**REPORT["job"], "at": time.time()}
+    report.show({**REPORT, "job": now}, Console(markup=False, width=120))
+    shown = capsys.readouterr().out
+    assert "Slot shop: 1,234 bytes behind, keeps 5,678 bytes of WAL, reserved" in shown
+    assert "Job: running (0 s ago), epoch 3 on h; {'rows': 7}" in shown
+    assert "Last error: [x] is away" in shown
+    assert "Stream at (nothing streamed yet); snapshot complete" in shown
+    assert "public.[a]" in shown
+
+
+def test_the_status_of_a_pipeline_that_has_not_begun_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show({**REPORT, "slot": None, "job": None, "tables": [], "complete": False}, Console(width=120))
+    assert "Slot shop: there is none" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------ signals, with a job that waits in place of Spark's
@@ -221,7 +295,7 @@ def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pyte
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     monkeypatch.setattr("airflow_bottledwater.provision.create.create", lambda *_, **__: None)
-    monkeypatch.setattr(cli, "_job", lambda *_: False)
+    monkeypatch.setattr(jobs, "_job", lambda *_: False)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert _invoke(*REQUIRED)[0] == 0

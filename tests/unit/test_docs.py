@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from airflow_bottledwater.errors import BottledWaterError, SettingError
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
 from airflow_bottledwater.policy import ACTS, act
-from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, Pipeline
+from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, GROUPS, SETTINGS, Pipeline
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SETTINGS, ERRORS, FORMAT = (
+SETTINGS_PAGE, ERRORS, FORMAT = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("settings", "errors", "message-format")
 )
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
@@ -37,7 +36,9 @@ def rows(text: str, columns: int) -> list[list[str]]:
 
 # ---------------------------------------------------------------------- settings
 
-DOCUMENTED = {row[0].strip("`"): row for row in rows(SETTINGS.replace("|  |", "|   |"), 5) if row[0].startswith("`")}
+DOCUMENTED = {
+    row[0].strip("`"): row for row in rows(SETTINGS_PAGE.replace("|  |", "|   |"), 5) if row[0].startswith("`")
+}
 
 
 def shown(value: Any) -> str:
@@ -47,12 +48,27 @@ def shown(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+def without_markup(text: str) -> str:
+    """A cell without code marks, and with the texts of its links alone."""
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text.replace("`", ""))
+
+
 def test_every_setting_is_documented_once_and_no_other() -> None:
-    assert sorted(DOCUMENTED) == sorted(f.name for f in fields(Pipeline))
-    assert all(SETTINGS.count(f"\n| `{name}` |") == 1 for name in DOCUMENTED)
+    assert sorted(DOCUMENTED) == sorted(SETTINGS)
+    assert all(SETTINGS_PAGE.count(f"\n| `{name}` |") == 1 for name in DOCUMENTED)
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Pipeline)])
+def test_the_groups_of_settings_are_the_pages_sections() -> None:
+    sections = {
+        section.partition("\n")[0]: re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+        for section in SETTINGS_PAGE.split("\n## ")[1:]
+    }
+    documented = [(heading, names) for heading, names in sections.items() if names]
+    # a group's documentation begins with the heading
+    assert documented == [((group.__doc__ or "").partition(".")[0], list(group.__annotations__)) for group in GROUPS]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_settings_default_is_the_codes(name: str) -> None:
     special = {
         "postgres": "required",
@@ -63,11 +79,17 @@ def test_a_settings_default_is_the_codes(name: str) -> None:
     assert DOCUMENTED[name][1] == expected
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Pipeline) if f.name not in ("postgres", "kafka", "registry")])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_allowed_is_in_the_codes_words(name: str) -> None:
     with pytest.raises(SettingError) as caught:
-        Pipeline.of(postgres="host=db", **{name: object()})
+        Pipeline.of(**{"postgres": "host=db", name: object()})
     assert DOCUMENTED[name][2] == caught.value.allowed
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_settings_meaning_begins_with_the_codes_sentence(name: str) -> None:
+    meaning, sentence = without_markup(DOCUMENTED[name][4]), SETTINGS[name].sentence
+    assert meaning == sentence or meaning.startswith(f"{sentence} ")
 
 
 def test_the_settings_options_exist_and_all_options_are_documented() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import stat
+from dataclasses import FrozenInstanceError
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
-from airflow_bottledwater.settings import Pipeline, merge, read_config_file
+from airflow_bottledwater.settings import SETTINGS, Pipeline, merge, read_config_file
+from airflow_bottledwater.settings.kinds import Choice, kind_of, sentence_of
 
 DSN = "host=db dbname=shop user=cdc password=hunter2"
 SECRETS = {
@@ -66,6 +70,7 @@ INVALID: list[tuple[str, Any]] = [
     ("lanes", 0),
     ("lanes", 257),
     ("lanes", 1.5),
+    ("lanes", Decimal("1.5")),
     ("unkeyed_retention_ms", "long"),
     ("unkeyed_retention_ms", -2),
     ("unkeyed_retention_ms", 1.5),
@@ -110,19 +115,21 @@ def test_a_value_that_is_not_allowed_names_the_setting_the_value_and_what_is(nam
         assert repr(name) in str(caught.value) and repr(value) in str(caught.value)
 
 
-# a DAG's author may also construct it, without the conversions
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(n, v) for n, v in INVALID if n not in ("tables", "schemas", "topic_config", "kafka", "registry")],
-)
+@pytest.mark.parametrize(("name", "value"), INVALID)
 def test_the_constructor_refuses_the_same_values(name: str, value: Any) -> None:
     with pytest.raises(SettingError) as caught:
         Pipeline(**{"postgres": DSN, name: value})
     assert caught.value.setting == name
 
 
+def test_the_constructor_and_a_changed_copy_take_the_same_forms_of_values() -> None:
+    loose = {"tables": "a,b", "lanes": "3", "allow_unkeyed": "on"}
+    assert Pipeline(postgres=DSN, **loose) == Pipeline.of(postgres=DSN, **loose)
+    assert Pipeline(postgres=DSN).with_(**loose) == Pipeline.of(postgres=DSN, **loose)
+
+
 @given(
-    st.sampled_from(sorted(Pipeline.__dataclass_fields__)),
+    st.sampled_from(sorted(SETTINGS)),
     st.none()
     | st.text()
     | st.integers()
@@ -143,6 +150,13 @@ def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
         Pipeline.of(postgres=DSN, tabels="x")
 
 
+def test_a_misspelt_name_is_recognised_and_its_value_not_shown() -> None:
+    with pytest.raises(SettingError) as caught:
+        Pipeline.of(postgers=DSN)
+    assert "'postgers' does not exist (did you mean 'postgres'?)" in str(caught.value)
+    assert "hunter" not in str(caught.value) + repr(caught.value)
+
+
 def test_without_a_database_there_is_no_pipeline() -> None:
     with pytest.raises(SettingError, match="postgres"):
         Pipeline.of()
@@ -152,6 +166,15 @@ def test_without_a_database_there_is_no_pipeline() -> None:
 
 def test_json_needs_no_registry() -> None:
     assert Pipeline.of(postgres=DSN, registry={}, output_format="json").registry == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(each.title(), True) for each in ("true", "yes", "y", "1", "on")]
+    + [(each.upper(), False) for each in ("false", "no", "n", "0", "off")],
+)
+def test_a_switch_may_be_a_word(word: str, value: bool) -> None:
+    assert Pipeline.of(postgres=DSN, allow_unkeyed=word).allow_unkeyed is value
 
 
 def test_loose_values_of_a_form_become_those_of_the_settings() -> None:
@@ -193,6 +216,13 @@ def test_neither_repr_nor_public_holds_a_secret() -> None:
         assert "hunter" not in text
 
 
+def test_a_pipeline_is_a_value() -> None:
+    made = Pipeline.of(**SECRETS, tables="a,b")
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(FrozenInstanceError):
+        made.slot = "other"  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     "values", [{"kafka": "sasl.password=hunter5"}, {"registry": "hunter6"}, {"postgres": ["hunter7"]}]
 )
@@ -201,6 +231,40 @@ def test_an_error_in_a_secret_setting_does_not_print_it(values: dict[str, Any]) 
         Pipeline.of(**{"postgres": DSN, **values})
     assert "hunter" not in str(caught.value)
     assert "hunter" not in repr(caught.value)
+    assert "has a value that is not allowed (not shown, since it may hold secrets). Allowed: " in str(caught.value)
+
+
+def test_a_secret_setting_that_is_missing_is_called_so() -> None:
+    with pytest.raises(SettingError, match=r"Setting 'postgres' is missing\. Allowed: a connection string"):
+        Pipeline.of()
+
+
+# ---------------------------------------------------------------------- the settings' own description
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_a_default_is_allowed(setting: Any) -> None:
+    if setting.name != "postgres":
+        assert setting.take(setting.default) == setting.default
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_the_first_choice_is_the_default(setting: Any) -> None:
+    if isinstance(setting.kind, Choice):
+        assert setting.default == setting.kind.choices[0]
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_a_setting_is_described_in_one_sentence(setting: Any) -> None:
+    assert setting.sentence.endswith(".")
+    assert ". " not in setting.sentence
+
+
+def test_a_setting_without_a_rule_or_a_sentence_is_an_error_of_its_author() -> None:
+    with pytest.raises(TypeError, match="kind of its own"):
+        kind_of(int)
+    with pytest.raises(TypeError, match="needs a sentence"):
+        sentence_of(bool)
 
 
 def test_an_ini_file_gives_settings_and_the_properties_of_others(tmp_path: Path) -> None:

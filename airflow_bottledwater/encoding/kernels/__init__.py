@@ -3,19 +3,13 @@
 No Python object is made per value. Every function that writes takes the output array and a position and returns the next
 position, or a negative code of :mod:`~airflow_bottledwater.encoding.wire`; none reads outside a row. From the bottom up:
 ``reading`` and ``writing``; ``text``, ``floats`` and ``numeric``; ``to_avro`` and ``to_json``, one value each; ``nested``, what values are
-made of; ``rows``. Their readable twin is with the tests.
+made of; ``fields`` of rows; ``rows``. Their readable twin is with the tests.
 """
 
 from __future__ import annotations
 
+from airflow_bottledwater.encoding.kernels.fields import find_conversions, find_unchanged
 from airflow_bottledwater.encoding.kernels.nested import write_value
-from airflow_bottledwater.encoding.kernels.rows import (
-    checksum,
-    encode_changes,
-    encode_copy,
-    find_conversions,
-    find_unchanged,
-    murmur2,
-)
+from airflow_bottledwater.encoding.kernels.rows import encode_changes, encode_copy, murmur2
 
-__all__ = ["checksum", "encode_changes", "encode_copy", "find_conversions", "find_unchanged", "murmur2", "write_value"]
+__all__ = ["encode_changes", "encode_copy", "find_conversions", "find_unchanged", "murmur2", "write_value"]

@@ -1,12 +1,18 @@
-"""Rows: their fields found, keys and records written, one table entry for each record."""
+"""Rows: keys and records written, one table entry for each record."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.encoding.kernels.fields import (
+    convert_fields,
+    count_conversions,
+    read_copy_row,
+    read_tuple,
+    same_bytes,
+)
 from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
-from airflow_bottledwater.encoding.kernels.reading import i16, i32
 from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_bytes, literal
 from airflow_bottledwater.encoding.wire import (
     C_FLAGS,
@@ -40,7 +46,6 @@ from airflow_bottledwater.encoding.wire import (
     MALFORMED,
     OP_ENUM,
     OP_TEXT,
-    P_CONVERT,
     P_NAME,
     P_NAME_LEN,
     P_OP,
@@ -60,69 +65,6 @@ from airflow_bottledwater.encoding.wire import (
     SPACE,
     UNCHANGED,
 )
-
-
-@compiled
-def _broken(column, p, position, length):
-    """A row that is not one: which field, and where it was seen, are left in the first entries."""
-    position[0] = p
-    length[0] = column
-    return MALFORMED
-
-
-@compiled
-def read_copy_row(b, p, end, count, position, length, kind):
-    """Find the fields of one COPY row: int16 count, then int32 length (-1: NULL) and bytes each.
-
-    https://www.postgresql.org/docs/current/sql-copy.html (Binary Format, Tuples)
-    """
-    if end - p < 2 or i16(b, p) != count:
-        return _broken(-1, p, position, length)
-    p += 2
-    for c in range(count):
-        if end - p < 4:
-            return _broken(c, p, position, length)
-        n = i32(b, p)
-        p += 4
-        if n == -1:
-            kind[c] = FIELD_NULL
-            continue
-        if n < 0 or n > end - p:
-            return _broken(c, p, position, length)
-        kind[c] = FIELD_BINARY
-        position[c] = p
-        length[c] = n
-        p += n
-    return p if p == end else _broken(-1, p, position, length)
-
-
-@compiled
-def read_tuple(b, p, end, count, position, length, kind):
-    """Find the fields of a pgoutput TupleData; returns the position behind it.
-
-    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
-    """
-    if end - p < 2 or i16(b, p) != count:
-        return _broken(-1, p, position, length)
-    p += 2
-    for c in range(count):
-        if end - p < 1:
-            return _broken(c, p, position, length)
-        k = np.int64(b[p])
-        p += 1
-        kind[c] = k
-        if k == FIELD_NULL or k == FIELD_UNCHANGED:
-            continue
-        if (k != FIELD_BINARY and k != FIELD_TEXT) or end - p < 4:
-            return _broken(c, p, position, length)
-        n = i32(b, p)
-        p += 4
-        if n < 0 or n > end - p:
-            return _broken(c, p, position, length)
-        position[c] = p
-        length[c] = n
-        p += n
-    return p
 
 
 @compiled
@@ -242,15 +184,6 @@ def murmur2(b, p, n):
 
 
 @compiled
-def checksum(words, h):
-    """FNV-1a over 64-bit words instead of bytes (http://www.isthe.com/chongo/tech/comp/fnv/): what a range's progress says of
-    its records, an eighth of a CRC's time."""
-    for i in range(words.size):
-        h = (h ^ words[i]) * np.uint64(0x100000001B3)
-    return h
-
-
-@compiled
 def _record(records, r, relations, rel, key, key_len, value, value_len, out, message, op, time, lsn, ordinal, flags):
     records[r, R_KEY] = key
     records[r, R_KEY_LEN] = key_len
@@ -328,106 +261,6 @@ def encode_copy(b, offsets, start, rows, json, relations, rel, programs, keys, n
 
 
 @compiled
-def _convert_fields(relations, rel, programs, keys, only_key, kind, position, length, side_offsets, cursor):
-    """Point the fields that the server converted at their text; returns the next entry of ``side_offsets``."""
-    first = relations[rel, L_COLUMNS]
-    if only_key:
-        for i in range(relations[rel, L_KEY_COUNT]):
-            c = keys[relations[rel, L_KEY] + i]
-            if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                kind[c] = FIELD_SIDE
-                position[c] = side_offsets[cursor]
-                length[c] = side_offsets[cursor + 1] - side_offsets[cursor]
-                cursor += 1
-    else:
-        for c in range(relations[rel, L_COLUMN_COUNT]):
-            if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                kind[c] = FIELD_SIDE
-                position[c] = side_offsets[cursor]
-                length[c] = side_offsets[cursor + 1] - side_offsets[cursor]
-                cursor += 1
-    return cursor
-
-
-@compiled
-def find_conversions(b, changes, count, relations, programs, keys, fields, found):
-    """List the values that PostgreSQL has to turn into text, in the order in which :func:`encode_changes` uses them.
-
-    Rows of ``found``: position, length, column row in ``programs``, change. Returns how many there are (more than fit means:
-    call again with more room).
-    """
-    position, length, kind = fields[0], fields[1], fields[2]
-    n = 0
-    for i in range(count):
-        if changes[i, C_KIND] != 73 and changes[i, C_KIND] != 85 and changes[i, C_KIND] != 68:
-            continue
-        rel = changes[i, C_RELATION]
-        first = relations[rel, L_COLUMNS]
-        p = changes[i, C_OFFSET] + 5
-        end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-        while p < end and p >= 0:
-            tag = b[p]
-            p = read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind)
-            if p < 0:
-                break
-            if tag == 78:
-                for c in range(relations[rel, L_COLUMN_COUNT]):
-                    if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                        if n < found.shape[0]:
-                            found[n, 0] = position[c]
-                            found[n, 1] = length[c]
-                            found[n, 2] = first + c
-                            found[n, 3] = i
-                        n += 1
-            else:
-                for k in range(relations[rel, L_KEY_COUNT]):
-                    c = keys[relations[rel, L_KEY] + k]
-                    if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                        if n < found.shape[0]:
-                            found[n, 0] = position[c]
-                            found[n, 1] = length[c]
-                            found[n, 2] = first + c
-                            found[n, 3] = i
-                        n += 1
-    return n
-
-
-@compiled
-def find_unchanged(b, changes, count, relations, fields, found):
-    """List the changes whose new row lacks an unchanged TOAST value; returns how many."""
-    position, length, kind = fields[0], fields[1], fields[2]
-    n = 0
-    for i in range(count):
-        if changes[i, C_KIND] != 85:
-            continue
-        rel = changes[i, C_RELATION]
-        p = changes[i, C_OFFSET] + 5
-        end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-        if p < end and b[p] != 78:
-            p = read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind)
-        if p < 0 or p >= end:
-            continue
-        if read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind) < 0:
-            continue
-        for c in range(relations[rel, L_COLUMN_COUNT]):
-            if kind[c] == FIELD_UNCHANGED:
-                found[n] = i
-                n += 1
-                break
-    return n
-
-
-@compiled
-def _same_bytes(out, p, n, q, m):
-    if n != m:
-        return False
-    for i in range(n):
-        if out[p + i] != out[q + i]:
-            return False
-    return True
-
-
-@compiled
 def encode_changes(
     b,
     changes,
@@ -485,7 +318,7 @@ def encode_changes(
                 status = np.int64(MALFORMED)
                 broken = True
                 break
-            cursor = _convert_fields(
+            cursor = convert_fields(
                 relations, rel, programs, keys, tag != 78, kind, position, length, side_offsets, cursor
             )
             if tag != 78:
@@ -521,7 +354,7 @@ def encode_changes(
             e += 1
             o = begin
             # the values of a row that failed half-way are used up all the same
-            cursor = begin_cursor + _count_conversions(b, changes, i, relations, programs, keys, position, length, kind)
+            cursor = begin_cursor + count_conversions(b, changes, i, relations, programs, keys, position, length, kind)
             continue
         time, lsn, ordinal, flags = changes[i, C_TIME], changes[i, C_LSN], changes[i, C_ORDINAL], changes[i, C_FLAGS]
         if op == 68:
@@ -534,7 +367,7 @@ def encode_changes(
         if op == 85 and not keyed and relations[rel, L_SEND_UPDATES] == 0:
             o = begin
             continue
-        if old_key >= 0 and not _same_bytes(out, old_key, old_len, key, key_len):
+        if old_key >= 0 and not same_bytes(out, old_key, old_len, key, key_len):
             _record(records, r, relations, rel, old_key, old_len, 0, -1, out, i, 100, time, lsn, ordinal, flags)
             r += 1
         _record(
@@ -556,27 +389,3 @@ def encode_changes(
         )
         r += 1
     return count, cursor, o, r, e
-
-
-@compiled
-def _count_conversions(b, changes, i, relations, programs, keys, position, length, kind):
-    rel = changes[i, C_RELATION]
-    first = relations[rel, L_COLUMNS]
-    p = changes[i, C_OFFSET] + 5
-    end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-    n = 0
-    while p < end and p >= 0:
-        tag = b[p]
-        p = read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind)
-        if p < 0:
-            break
-        if tag == 78:
-            for c in range(relations[rel, L_COLUMN_COUNT]):
-                if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                    n += 1
-        else:
-            for k in range(relations[rel, L_KEY_COUNT]):
-                c = keys[relations[rel, L_KEY] + k]
-                if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                    n += 1
-    return n

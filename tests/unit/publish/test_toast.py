@@ -17,7 +17,8 @@ from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import CurrentRows, Found, Key
-from airflow_bottledwater.publish.toast import Completed, Completer, column_texts
+from airflow_bottledwater.publish.dead_letter import column_texts
+from airflow_bottledwater.publish.toast import Completed, Completer
 from airflow_bottledwater.stream.assembler import Cutter
 from tests.support import wire as w
 

@@ -1,0 +1,156 @@
+"""The command and its subcommands."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+
+from airflow_bottledwater import extras
+from airflow_bottledwater.cli import jobs, report
+from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
+from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
+from airflow_bottledwater.local.commands import COMMANDS
+
+log = logging.getLogger("bottledwater")
+
+# bad usage exits with 1, as the original's
+click.UsageError.exit_code = 1
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s", stream=sys.stderr)
+    for noisy in ("httpx2", "httpx", "numba"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
+@options(everything=True)
+@click.version_option(package_name="airflow-provider-bottledwater")
+@click.pass_context
+def cli(
+    context: click.Context,
+    /,
+    master: str,
+    spark_conf: dict[str, str],
+    bounded: bool,
+    assume_snapshot_complete: bool,
+    position: str | None,
+    **values: Any,
+) -> None:
+    """Publish a consistent snapshot of a PostgreSQL database, then every committed change, to Kafka.
+
+    Creates the slot where it is absent, takes (or resumes) the snapshot, and streams in the foreground until it is
+    interrupted. Started again it goes on where it was.
+    """
+    if context.invoked_subcommand is None:
+        if assume_snapshot_complete != (position is not None):
+            raise click.UsageError("--assume-snapshot-complete and --position belong together")
+        jobs.run(pipeline_of(values), master, spark_conf, bounded, position)
+
+
+@cli.command()
+@options(everything=True)
+def preflight(**values: Any) -> None:
+    """Check source, broker and registry; change nothing."""
+    from airflow_bottledwater.provision import preflight as checks
+
+    found = checks.run(pipeline_of({name: value for name, value in values.items() if name not in RUN_ONLY}))
+    keyed = sum(t.keyed for t in found.tables)
+    log.info("Ready: %d tables (%d with a key) of database %r.", len(found.tables), keyed, found.cluster.database)
+
+
+@cli.command()
+@options(everything=False)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def status(as_json: bool, **values: Any) -> None:
+    """Slot, lag, boundaries, progress and errors of a pipeline."""
+    from airflow_bottledwater.state import status as reports
+
+    found = reports.report(pipeline_of(values))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    # names and errors may have brackets, which would be markup
+    report.show(found, Console(markup=False))
+
+
+@cli.command("drop-slot")
+@options(everything=False)
+@click.option(
+    "--when",
+    type=click.Choice(["retired", "always", "never"]),
+    default="retired",
+    show_default=True,
+    help="retired: only if the stream was stopped for good.",
+)
+@click.option(
+    "--forget-cluster",
+    metavar="SYSTEM_IDENTIFIER",
+    help="Only delete the saved state of a slot of this name in another cluster that is gone for good; touch no database.",
+)
+def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
+    """Drop slot and publications, and delete the slot's saved state."""
+    from airflow_bottledwater.provision.drop import drop, forget
+
+    pipeline = pipeline_of(values)
+    click.echo(forget(pipeline, forget_cluster) if forget_cluster else drop(pipeline, when=when), err=True)
+
+
+@cli.command()
+@options(everything=False)
+@click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the job's end.")
+def stop(retire: bool, timeout: float, **values: Any) -> None:
+    """Ask the running job of a slot to stop, wherever it runs."""
+    from airflow_bottledwater.postgres.connect import identify, session
+    from airflow_bottledwater.state import control
+
+    pipeline = pipeline_of(values)
+    with session(pipeline.postgres) as connection:
+        cluster = identify(connection)
+    asked = control.request_stop(pipeline, cluster, retire=retire)
+    if asked is None:
+        raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
+    ended = control.wait_ended(pipeline, cluster, asked["job"]["id"], timeout=timeout)
+    if ended is None:
+        raise Outage(f"The job did not end within {timeout:.0f} s.", "Raise --timeout, or end its process.")
+    click.echo(f"The job is {ended['state']}.", err=True)
+
+
+@cli.command("redrive")
+@options(everything=False)
+def redrive_letters(**values: Any) -> None:
+    """Publish the dead letters whose cause is mended; those that a newer record has overtaken are dropped."""
+    from airflow_bottledwater.provision import redrive
+
+    found = redrive.redrive(pipeline_of(values))
+    click.echo(
+        f"{found.published} published, {found.overtaken} overtaken by newer records and dropped, {found.failed} still refused, "
+        f"{found.incomplete} too large to hold their row.",
+        err=True,
+    )
+
+
+for command in COMMANDS:
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Entry point: our errors become a line on standard error and exit code 1."""
+    _log_to_stderr()
+    try:
+        with extras.explained():
+            cli(prog_name="bottledwater")
+    except BottledWaterError as error:
+        for line in str(error).splitlines():
+            log.critical("%s", line)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(0)

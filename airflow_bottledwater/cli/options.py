@@ -1,0 +1,168 @@
+"""The command's options, and the pipeline that they describe.
+
+An option of a setting has its text, its choices and its default from the setting itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from psycopg import conninfo
+
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, SETTINGS, Pipeline, merge, read_config_file
+from airflow_bottledwater.settings.kinds import Choice, Flag, Properties, Texts
+
+F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[F], F]
+
+#: words in the names of Kafka's properties that hold a secret
+_SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "ssl.key.pem")
+
+
+def _pairs(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, equals, rest = value.partition("=")
+        if not equals:
+            raise click.BadParameter(f'Expected configuration in the form property=value, not "{value}"')
+        found[name] = rest
+    return found
+
+
+def _properties(*names: str, text: str, metavar: str = "PROPERTY=VALUE") -> Option[Any]:
+    """An option that is given once for each property."""
+    return click.option(*names, multiple=True, callback=_pairs, metavar=metavar, help=f"{text}; repeatable.")
+
+
+def _setting(*names: str, default: str = "") -> Option[Any]:
+    """The option of the setting of the same name.
+
+    :param default: what an empty value means, where the setting's sentence does not say it.
+    """
+    setting = SETTINGS[names[-1].removeprefix("--").replace("-", "_")]
+    if isinstance(setting.kind, Flag):
+        return click.option(*names, is_flag=True, default=None, help=setting.sentence)
+    if isinstance(setting.kind, Properties):
+        return _properties(*names, text=setting.sentence.removesuffix("."))
+    notes = []
+    if isinstance(setting.kind, Choice):
+        notes.append(setting.kind.allowed)
+    if isinstance(setting.kind, Texts):
+        notes.append("comma-separated")
+    if shown := setting.default or default:
+        notes.append(f"default: {shown}")
+    return click.option(*names, help=setting.sentence + (f"  [{'; '.join(notes)}]" if notes else ""))
+
+
+_OF_A_PIPELINE: tuple[Option[Any], ...] = (
+    _setting("-d", "--postgres"),
+    _setting("-s", "--slot"),
+    click.option("-b", "--broker", help=f"Comma-separated Kafka servers.  [default: {DEFAULT_BROKER}]"),
+    click.option("-r", "--schema-registry", help=f"URL of the schema registry (avro).  [default: {DEFAULT_REGISTRY}]"),
+    _setting("-f", "--output-format"),
+    _setting("-p", "--topic-prefix"),
+    _properties("-C", "--kafka-config", text="A librdkafka property"),
+    click.option(
+        "-g",
+        "--config-file",
+        type=click.Path(path_type=Path),
+        help="INI file with sections bottledwater, kafka, topic, schema-registry.",
+    ),
+    _properties("--set", "settings", text="Any setting of docs/settings.md", metavar="SETTING=VALUE"),
+    click.option(
+        "--allow-password-argument",
+        is_flag=True,
+        help="Accept a password on the command line, where others can see it.",
+    ),
+)
+
+_OF_A_RUN: tuple[Option[Any], ...] = (
+    _setting("-u", "--allow-unkeyed"),
+    _setting("-e", "--on-error"),
+    _setting("-x", "--skip-snapshot"),
+    _setting("-T", "--topic-config"),
+    _setting("-o", "--schemas"),
+    _setting("-i", "--tables", default="all"),
+    click.option("--master", default="local[*]", show_default=True, help="Where Spark runs the jobs."),
+    _properties("--spark-conf", text="A Spark property"),
+    click.option("--bounded", is_flag=True, help="End when everything is published that is committed now."),
+    click.option(
+        "--assume-snapshot-complete",
+        is_flag=True,
+        help="The slot's records are lost, its topics are not: go on from --position.",
+    ),
+    click.option("--position", help="Header pos of the last record in the topics, for --assume-snapshot-complete."),
+)
+#: the options of a run that describe no pipeline
+RUN_ONLY = ("master", "spark_conf", "bounded", "assume_snapshot_complete", "position")
+
+
+def options(*, everything: bool) -> Option[Any]:
+    """The options that name a pipeline; with ``everything`` also those of a run."""
+
+    def decorate(function: F) -> F:
+        for option in reversed([*_OF_A_PIPELINE, *(_OF_A_RUN if everything else ())]):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def pipeline_of(values: dict[str, Any]) -> Pipeline:
+    """The pipeline that the options describe: defaults, then the file, then the command line.
+
+    :param values: of all options that describe a pipeline.
+    :raises SettingError: a setting is unknown or not allowed, or a secret is on the command line.
+    :raises click.UsageError: the options do not go together.
+    """
+    values = dict(values)
+    force = values.pop("allow_password_argument")
+    path = values.pop("config_file")
+    broker, registry = values.pop("broker"), values.pop("schema_registry")
+    settings = values.pop("settings")
+    for name in ("kafka", "postgres", "registry"):
+        if name in settings:
+            raise SettingError(name, None, "-d, -b and -C, -r or --config-file", problem="cannot be given with --set")
+    given: dict[str, Any] = {
+        **settings,
+        **{k: v for k, v in values.items() if v is not None and v != {}},
+    }
+    given["kafka"] = {**given.pop("kafka_config", {}), **({"bootstrap.servers": broker} if broker else {})}
+    given["registry"] = {"url": registry} if registry else {}
+    if not force:
+        _refuse_secrets(given)
+    if registry and given.get("output_format") == "json":
+        raise click.UsageError("Specifying --schema-registry doesn't make sense for --output-format=json")
+    defaults = {name: SETTINGS[name].default for name in ("kafka", "registry")}
+    merged = merge(defaults, read_config_file(path) if path else {}, given)
+    if not merged.get("postgres"):
+        raise click.UsageError("--postgres is required (or postgres in the configuration file)")
+    return Pipeline.of(**merged)
+
+
+def _refuse_secrets(given: dict[str, Any]) -> None:
+    """Arguments are visible to every user of the machine (ps) and stay in the shell's history."""
+    try:
+        parsed = conninfo.conninfo_to_dict(given.get("postgres") or "")
+    except Exception:
+        parsed = {}
+    if parsed.get("password") or parsed.get("sslpassword"):
+        _refuse_secret("postgres", "a password", "~/.pgpass, a service file, PGPASSWORD, --config-file")
+    for name, value in given["kafka"].items():
+        if value and any(word in name for word in _SECRET_PROPERTIES):
+            _refuse_secret("kafka", f"the secret {name}", "--config-file")
+    if "@" in given["registry"].get("url", ""):
+        _refuse_secret("registry", "a password", "--config-file")
+
+
+def _refuse_secret(setting: str, what: str, instead: str) -> None:
+    raise SettingError(
+        setting,
+        None,
+        f"{instead}, or the option --allow-password-argument",
+        problem=f"must not have {what} on the command line, where other users can see it",
+    )

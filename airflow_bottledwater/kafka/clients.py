@@ -1,0 +1,165 @@
+"""What all our Kafka clients share: their properties, and what their errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from airflow_bottledwater.errors import Outage, Refused
+
+#: a verdict; a broker that stops in the middle of a handshake has the same error codes
+_REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
+#: the remedy for a missing right
+GRANT = "See the list of ACLs in docs/operations.md."
+
+
+def client_config(config: Mapping[str, str]) -> dict[str, Any]:
+    """The user's properties as far as consumers and admin clients know them."""
+    producer_only = (
+        "queue.",
+        "batch.",
+        "linger.",
+        "compression.",
+        "acks",
+        "request.required",
+        "message.timeout",
+        "transaction",
+        "enable.idem",
+        "delivery.",
+        "partitioner",
+        "sticky.",
+    )
+    return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {
+        "log_level": "2",
+        # a question must never make a topic
+        "allow.auto.create.topics": "false",
+    }
+
+
+def transactional_config(config: Mapping[str, str], transactional_id: str, timeout: float) -> dict[str, str]:
+    """The properties of a producer under a transactional id.
+
+    :param config: the user's properties; what transactions need is ours whatever they say.
+    :param timeout: seconds after which the broker aborts a transaction whose producer is silent.
+    """
+    found = {
+        "log_level": "2",
+        **config,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": str(int(timeout * 1000)),
+        "enable.idempotence": "true",
+        # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's defaults
+        "allow.auto.create.topics": "false",
+    }
+    # a time-out of its own would drop records inside a transaction
+    found.pop("message.timeout.ms", None)
+    return found
+
+
+#: the client's own and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: "retriable" in
+#: https://kafka.apache.org/protocol#protocol_error_codes, but for a topic that is missing, which is ours to say.
+#: ``KafkaError.retriable()`` is false for nearly all of them: librdkafka sets it in the transactional API only.
+_AWAY = {
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LISTENER_NOT_FOUND,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.STALE_BROKER_EPOCH,
+    KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+    KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+
+
+def away(error: KafkaError) -> bool:
+    """Whether an error is an outage: it passes by waiting."""
+    return error.retriable() or error.code() in _AWAY
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether a consumer's error leaves the consumer at work."""
+    return away(error) or error.code() in (
+        # it had worked, and librdkafka tries again
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        # librdkafka looks for the coordinator of a group that we never join: no right of ours
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    )
+
+
+@contextlib.contextmanager
+def errors(config: Mapping[str, str]) -> Iterator[None]:
+    """Kafka's exceptions as ours."""
+    try:
+        yield
+    except KafkaException as error:
+        raise translate(error, config) from None
+
+
+def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refused:
+    """An outage if the brokers are away, else a refusal."""
+    detail = error.args[0]
+    servers = config.get("bootstrap.servers", "?")
+    name = detail.name() if hasattr(detail, "name") else ""
+    text = detail.str() if hasattr(detail, "str") else str(error)
+    if isinstance(detail, KafkaError) and away(detail):
+        return Outage(
+            f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker."
+        )
+    if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
+        return Refused(
+            f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them)."
+        )
+    return Refused(f"Kafka at {servers}: {text}.")
+
+
+def note_refusal(refusals: list[str], error: KafkaError) -> None:
+    """Why no broker could be used: the calls themselves only say that none answered in time."""
+    if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
+        refusals[:] = [error.str()]
+
+
+def denied(code: int) -> bool:
+    """Whether an error code says that our principal lacks a right on a topic or the cluster."""
+    return code in (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    )
+
+
+def denies_topics(topics: Sequence[str]) -> Refused:
+    """The error for a principal that may not write to one of these topics."""
+    return Refused(f"Kafka denies Write on one of the topics {', '.join(topics)}.", GRANT)
+
+
+def denies_id(transactional_id: str) -> Refused:
+    """The error for a principal that may not use a transactional id."""
+    return Refused(
+        f"Kafka denies transactional id {transactional_id!r}.",
+        "Grant Write on transactional ids with the prefix 'bottledwater-'.",
+    )

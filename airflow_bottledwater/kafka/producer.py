@@ -1,0 +1,226 @@
+"""The ordinary transactional producer: a few records of our own state, in one Kafka transaction.
+
+Rows go through :mod:`airflow_bottledwater.kafka.publisher`, which takes whole batches and needs compiled code; this one does without.
+Both treat the errors of a transaction alike, see :class:`~airflow_bottledwater.kafka.publisher.Publisher`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from airflow_bottledwater.backoff import Waiting
+from airflow_bottledwater.errors import CredentialsRefused, Refused
+from airflow_bottledwater.kafka.clients import (
+    GRANT,
+    denied,
+    denies_id,
+    denies_topics,
+    note_refusal,
+    transactional_config,
+)
+from airflow_bottledwater.kafka.errors import NewProducerNeeded
+
+#: seconds of one attempt of a call: between two attempts a stop is noticed
+_SLICE = 1.0
+#: seconds in which an aborted transaction should be ended, so that readers need not wait for its time-out
+_ABORT = 5.0
+#: seconds for which a topic may be unknown: one that was just made is known to every broker a little later
+_UNKNOWN = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record to be sent.
+
+    :param timestamp: milliseconds since 1970; 0: now.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    partition: int = 0
+    timestamp: int = 0
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class TransactionalProducer:
+    """A producer under one transactional id.
+
+    :param config: librdkafka properties of the user.
+    :param transactional_id: names the work, never the worker.
+    :param topics: all that it will write to.
+    :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
+    :param waiting: called while a server is away; may raise to give up.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        transactional_id: str,
+        topics: Sequence[str],
+        *,
+        transaction_timeout: float,
+        waiting: Waiting,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._topics, self._waiting = list(topics), waiting
+        self._servers = config.get("bootstrap.servers", "?")
+        self._refusals: list[str] = []
+        self._config = {
+            **transactional_config(config, transactional_id, transaction_timeout),
+            "linger.ms": "0",
+            # nothing that refers to this object, see Topics
+            "error_cb": functools.partial(note_refusal, self._refusals),
+        }
+        self._producer: Producer | None = None
+
+    def open(self) -> None:
+        """Make the producer, fetch the topics' metadata and initialise: whoever used the id before is fenced and its open
+        transaction ended. Read the state afterwards, before the first record.
+
+        :raises Refused: the broker denies the id, or a topic does not exist.
+        """
+        self.close()
+        try:
+            self._producer = Producer(self._config)
+        except KafkaException as error:
+            raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
+        # before the first begin: a record for a topic without metadata registers partition -1 in the transaction; and one of them
+        # twice, see Publisher.open
+        for topic in [*self._topics, *self._topics[:1]]:
+            self._fetch(topic)
+        self._call(
+            f"initialising transactional id {self.transactional_id!r}",
+            lambda: self._open_producer.init_transactions(_SLICE),
+        )
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send these in one transaction.
+
+        :raises NewProducerNeeded: it could not be committed; nothing of it is visible, or (fatal) its outcome is told by the
+            state alone.
+        """
+        failed = self._begin(messages)
+        try:
+            self._call("committing", lambda: self._open_producer.commit_transaction(_SLICE))
+        except (NewProducerNeeded, Refused):
+            if failed:
+                raise NewProducerNeeded(f"Kafka refuses a record: {failed[0].str()}.") from None
+            raise
+        self._open_producer.poll(0)
+        if failed or len(self._open_producer):
+            raise NewProducerNeeded(f"{len(messages)} records were sent and not all confirmed.")
+
+    def attempt(self, messages: Sequence[Message]) -> None:
+        """Send these in a transaction that is then aborted; the producer is not used again.
+
+        :raises NewProducerNeeded: they were not taken.
+        """
+        failed = self._begin(messages)
+        while self._open_producer.flush(_SLICE):
+            if not failed:
+                self._wait(f"Kafka does not confirm records of {self.transactional_id!r}")
+        self._abort()
+        if failed:
+            raise NewProducerNeeded(f"Kafka refuses a record: {failed[0].str()}.")
+
+    def close(self) -> None:
+        """Give the producer up; an open transaction is left to the next owner of the id (or to its time-out)."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.flush(0)
+        self._producer = None
+
+    @property
+    def _open_producer(self) -> Producer:
+        assert self._producer is not None, "open() comes first"
+        return self._producer
+
+    def _begin(self, messages: Sequence[Message]) -> list[KafkaError]:
+        """Begin a transaction and hand the records over; returns where their errors will be."""
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                failed.append(error)
+
+        self._call("beginning a transaction", self._open_producer.begin_transaction)
+        try:
+            for message in messages:
+                self._produce(message, delivered)
+        except BaseException:
+            self._abort()
+            raise
+        return failed
+
+    def _produce(self, message: Message, delivered: Callable[[KafkaError | None, object], None]) -> None:
+        while True:
+            try:
+                self._open_producer.produce(
+                    message.topic, message.value, message.key, message.partition, delivered,
+                    timestamp=message.timestamp, headers=list(message.headers),
+                )  # fmt: skip
+                return
+            except BufferError:
+                self._open_producer.poll(_SLICE)
+            except KafkaException as error:
+                raise NewProducerNeeded(f"Producing failed: {error.args[0].str()}.") from None
+
+    def _abort(self) -> None:
+        try:
+            self._open_producer.abort_transaction(_ABORT)
+        except KafkaException:
+            pass  # its time-out ends it
+
+    def _fetch(self, topic: str) -> None:
+        deadline = time.monotonic() + _UNKNOWN
+        while True:
+            try:
+                error = self._open_producer.list_topics(topic, timeout=2.0).topics[topic].error
+            except KafkaException as outage:
+                self._wait(f"Kafka does not answer: {outage.args[0].str()}")
+                continue
+            if error is None:
+                return
+            if denied(error.code()):
+                raise Refused(f"Kafka denies every access to topic {topic!r}.", GRANT)
+            if time.monotonic() > deadline:
+                raise Refused(f"Topic {topic!r} cannot be used: {error.str()}.", "Create it, or check its name.")
+            time.sleep(0.1)
+
+    def _call(self, what: str, call: Callable[[], object]) -> None:
+        """A transactional call: retriable errors (and an unknown outcome) are the same call again."""
+        while True:
+            try:
+                call()
+                return
+            except KafkaException as raised:
+                error: KafkaError = raised.args[0]
+            if error.retriable() and not error.fatal():
+                self._wait(f"{what}: {error.str()}")
+                continue
+            if error.txn_requires_abort():
+                self._abort()
+            if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise denies_id(self.transactional_id)
+            if denied(error.code()):
+                raise denies_topics(self._topics)
+            raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {error.name()}: {error.str()}")
+
+    def _wait(self, what: str) -> None:
+        """Say whether the broker is away, or there and does not let us in."""
+        self._open_producer.poll(0)
+        if not self._refusals:
+            return self._waiting(what)
+        refusal = self._refusals.pop()
+        self._waiting(
+            CredentialsRefused(
+                f"Kafka at {self._servers} refuses our user and password: {refusal}.",
+                "Check user, password and sasl.mechanism.",
+            )
+        )

@@ -1,0 +1,118 @@
+"""Encoding: changes of the stream, or rows of a COPY, into records; and the rows that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding.program import Programs
+from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.publish.reject import Rejection, too_large
+from airflow_bottledwater.publish.session import LARGEST
+from airflow_bottledwater.publish.toast import Completed
+
+#: bytes and rows of a piece of a block; the bytes grow where a row needs more
+_PIECE_BYTES, _PIECE_ROWS = 4 << 20, 1 << 15
+#: rejections that a kernel notes in one call
+_REJECTIONS, _BATCH_REJECTIONS = 256, 1024
+
+
+@dataclass(slots=True)
+class Encoded:
+    """Encoded rows: their records, and the rows that could not be encoded.
+
+    :param rows: which rows of the block (or changes of the batch) these are.
+    """
+
+    records: Records
+    rows: range
+    rejections: list[Rejection] = field(default_factory=list)
+
+
+def _room_for(largest: int) -> int:
+    """What a change's old key, new key and row can take, each as large as a record may be, and what kernels keep free."""
+    return 3 * largest + 64 * 1024
+
+
+class BlockEncoder:
+    """Encodes blocks of COPY rows, piece by piece, into buffers that are used again for each piece.
+
+    :param headers: see :class:`Records`.
+    """
+
+    def __init__(self, headers: int) -> None:
+        self._headers = headers
+        self._out: npt.NDArray[np.uint8] = np.empty(_PIECE_BYTES, dtype=np.uint8)
+        self._records: npt.NDArray[np.int64] = np.zeros((_PIECE_ROWS, wire.RECORD_WIDTH), dtype=np.int64)
+        self._errors: npt.NDArray[np.int64] = np.zeros((_REJECTIONS, wire.ERROR_WIDTH), dtype=np.int64)
+
+    def encode(self, block: Block, programs: Programs, largest: int) -> Iterator[Encoded]:
+        """The block's records; each piece is valid until the next is asked for.
+
+        :param largest: bytes of the largest record that any topic takes: no more room is made for a single row than that takes.
+        """
+        start, scratch = 0, programs.scratch()
+        while start < block.count:
+            first = start
+            start, _, made, failed = kernels.encode_copy(
+                block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns, programs.keys,
+                programs.names, scratch, self._records, self._errors, self._out,
+            )  # fmt: skip
+            rejections = [
+                Rejection(row, programs.error(0, code, column, offset), code)
+                for row, code, column, offset in self._errors[:failed].tolist()
+            ]
+            if start == first and not failed:
+                room = _room_for(largest)
+                if self._out.size <= room:
+                    self._out = np.empty(self._out.size + min(self._out.size, room), dtype=np.uint8)
+                    continue
+                rejections.append(Rejection(start, too_large(largest)))
+                start += 1
+            yield Encoded(Records(self._records[:made], self._out, self._headers), range(first, start), rejections)
+
+
+def encode_changes(
+    completed: Completed, programs: Programs, *, headers: int = wire.HEADERS, largest: int = LARGEST
+) -> Encoded:
+    """Encode a whole batch of changes into one buffer.
+
+    :param headers: see :class:`Records`.
+    :param largest: see :meth:`BlockEncoder.encode`.
+    """
+    batch = completed.batch
+    out: npt.NDArray[np.uint8] = np.empty(2 * batch.data.size + 64 * 1024, dtype=np.uint8)
+    records: npt.NDArray[np.int64] = np.zeros((2 * len(batch) + 2, wire.RECORD_WIDTH), dtype=np.int64)
+    errors: npt.NDArray[np.int64] = np.zeros((_BATCH_REJECTIONS, wire.ERROR_WIDTH), dtype=np.int64)
+    scratch = programs.scratch()
+    start = cursor = used = count = 0
+    rejections: list[Rejection] = []
+    while start < len(batch):
+        start, cursor, size, made, failed = kernels.encode_changes(
+            batch.data, batch.changes, start, len(batch), programs.json, programs.relations, programs.columns, programs.keys,
+            programs.names, completed.side, completed.side_offsets, cursor, scratch, records[count:], errors, out[used:],
+        )  # fmt: skip
+        records[count : count + made, wire.R_KEY] += used
+        records[count : count + made, wire.R_VALUE] += used
+        for change, code, column, offset in errors[:failed].tolist():
+            reason = programs.error(int(batch.changes[change, wire.C_RELATION]), code, column, offset)
+            rejections.append(Rejection(change, reason, code))
+        used += size
+        count += made
+        if start == len(batch) or failed == len(errors):
+            continue
+        if not made and not failed and out.size - used > _room_for(largest):
+            rejections.append(Rejection(start, too_large(largest)))
+            cursor += kernels.find_conversions(
+                batch.data, batch.changes[start : start + 1], 1, programs.relations, programs.columns, programs.keys, scratch,
+                np.zeros((0, 4), dtype=np.int64),
+            )  # fmt: skip
+            start += 1
+        else:
+            out = np.concatenate([out, np.empty(min(out.size, _room_for(largest)), dtype=np.uint8)])
+    return Encoded(Records(records[:count], out, headers), range(len(batch)), rejections)

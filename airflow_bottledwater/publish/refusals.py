@@ -1,0 +1,90 @@
+"""What it means that the broker refuses a record: the fault of the topics' settings, of our rights, of a clock, or of a row.
+
+A broker refuses a whole batch for one of its records, so the culprits are looked for one by one, and everything else is ruled out first:
+no row is set aside that has no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.kafka.clients import GRANT
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.state.records import StateRecord
+
+#: https://kafka.apache.org/protocol#protocol_error_codes
+_MSG_SIZE_TOO_LARGE, _TOPIC_AUTHORIZATION_FAILED, _INVALID_TIMESTAMP = 10, 29, 32
+#: UNKNOWN_TOPIC_OR_PARTITION and librdkafka's own _UNKNOWN_TOPIC, INVALID_TOPIC_EXCEPTION
+_OF_A_TOPIC = (3, -188, 17)
+
+
+def rule_out(
+    session: PublishSession, error: RecordRefused, service: Sequence[Records], progress: Mapping[str, StateRecord]
+) -> None:
+    """Raise what a refusal means where no row has a fault; return where one may have.
+
+    :param service: what we say ourselves in the same transaction: events and dead letters.
+    :param progress: see :meth:`PublishSession.transact`.
+    :raises NewProducerNeeded: the limits are others now: the same again, under these.
+    :raises StateError: a topic is gone.
+    :raises Refused: it will not pass by trying again.
+    """
+    session.close()
+    if session.compare_topics():
+        raise NewProducerNeeded(f"{error.what} The limits of the topics were changed since they were last compared")
+    if error.code in _OF_A_TOPIC:
+        raise NewProducerNeeded(f"{error.what} The topic exists")
+    if error.code == _TOPIC_AUTHORIZATION_FAILED:
+        raise Refused(f"{error.what} Kafka denies Write on one of the topics {', '.join(session.topics)}.", GRANT)
+    _check_time(error)
+    if session.refusal([*service, *session.progress_records(progress)]) is not None:
+        raise Refused(
+            f"The service topics do not take records: {error.what}",
+            f"Mend the settings or rights of {', '.join(session.topics[session.events :])}, then start again; no row has a fault.",
+        )
+
+
+def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
+    """The records that the broker refuses, by their number, and why: each is refused in a batch of its own, and the others are
+    taken without them.
+
+    :raises NewProducerNeeded: whether there are any is not known.
+    :raises Refused: a topic takes no record at all, so that none of them has a fault.
+    """
+    left: npt.NDArray[np.int64] = np.arange(len(records))
+
+    def refusal(numbers: npt.NDArray[np.int64]) -> RecordRefused | None:
+        return session.refusal([Records(records.table[numbers], records.data, records.headers)])
+
+    found: dict[int, str] = {}
+    while len(left) and (error := refusal(left)) is not None:
+        _check_time(error)  # sent together, the code is another
+        culprit = int(left[error.record])
+        left = np.delete(left, error.record)
+        if error.code != _MSG_SIZE_TOO_LARGE:
+            topic = records.table[culprit, wire.R_TOPIC]
+            others = left[records.table[left, wire.R_TOPIC] == topic]
+            if len(others) and refusal(others[np.argsort(records.sizes()[others], kind="stable")[:1]]) is not None:
+                raise Refused(
+                    f"{error.what} Topic {session.topics[int(topic)]!r} refuses every record, so no row has a fault.",
+                    "Mend the topic's settings, or what checks its records in the broker; then start again.",
+                )
+        found[culprit] = error.what
+    return found
+
+
+def _check_time(error: RecordRefused) -> None:
+    """:raises Refused: the broker refuses a record for its time."""
+    if error.code == _INVALID_TIMESTAMP:
+        raise Refused(
+            f"{error.what} The time of a record is too far from the broker's.",
+            "Compare the clocks of this host, of PostgreSQL and of the brokers, and see the topics' message.timestamp.after.max.ms and "
+            "message.timestamp.before.max.ms; then start again.",
+        )

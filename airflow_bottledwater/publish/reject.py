@@ -1,0 +1,64 @@
+"""Rows that cannot be published, and what becomes of them: the same for the snapshot and the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.publish.session import PublishSession
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A row that cannot be published, and why.
+
+    :param row: its number in the block (of a snapshot), or its change's in the batch (of the stream).
+    :param code: of :mod:`~airflow_bottledwater.encoding.wire`, where a kernel says so.
+    """
+
+    row: int
+    reason: str
+    code: int = 0
+
+
+def too_large(largest: int) -> str:
+    """Why a row is not even encoded to its end."""
+    return (
+        f"the record has more than {largest:,} bytes, which is the largest max.message.bytes of the pipeline's topics"
+    )
+
+
+def oversized(session: PublishSession, records: Records) -> list[Rejection]:
+    """The rows whose records exceed their topic's max.message.bytes."""
+    found = np.flatnonzero(session.oversized(records)).tolist()
+    if not found:
+        return []
+    sizes, table = records.sizes(), records.table
+    return [
+        Rejection(
+            int(table[i, wire.R_MESSAGE]),
+            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is {int(session.limits[table[i, wire.R_TOPIC]]):,}",
+        )
+        for i in found
+    ]
+
+
+def distinct(rejections: Iterable[Rejection]) -> list[Rejection]:
+    """The first reason of each row: what completed it knows better than a kernel that found it incomplete."""
+    first: dict[int, Rejection] = {}
+    for rejection in rejections:
+        first.setdefault(rejection.row, rejection)
+    return [first[row] for row in sorted(first)]
+
+
+def without(records: Records, rejections: Iterable[Rejection]) -> Records:
+    """The records of the rows that are not rejected."""
+    rows = sorted({rejection.row for rejection in rejections})
+    if not rows:
+        return records
+    kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(rows))
+    return Records(records.table[kept], records.data, records.headers)

@@ -1,0 +1,257 @@
+"""One way into Kafka for the snapshot and the stream: open, read the state, publish in one transaction with a record of progress.
+
+A transaction that is lost leaves its outcome to the state: a new producer is made and initialised, the state is read behind that, and
+the work is decided anew from it. Nothing is ever guessed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import names, wire
+from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
+from airflow_bottledwater.kafka.errors import RecordRefused
+from airflow_bottledwater.kafka.hanging import release
+from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
+from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.policy import Act, act
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import check, read_behind
+from airflow_bottledwater.state.identity import check_topic
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Job, Pin, StateRecord, encode
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: bytes of a record without a topic's limit: librdkafka's message.max.bytes at most
+LARGEST = 1_000_000_000
+#: bytes below which batches are not made smaller
+_SMALLEST_BATCH = 1000
+#: seconds after which a session compares its topics again while its producer is at work
+_COMPARE_AGAIN = 30.0
+
+
+class PublishSession:
+    """An open way into Kafka for one transactional id: topics by index, limits, and the claim checked at every opening.
+
+    :param job: whose claim must stand.
+    :param transactional_id: names the work (stream, or a lane of the snapshot), never the worker.
+    :param topics: data topics as they were pinned; the service and state topics come behind them.
+    :raises StateError: a topic is missing, or is no longer the one that was pinned.
+    :ivar state: the pipeline's state as it was read behind the last initialisation, with what this session wrote since.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        job: Job,
+        transactional_id: str,
+        topics: Mapping[str, Pin],
+        state_topic: str,
+        backoff: Backoff,
+    ) -> None:
+        self.pipeline, self.job, self.backoff = pipeline, job, backoff
+        self.state = PipelineState()
+        self._state_topic = state_topic
+        self._id, self._pins = transactional_id, dict(topics)
+        service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+        self.topics = [*sorted(self._pins), *service, state_topic]
+        self.index = {name: i for i, name in enumerate(self.topics)}
+        self.events, self.dead_letters, self._progress = (self.index[name] for name in (*service, state_topic))
+        self._admin = Topics(pipeline.kafka)
+        self.partitions: dict[str, int] = {}
+        self.limits: npt.NDArray[np.int64] = np.zeros(len(self.topics), dtype=np.int64)
+        self._largest_batch = 1_000_000
+        self._publisher: Publisher | None = None
+        self._compared = 0.0
+        self.compare_topics()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do the work behind an open producer, and do it again, from the state as it then is, whenever its transaction is lost.
+
+        :param work: decides by :attr:`state` what is left to do, and publishes that with :meth:`transact`.
+        :raises BottledWaterError: whatever asks for something else than a new producer (:mod:`airflow_bottledwater.policy`).
+        """
+        while True:
+            try:
+                self.open()
+                return work()
+            except Exception as error:
+                if act(error) is not Act.REOPEN:
+                    raise
+                log.warning("%s: a new producer reads the state and goes on.", error)
+                self.close()
+                self.backoff.wait(str(error))
+
+    def open(self, *, alone: bool = False) -> None:
+        """Initialise if need be, and then read the state.
+
+        The topics are compared whenever a producer is made, and now and then while one is at work: a topic that was deleted and made
+        anew takes records without a word.
+
+        :param alone: each record is sent in a batch of its own.
+        :raises TakenOver: another job has claimed the slot.
+        :raises StateError: a topic is missing, or is no longer the one that was pinned.
+        """
+        due = 0.0 if self._publisher is None else _COMPARE_AGAIN
+        if time.monotonic() - self._compared > due and self.compare_topics():
+            self.close()
+        if self._publisher is not None:
+            return
+        publisher = self._make(alone=alone)
+        try:
+            try:
+                publisher.open()
+            except Refused:
+                # a topic that went between the comparison and the producer's own question
+                self.compare_topics()
+                raise
+            found = read_behind(
+                self.pipeline, self._state_topic, self.backoff, lambda: self._release(publisher), self._admin
+            )
+            check(found, self.job)
+        except BaseException:
+            publisher.close()
+            raise
+        self._publisher, self.state = publisher, found
+
+    def _release(self, publisher: Publisher) -> None:
+        """End what an outage has left open under our id, and initialise again."""
+        timeout, waiting = self.pipeline.transaction_timeout, self.backoff.wait
+        if release(self.pipeline.kafka, self._id, self.topics, transaction_timeout=timeout, waiting=waiting):
+            publisher.open()
+
+    def _make(self, *, alone: bool) -> Publisher:
+        return Publisher(
+            {
+                **self.pipeline.kafka,
+                **({"batch.num.messages": "1", "linger.ms": "0"} if alone else {}),
+                "message.max.bytes": str(min(LARGEST, max(DEFAULT_MAX_BYTES, self.largest_record))),
+                # a batch must fit the smallest topic: the broker refuses a whole one
+                "batch.size": str(max(1, min(self._largest_batch, int(self.limits.min() * 0.9)))),
+            },
+            self._id,
+            self.topics,
+            transaction_timeout=self.pipeline.transaction_timeout,
+            waiting=self.backoff.wait,
+        )
+
+    def close(self) -> None:
+        """Give the producer up; the next :meth:`open` makes a new one."""
+        if self._publisher is not None:
+            self._publisher.close()
+        self._publisher = None
+
+    def transact(self, batches: Iterable[Records], progress: Mapping[str, StateRecord]) -> None:
+        """Publish in one Kafka transaction: all batches, and last the records of progress.
+
+        :param progress: read behind the last batch, so that what makes the batches may fill it in.
+        :raises NewProducerNeeded: the transaction was lost; :meth:`run` decides anew.
+        :raises RecordRefused: the broker refuses a record for good.
+        """
+        assert self._publisher is not None, "open() comes first"
+        try:
+            with self._publisher.transaction():
+                for records in batches:
+                    self._publisher.produce(records)
+                for record in self.progress_records(progress):
+                    self._publisher.produce(record)
+        except BaseException:
+            # after an abort a delayed request of it could still enter the producer's next transaction
+            self.close()
+            raise
+        self.backoff.over()
+        self.state.apply(progress)
+
+    def progress_records(self, progress: Mapping[str, StateRecord]) -> list[Records]:
+        """Progress as records of the state topic."""
+        return [single(self._progress, 0, key.encode(), store.encode(encode(value))) for key, value in progress.items()]
+
+    # ------------------------------------------------------------------ topics and their limits
+    def compare_topics(self) -> bool:
+        """Compare the topics with those that were pinned; returns whether their limits are others than at the last time.
+
+        :raises StateError: a topic is missing, or is no longer the one that was pinned.
+        """
+        while True:
+            try:
+                described = self._admin.describe(self.topics, confirm=True)
+                break
+            except (Outage, CredentialsRefused) as error:
+                self.backoff.wait(error)
+        for name in self.topics:
+            check_topic(name, described.get(name), self._pins.get(name))
+        before = self.limits
+        self.limits = np.array([described[n].max_bytes for n in self.topics], dtype=np.int64)
+        self.partitions = {name: topic.partitions for name, topic in described.items()}
+        self._compared = time.monotonic()
+        return not np.array_equal(before, self.limits)
+
+    @property
+    def largest_record(self) -> int:
+        """Bytes of the largest record that any of the topics takes."""
+        return int(self.limits.max())
+
+    @property
+    def dead_letter_limit(self) -> int:
+        """Bytes of a dead letter that its topic takes."""
+        return int(self.limits[self.dead_letters]) - RECORD_OVERHEAD - 64
+
+    def oversized(self, records: Records) -> npt.NDArray[np.bool_]:
+        """Which records exceed their topic's max.message.bytes."""
+        found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]
+        return found
+
+    def smaller_batches(self, size: int) -> None:
+        """Records are refused in company that are taken one by one: the limit is one that we may not read.
+
+        :param size: bytes of these records.
+        :raises Refused: batches are as small as they can be.
+        """
+        self._largest_batch = min(self._largest_batch, size) // 2
+        if self._largest_batch < _SMALLEST_BATCH:
+            raise Refused(
+                "Kafka refuses records together that it takes one by one, however few they are.",
+                "See the broker's log for what it refuses.",
+            )
+
+    # ------------------------------------------------------------------ for those who encode
+    def programs(self, versions: Sequence[Version], *, copied: bool) -> Programs:
+        """Programs for relation versions."""
+        return compile_programs(
+            [
+                (v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema))
+                for v in versions
+            ],
+            self.pipeline.output_format,
+            copied=copied,
+        )
+
+    def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
+        """What the broker refuses of these records: sent one by one, each in a batch of its own, in a transaction that is then
+        aborted.
+
+        :raises NewProducerNeeded: whether it does is not known.
+        """
+        self.close()
+        self.open(alone=True)
+        assert self._publisher is not None
+        try:
+            self._publisher.attempt(records)
+        except RecordRefused as error:
+            return error
+        finally:
+            self.close()
+        return None

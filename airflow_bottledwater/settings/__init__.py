@@ -1,0 +1,21 @@
+"""The one description of a pipeline, for DAG params, the command line and the Spark jobs alike.
+
+The settings stand in :mod:`~airflow_bottledwater.settings.groups`, each with its type, its rule, its sentence and its default.
+:mod:`~airflow_bottledwater.settings.kinds` has the rules, :mod:`~airflow_bottledwater.settings.pipeline` the whole description,
+and :mod:`~airflow_bottledwater.settings.layers` the configuration file.
+"""
+
+from airflow_bottledwater.settings.groups import DEFAULT_BROKER, DEFAULT_REGISTRY
+from airflow_bottledwater.settings.layers import merge, read_config_file
+from airflow_bottledwater.settings.pipeline import GROUPS, SETTINGS, Pipeline, Setting
+
+__all__ = [
+    "DEFAULT_BROKER",
+    "DEFAULT_REGISTRY",
+    "GROUPS",
+    "SETTINGS",
+    "Pipeline",
+    "Setting",
+    "merge",
+    "read_config_file",
+]

@@ -1,0 +1,156 @@
+"""The whole description of a pipeline: all groups of settings, checked when it is made."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tempfile
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.model.forms import Forms
+from airflow_bottledwater.settings.groups import Connections, Errors, Limits, Pace, Source, Topics, Types
+from airflow_bottledwater.settings.kinds import Kind, kind_of, sentence_of
+
+
+# a dataclass has the fields of its last base first
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
+    """Everything that a pipeline is; see docs/settings.md. Secrets are only in its :class:`Connections`.
+
+    Loosely typed values (of a form, a file) are taken, too: lists become tuples, texts numbers or switches.
+
+    :raises SettingError: a value is not allowed.
+    """
+
+    def __post_init__(self) -> None:
+        for name, setting in SETTINGS.items():
+            object.__setattr__(self, name, setting.take(getattr(self, name)))
+        if self.output_format == "avro" and not self.registry.get("url"):
+            SETTINGS["registry"].refuse(self.registry)
+
+    @classmethod
+    def of(cls, **values: Any) -> Pipeline:
+        """From whatever a form or a file has: None means the default.
+
+        :raises SettingError: an unknown name, or a value that is not allowed.
+        """
+        for name in values:
+            if name not in SETTINGS:
+                near = difflib.get_close_matches(name, SETTINGS, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                # its value is not shown: it may be a misspelt secret
+                raise SettingError(name, None, "one of " + ", ".join(sorted(SETTINGS)), problem=f"does not exist{hint}")
+        return cls(**{"postgres": "", **{name: value for name, value in values.items() if value is not None}})
+
+    @property
+    def publication_name(self) -> str:
+        """The publication of the keyed tables."""
+        return self.publication or self.slot
+
+    @property
+    def forms(self) -> Forms:
+        """The forms of types that this output format has."""
+        as_json = self.output_format == "json"
+        exact = as_json and self.json_numeric == "number" and self.numeric != "double"
+        return Forms(
+            arrays=self.arrays,
+            composites=self.composites,
+            ranges=self.ranges,
+            enums="string" if as_json else self.enums,
+            numeric="number" if exact else self.numeric,
+            documents=self.json_documents if as_json else "string",
+            regs=self.regs,
+            geometries=self.json_geometries if as_json else "ewkb",
+            not_null="nullable" if as_json else self.not_null,
+        )
+
+    def public(self) -> dict[str, Any]:
+        """All but the secrets, for logs and status."""
+        return {name: value for name, value in asdict(self).items() if not SETTINGS[name].secret}
+
+    def with_(self, **changes: Any) -> Pipeline:
+        """A changed copy."""
+        return replace(self, **changes)
+
+    def write(self, folder: Path) -> Path:
+        """Store it for a Spark job in a file that only this user can read: the way of secrets, which never go through a
+        command line."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(prefix="pipeline-", suffix=".json", dir=folder)
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(self), file)
+        return Path(name)
+
+    @classmethod
+    def read(cls, path: Path) -> Pipeline:
+        """The inverse of :meth:`write`."""
+        return cls.of(**json.loads(path.read_text()))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a setting.
+
+    :param sentence: what it is for.
+    :param default: None: it must be given.
+    :param secret: its value is never printed.
+    """
+
+    name: str
+    kind: Kind
+    sentence: str
+    default: Any
+    secret: bool
+
+    @classmethod
+    def of(cls, field: Field[Any], hint: Any) -> Setting:
+        """From a field of :class:`Pipeline` and its annotation."""
+        default = field.default
+        if default is MISSING:
+            default = None if field.default_factory is MISSING else field.default_factory()
+        return cls(field.name, kind_of(hint), sentence_of(hint), default, not field.repr)
+
+    def take(self, value: Any) -> Any:
+        """A value in the setting's type.
+
+        :raises SettingError: it is not allowed.
+        """
+        try:
+            converted = self.kind.convert(value)
+        except (TypeError, ValueError, OverflowError):
+            self.refuse(value)
+        try:
+            allowed = self.kind.allows(converted)
+        except ValueError:
+            allowed = False
+        if not allowed:
+            self.refuse(converted)
+        return converted
+
+    def refuse(self, value: Any) -> NoReturn:
+        """Say that a value is not allowed, without printing a secret.
+
+        :raises SettingError: always.
+        """
+        if not self.secret:
+            raise SettingError(self.name, value, self.kind.allowed) from None
+        missing = value in ("", {})
+        problem = "is missing" if missing else "has a value that is not allowed (not shown, since it may hold secrets)"
+        raise SettingError(self.name, None, self.kind.allowed, problem=problem) from None
+
+
+#: the groups of settings, in the order of docs/settings.md
+GROUPS: tuple[type, ...] = Pipeline.__bases__[::-1]
+
+
+def _described() -> dict[str, Setting]:
+    hints = get_type_hints(Pipeline, include_extras=True)
+    return {field.name: Setting.of(field, hints[field.name]) for field in fields(Pipeline)}
+
+
+#: all settings by their names
+SETTINGS = _described()

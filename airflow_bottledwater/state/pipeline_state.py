@@ -1,0 +1,167 @@
+"""All state records of a slot at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.slot import SlotRecord
+from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.state.records import (
+    CLAIM,
+    COMPLETE,
+    COVERAGE,
+    IDS,
+    INTENT,
+    POSITION,
+    SLOT,
+    Complete,
+    Ids,
+    Intent,
+    Job,
+    PinnedTable,
+    Plan,
+    Progress,
+    Reached,
+    StateRecord,
+    Sweep,
+    decode,
+    encode,
+    plan_key,
+    progress_key,
+    sweep_key,
+)
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class PipelineState:
+    """All state records of a slot at one moment; each is decoded when it is first asked for.
+
+    :param raw: as they are in the topic, by key.
+    """
+
+    raw: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _decoded: dict[str, StateRecord] = field(default_factory=dict, compare=False, repr=False)
+    _by_table: dict[str, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def get(self, key: str, kind: type[R]) -> R | None:
+        """One record.
+
+        :raises StateError: see :func:`decode`.
+        """
+        if key not in self.raw:
+            return None
+        if key not in self._decoded:
+            self._decoded[key] = decode(key, self.raw[key])
+        found = self._decoded[key]
+        assert isinstance(found, kind)
+        return found
+
+    def apply(self, changes: Mapping[str, StateRecord | None]) -> None:
+        """Take over what was written; None removes a record."""
+        for key, record in changes.items():
+            self._by_table.pop(key.partition("/")[0], None)
+            self._decoded.pop(key, None)
+            if record is None:
+                self.raw.pop(key, None)
+            else:
+                self.raw[key], self._decoded[key] = encode(record), record
+
+    def _of_tables(self, prefix: str, kind: type[R]) -> dict[int, R]:
+        """The records of a kind by table oid."""
+        if prefix not in self._by_table:
+            self._by_table[prefix] = {
+                int(key.partition("/")[2]): self.get(key, kind) for key in self.raw if key.startswith(f"{prefix}/")
+            }
+        return self._by_table[prefix]
+
+    @property
+    def claim(self) -> Job | None:
+        """The last claim."""
+        return self.get(CLAIM, Job)
+
+    @property
+    def ids(self) -> list[str]:
+        """The transactional ids that were ever used."""
+        found = self.get(IDS, Ids)
+        return list(found.ids) if found else []
+
+    @property
+    def intent(self) -> Intent | None:
+        """What was about to be made."""
+        return self.get(INTENT, Intent)
+
+    @property
+    def slot(self) -> SlotRecord | None:
+        """The slot as recorded."""
+        return self.get(SLOT, SlotRecord)
+
+    @property
+    def system_identifier(self) -> str:
+        """Of the cluster whose state this is; empty where nothing was made yet."""
+        found = self.slot or self.intent
+        return found.system_identifier if found else ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the snapshot's completion is recorded (or it was skipped on purpose) for every table."""
+        return self.get(COMPLETE, Complete) is not None and set(self.tables) <= set(self.completed)
+
+    @property
+    def completed(self) -> list[int]:
+        """Tables whose snapshot is complete."""
+        found = self.get(COMPLETE, Complete)
+        return list(found.tables) if found else []
+
+    @property
+    def tables(self) -> dict[int, PinnedTable]:
+        """The pipeline's tables by oid."""
+        return self._of_tables("table", PinnedTable)
+
+    @property
+    def boundaries(self) -> dict[int, Boundary]:
+        """The boundaries by table oid."""
+        return self._of_tables("boundary", Boundary)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """What published the tables when they were taken in."""
+        return self.get(COVERAGE, Coverage)
+
+    def plan(self, oid: int) -> Plan | None:
+        """A table's plan."""
+        return self.get(plan_key(oid), Plan)
+
+    def done(self, oid: int, part: int) -> Progress | None:
+        """A range's progress record."""
+        return self.get(progress_key(oid, part), Progress)
+
+    def sweep(self, oid: int) -> Sweep | None:
+        """The sweep that a table's snapshot asks for."""
+        return self.get(sweep_key(oid), Sweep)
+
+    @property
+    def progress(self) -> list[Progress]:
+        """Of all ranges that were begun."""
+        found = (self.get(key, Progress) for key in self.raw if key.startswith("progress/"))
+        return [each for each in found if each is not None]
+
+    @property
+    def reached(self) -> Reached | None:
+        """P with its counters, if anything was ever streamed."""
+        return self.get(POSITION, Reached)
+
+    @property
+    def position(self) -> Position | None:
+        """P, if anything was ever streamed."""
+        return self.reached.position if self.reached else None
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the stream has published since the slot was made."""
+        return {name: getattr(self.reached, name, 0) for name in ("published", "dead_letters", "superseded", "events")}

@@ -1,0 +1,118 @@
+"""Relation versions: what a Relation message says, with what the catalog and the registry know besides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.errors import (
+    Outage,
+    Refused,
+    SchemaRefused,
+)
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import catalog, pgoutput
+from airflow_bottledwater.postgres.column_types import Declared, describe
+from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.records import PinnedTable
+
+log = logging.getLogger(__name__)
+
+
+class Resolver:
+    """Makes relation versions from Relation messages: asks the catalog for what the message does not say, and the registry
+    for ids."""
+
+    def __init__(self, pipeline: Pipeline, pinned: dict[int, PinnedTable]) -> None:
+        self._pipeline = pipeline
+        self._pinned = pinned
+        self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+
+    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
+        """:raises Refused: a table that is not in the pipeline, or whose key changed."""
+        pinned = self._pinned.get(message.oid)
+        if pinned is None:
+            raise Refused(
+                f"Table {message.schema}.{message.name} was added to the publication behind our back.",
+                "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
+            )
+        known = current.table if current else pinned.table
+        table = self._table(message, pinned, {c.name: c for c in known.columns})
+        # with the full old row as identity the key is today's, of the catalog; else that of changes that follow
+        pinned.check_key(table, written=message.identity != "f")
+        if (table.columns, table.name) == (known.columns, known.name):
+            return current or pinned.version
+        log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
+        value_schema, refused = 0, ""
+        try:
+            if self._registry is not None:
+                value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+        except SchemaRefused as error:
+            # on_error decides of each of its rows
+            log.error("%s", error)
+            refused = str(error)
+        # a renamed table stays in its topic: consumers and keys are there
+        return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
+
+    def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
+        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+            tables = catalog.load(connection, [message.oid], forms=self._pipeline.forms)
+            today = {c.name: c for t in tables for c in t.columns}
+            declared = []
+            for column in message.columns:
+                row = connection.execute("SELECT format_type(%s, %s)", (column.type_oid, column.typmod)).fetchone()
+                # the message does not say how deep an array is
+                same = [
+                    c[column.name].type
+                    for c in (today, known)
+                    if column.name in c and c[column.name].type.oid == column.type_oid
+                ]
+                depth = same[0].dimensions if same else 0
+                declared.append(Declared(column.type_oid, column.typmod, depth, row[0] if row else ""))
+            try:
+                kinds = describe(connection, declared, forms=self._pipeline.forms)
+            except LookupError as error:
+                raise Refused(
+                    f"A column of {message.schema}.{message.name} has a type that does not exist any more ({error}).",
+                    "Its changes cannot be read; drop the slot and start again with a snapshot.",
+                ) from None
+        columns = [
+            Column(
+                c.name,
+                kind,
+                today[c.name].comment if c.name in today else None,
+                c.name in today and today[c.name].required,
+            )
+            for c, kind in zip(message.columns, kinds, strict=True)
+        ]
+        flagged = {c.name for c in message.columns if c.key}
+        # the message flags the key's columns but does not order them, and under FULL flags all: then the catalog says
+        key = pinned.table.key
+        if message.identity in "di" and flagged != set(key):
+            key = tuple(c.name for c in message.columns if c.key)
+        elif message.identity == "f" and tables:
+            key = tables[0].key
+        return Table(
+            message.oid, message.schema, message.name, message.identity, key, tuple(columns), 0, pinned.table.comment
+        )
+
+
+def check_definitions(pipeline: Pipeline, tables: Iterable[Table]) -> None:
+    """Types change in the stream without being reported. Where the catalog now says what would explain a value that does not fit, the
+    job has to read it anew, as it does at its start.
+
+    :param tables: relation versions that have such a value.
+    :raises Outage: so that the job is started again.
+    """
+    for table in tables:
+        with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
+            today = {c.name: c for t in catalog.load(connection, [table.oid], forms=pipeline.forms) for c in t.columns}
+        if any((c.type, c.required) != (n.type, n.required) for c in table.columns if (n := today.get(c.name))):
+            raise Outage(
+                f"A column's type in {table.qualified} was altered while the stream ran.",
+                "Start the stream again: it reads the new definition (Airflow does so by itself).",
+            )

@@ -1,0 +1,105 @@
+"""Where a stream begins: the slot is claimed, and everything that the state says is compared with what is there."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import (
+    Refused,
+    StateError,
+)
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import claim, coverage
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import COVERAGE, Job, Pin, pins, stream_id
+from airflow_bottledwater.stream.source import ChangeSource
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A claimed stream, ready to run.
+
+    :param position: P, or A where nothing was streamed yet.
+    """
+
+    cluster: Cluster
+    job: Job
+    prefix: str
+    state_topic: str
+    state: PipelineState
+    position: Position
+
+    @property
+    def topics(self) -> dict[str, Pin]:
+        """The data topics as they were pinned."""
+        return pins(self.state.tables.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what decides which changes a transaction has: where it differs, ordinals inside a transaction mean something else."""
+        return fingerprint(self.state, self.cluster)
+
+    def source(self, pipeline: Pipeline, backoff: Backoff, position: Position) -> ChangeSource:
+        """The stream's source, from a position on."""
+        reached = functools.partial(claim.reached, pipeline, self.state_topic, self.job)
+        return ChangeSource(pipeline, self.state, position, backoff, reached)
+
+
+def begin(pipeline: Pipeline) -> Start:
+    """Claim the slot and check that the stream may go on from where the state says.
+
+    :raises StateError: the snapshot is not complete, or facts are missing.
+    :raises SlotError: the slot is not the one that the state describes.
+    """
+    with session(pipeline.postgres, "Starting the stream") as connection:
+        cluster = identify(connection)
+        claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
+        try:
+            known = claimed.state
+            record = known.slot
+            if record is None:
+                raise StateError(
+                    f"The state topic {claimed.topic!r} does not know slot {pipeline.slot!r}.",
+                    "Create it first; if its facts were lost, drop the slot and start again with a snapshot.",
+                )
+            if not known.complete:
+                raise StateError(
+                    f"The snapshot of slot {pipeline.slot!r} is not complete.",
+                    "Run the snapshot (it resumes), then the stream.",
+                )
+            position = known.position or Position(record.consistent_point)
+            check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
+            _check_fingerprint(known, cluster)
+            coverage.check(connection, pipeline, known)
+            if known.coverage is None:
+                # made by a version that did not record it: from now on it is known
+                claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
+            check_topics(pipeline, known)
+            claimed.record_ids([stream_id(claimed.prefix)])
+            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position)
+        finally:
+            claimed.close()
+
+
+def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
+    """Inside a transaction, ordinals mean the same only if the server would send the same changes again."""
+    stored, today = known.reached, fingerprint(known, cluster)
+    if stored is not None and stored.ordinal and (stored.fingerprint or today) != today:
+        raise Refused(
+            "The stream stopped inside a large transaction, and since then the tables or the server's version changed: it cannot be "
+            "continued there.",
+            "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
+        )
+
+
+def fingerprint(known: PipelineState, cluster: Cluster) -> str:
+    """Of what decides which changes a transaction has."""
+    return f"{cluster.version // 10000}:{','.join(map(str, sorted(known.tables)))}"

@@ -1,0 +1,42 @@
+"""Which lines of a job's log are ours."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from airflow_bottledwater.spark.log import Line, parse
+
+
+def test_what_a_job_logs_is_read_back() -> None:
+    code = (
+        "import logging; from airflow_bottledwater.spark.job import log_to_stderr; log_to_stderr();"
+        "log = logging.getLogger('a.b'); log.info('one'); log.warning('At 0/1: ERROR %s', 'x'); log.error(''); log.debug('no');"
+        "log.critical('  two')"
+    )
+    logged = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert [parse(line) for line in logged.splitlines(keepends=True)] == [
+        Line(logging.INFO, "one"),
+        Line(logging.WARNING, "At 0/1: ERROR x"),
+        Line(logging.ERROR, ""),
+        Line(logging.CRITICAL, "  two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "26/11/22 09:09:14 INFO SparkContext: Running Spark version 4.2.0",
+        "2026 INFO x",
+        "2026-11-22 09:09:14 INFO no milliseconds",
+        "2026-11-22 09:09:14,123 WARN a level of another's",
+        " 2026-11-22 09:09:14,123 INFO the rest of a message",
+        "Traceback (most recent call last):",
+    ],
+)
+def test_another_line_is_not_ours(line: str) -> None:
+    assert parse(line) is None

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import signal
 
+#: where the pages of docs/ are read by whoever has only the wheel (Documentation in pyproject.toml): messages link to them as
+#: ``DOCS + "page.html#section"``
+DOCS = "https://airflow-provider-bottledwater.readthedocs.io/en/stable/"
+#: the remedy where state records are missing
+LOST_STATE = f"What can be done: {DOCS}operations.html#state-topics-and-lost-state"
+
 
 class BottledWaterError(Exception):
     """Base of all our errors.
@@ -25,7 +31,7 @@ class BottledWaterError(Exception):
 
 
 class SettingError(BottledWaterError):
-    """A setting has a value that is not allowed; nothing was contacted yet.
+    """A setting has a value that is not allowed; no server was contacted.
 
     :param value: the value; None where it is not shown.
     :param allowed: what is allowed, as the rest of a sentence.
@@ -43,11 +49,17 @@ class SettingError(BottledWaterError):
 class PreflightError(BottledWaterError):
     """The source, the broker or the registry is not ready; nothing was changed.
 
-    :param problems: one sentence each, with its remedy.
+    :param problems: what is wrong, each with its remedy; more than one are numbered in the message.
     """
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
+        lines = problems
+        if len(problems) > 1:
+            lines = [
+                f"{len(problems)} problems were found:",
+                *(f"{n}. {problem}" for n, problem in enumerate(problems, 1)),
+            ]
+        super().__init__("\n".join(lines))
         self.problems = problems
 
     def __reduce__(self) -> tuple[type[PreflightError], tuple[list[str]]]:
@@ -55,20 +67,20 @@ class PreflightError(BottledWaterError):
 
 
 class Outage(BottledWaterError):
-    """A server is away. Never a record's fault: waited out with back-off, and reported."""
+    """A server is not available. No record is to blame: the job waits with back-off, and reports it."""
 
 
 class Interrupted(Outage):
-    """A signal that nobody of ours sent ended the job, for example of a host that reboots: it may be submitted again.
+    """A signal from outside the pipeline ended the job, for example when its host reboots: it may be submitted again.
 
     :param signum: the signal's number.
     """
 
     def __init__(self, signum: int) -> None:
         super().__init__(
-            f"The job was ended by {signal.Signals(signum).name} from outside; nobody had asked it to stop.",
-            "Start it again, it goes on where it was (Airflow submits it again by itself). To stop it, use 'bottledwater stop', or mark "
-            "its task.",
+            f"The job was ended by {signal.Signals(signum).name} from outside the pipeline, although no stop had been requested.",
+            "Start it again: it continues where it was (Airflow submits it again by itself). To stop a job, use 'bottledwater stop', or "
+            "mark its task as failed or success.",
         )
         self.signum = signum
 
@@ -81,16 +93,16 @@ class Refused(BottledWaterError):
 
 
 class SchemaRefused(Refused):
-    """The registry does not take a schema, or none can be made of the columns: of rows in a stream it is a record error each."""
+    """The registry rejects a schema, or none can be made from the columns. In a stream, each affected row is a record error."""
 
 
 class CredentialsRefused(Refused):
-    """A server does not accept the password, or one side not the other's certificate. On a stream that had worked it is waited
-    out for a moment (a rotated password reaches its file), then the job ends as after an outage."""
+    """A server rejects the password, or one side rejects the other's certificate. A stream that had worked waits for a moment
+    (until a rotated password reaches its file), then the job ends as after an outage."""
 
 
 class SlotError(Refused):
-    """The replication slot is not the one our records describe, or cannot be used."""
+    """The replication slot is not the one that the saved state describes, or cannot be used."""
 
 
 class SlotInUse(SlotError):
@@ -98,7 +110,7 @@ class SlotInUse(SlotError):
 
 
 class StateError(Refused):
-    """The state topic does not hold what is needed, or contradicts the source."""
+    """The saved state in the state topic is missing or incomplete, or contradicts the source."""
 
 
 class TakenOver(BottledWaterError):
@@ -111,7 +123,7 @@ class StaleBatch(BottledWaterError):
 
 
 class RecordError(BottledWaterError):
-    """A permanent verdict on one record: it cannot be encoded, is too large, or its topic refuses it."""
+    """One record is rejected for good: it cannot be encoded, is too large, or its topic refuses it."""
 
     def __init__(self, what: str, remedy: str = "", *, position: str = "", topic: str = "") -> None:
         super().__init__(what, remedy)
@@ -130,7 +142,7 @@ class StopRequested(BottledWaterError):
 
 
 class ProtocolError(BottledWaterError):
-    """Bytes from PostgreSQL that do not follow the documented format."""
+    """PostgreSQL sent bytes that do not follow the documented format."""
 
 
 class JobFailed(BottledWaterError):

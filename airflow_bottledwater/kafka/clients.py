@@ -9,12 +9,12 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import DOCS, Outage, Refused
 
-#: a verdict; a broker that stops in the middle of a handshake has the same error codes
+#: a rejection; a broker that stops in the middle of a handshake has the same error codes
 _REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
-GRANT = "See the list of ACLs in docs/operations.md."
+GRANT = f"The ACLs that are needed: {DOCS}operations.html#acls-in-kafka"
 
 
 def client_config(config: Mapping[str, str]) -> dict[str, Any]:
@@ -132,9 +132,9 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
         )
     if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
         return Refused(
-            f"Kafka at {servers} refuses us: {text}.", "Check credentials and ACLs (docs/operations.md lists them)."
+            f"Kafka at {servers} rejected the client: {text}.", f"Check the credentials and the ACLs. {GRANT}"
         )
-    return Refused(f"Kafka at {servers}: {text}.")
+    return Refused(f"Kafka at {servers} reports an error: {text}.")
 
 
 def note_refusal(refusals: list[str], error: KafkaError) -> None:
@@ -162,4 +162,12 @@ def denies_id(transactional_id: str) -> Refused:
     return Refused(
         f"Kafka denies transactional id {transactional_id!r}.",
         "Grant Write on transactional ids with the prefix 'bottledwater-'.",
+    )
+
+
+def unknown_property(detail: str) -> Refused:
+    """The error for a property that librdkafka does not know, or does not take with this value."""
+    return Refused(
+        f"The Kafka client does not accept a property: {detail}",
+        "The properties are listed at https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md.",
     )

@@ -22,6 +22,7 @@ from airflow_bottledwater.kafka.clients import (
     denies_topics,
     note_refusal,
     transactional_config,
+    unknown_property,
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 
@@ -89,7 +90,7 @@ class TransactionalProducer:
         try:
             self._producer = Producer(self._config)
         except KafkaException as error:
-            raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
+            raise unknown_property(error.args[0].str()) from None
         # before the first begin: a record for a topic without metadata registers partition -1 in the transaction; and one of them
         # twice, see Publisher.open
         for topic in [*self._topics, *self._topics[:1]]:

@@ -21,7 +21,14 @@ from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import CredentialsRefused, Refused
 from airflow_bottledwater.kafka import librdkafka as rd
-from airflow_bottledwater.kafka.clients import GRANT, denied, denies_id, denies_topics, transactional_config
+from airflow_bottledwater.kafka.clients import (
+    GRANT,
+    denied,
+    denies_id,
+    denies_topics,
+    transactional_config,
+    unknown_property,
+)
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 
 #: a call's slice: between two slices a stop is noticed
@@ -130,7 +137,7 @@ class Publisher:
         try:
             self._handle = rd.make_producer(self._config, self._counters)
         except rd.ConfigRefused as error:
-            raise Refused(f"Kafka setting: {error}", "See librdkafka's CONFIGURATION.md for the properties.") from None
+            raise unknown_property(str(error)) from None
         self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
         # before the first begin: a record for a topic without metadata registers partition -1 in the transaction
         topics = list(zip(self._topics, self._rkts, strict=True))

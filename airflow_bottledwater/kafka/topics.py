@@ -19,6 +19,7 @@ from airflow_bottledwater.kafka.clients import (
     client_config,
     errors,
     note_refusal,
+    unknown_property,
 )
 
 #: the broker's default of max.message.bytes, where it may not be asked
@@ -60,10 +61,10 @@ class NewTopic:
 _OF_THE_CONFIGURATION = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
 #: what a broker answers for good to CreateTopics, and what the reader can do
 _REFUSALS_TO_CREATE = {
-    KafkaError.INVALID_CONFIG: "See topic_config, and which topic settings this Kafka allows.",
-    KafkaError.POLICY_VIOLATION: "It has a policy for new topics: see partitions, replication_factor and topic_config.",
-    KafkaError.INVALID_REPLICATION_FACTOR: "See replication_factor, and how many brokers are up.",
-    KafkaError.INVALID_PARTITIONS: "See partitions.",
+    KafkaError.INVALID_CONFIG: "Check topic_config, and which topic properties this Kafka allows.",
+    KafkaError.POLICY_VIOLATION: "The cluster has a policy for new topics: check partitions, replication_factor and topic_config.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "Check replication_factor, and how many brokers are running.",
+    KafkaError.INVALID_PARTITIONS: "Check the setting partitions.",
     KafkaError.TOPIC_EXCEPTION: "Use another topic_prefix.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: GRANT,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: GRANT,
@@ -94,7 +95,7 @@ class Topics:
         try:
             return AdminClient({**client_config(self._config), "error_cb": noted})
         except KafkaException as error:
-            raise Refused(f"Kafka setting: {error.args[0].str()}", "See librdkafka's CONFIGURATION.md.") from None
+            raise unknown_property(error.args[0].str()) from None
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -150,7 +151,7 @@ class Topics:
             if time.monotonic() > deadline + _TIMEOUT:
                 raise Outage(
                     f"Kafka at {self._config.get('bootstrap.servers', '?')} lists topic {missing[0]!r} and says that it does not know it.",
-                    "It is being made or deleted, or the brokers differ; try again.",
+                    "It is being created or deleted, or the brokers' metadata differ. Try again.",
                 )
             time.sleep(_CONFIRM / 10)
             found |= self._describe(missing)
@@ -293,4 +294,7 @@ class Topics:
                 # a broker that has just started, or is behind the others, does not know it yet
                 if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-                raise Outage(f"Kafka does not know topic {name!r}.", "If it was deleted, its rows are gone.") from None
+                raise Outage(
+                    f"Kafka does not know topic {name!r}.",
+                    "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
+                ) from None

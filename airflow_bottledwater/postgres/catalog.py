@@ -172,7 +172,7 @@ def load(
             key, problem = (
                 (),
                 "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE on such a table "
-                "while they are published; ALTER TABLE … REPLICA IDENTITY DEFAULT, or USING INDEX, mends that",
+                "while they are published (use ALTER TABLE … REPLICA IDENTITY DEFAULT or USING INDEX)",
             )
         loaded.append(
             Table(
@@ -203,7 +203,7 @@ def _key(
     for replica, primary, immediate, valid, names in indexes:
         if (replica if identity == "i" else primary) and valid:
             if not immediate:
-                return (), "its key is DEFERRABLE, so a key change could run over a live row"
+                return (), "its key is DEFERRABLE, so two rows could have the same key for a moment"
             if not set(names) <= {c.name for c in columns}:
                 return (), "its key has a generated column, which is not published"
             return tuple(names), ""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo, generators, pq
 
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
+from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.slot import Cluster
 
@@ -66,7 +66,7 @@ def check_stopped() -> None:
     """:raises StopRequested: the work of this thread was asked to stop (:func:`stoppable`)."""
     stopped = _stopped.get()
     if stopped is not None and stopped.is_set():
-        raise StopRequested("It was asked to stop while it waited for PostgreSQL.")
+        raise StopRequested("The job was asked to stop while it waited for PostgreSQL.")
 
 
 def pause(seconds: float) -> None:
@@ -133,7 +133,8 @@ class Silence:
         except psycopg.OperationalError as error:
             if "FATAL" not in str(error):
                 raise Outage(
-                    f"{describe(dsn)} has said nothing for {SILENCE:.0f} s, and takes no new session."
+                    f"{describe(dsn)} has sent nothing for {SILENCE:.0f} s and does not accept a new session.",
+                    "Check the server and the network.",
                 ) from None
 
 
@@ -247,7 +248,8 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
         if "FATAL" in message and not _PASSING.search(message):
             kind = CredentialsRefused if "authentication failed" in message else Refused
-            raise kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message)) from None
+            remedy = _remedy(message, params.get("user") or "…")
+            raise kind(f"{describe(dsn)} refuses the connection: {message}.", remedy) from None
         if "no password supplied" in message:
             raise CredentialsRefused(
                 f"{describe(dsn)} asks for a password, and the connection has none.",
@@ -288,13 +290,16 @@ def _parse(dsn: str) -> dict[str, Any]:
     return known
 
 
-def _remedy(message: str) -> str:
+def _remedy(message: str, role: str) -> str:
     if "password" in message or "authentication" in message:
         return "Check user and password, and that pg_hba.conf has a line for this host (for replication too)."
     if "does not exist" in message:
         return "Check the database and the role in the connection."
     if "pg_hba" in message or "replication" in message:
-        return "The role needs REPLICATION (ALTER ROLE … REPLICATION; rds_replication on RDS) and a pg_hba.conf line."
+        return (
+            f"Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER ROLE {role} REPLICATION "
+            f"(on RDS and Aurora: GRANT rds_replication TO {role})."
+        )
     return ""
 
 
@@ -314,7 +319,7 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
             f"{what}: {message}: a policy would hide rows from this role.",
             "Use a role with BYPASSRLS (ALTER ROLE … BYPASSRLS), or the table's owner without FORCE ROW LEVEL SECURITY.",
         )
-    remedy = "Grant the role what it lacks (docs/operations.md lists the grants)." if code == "42501" else ""
+    remedy = f"The grants that the role needs: {DOCS}operations.html#grants-in-postgresql" if code == "42501" else ""
     return Refused(f"{what}: {message} (SQLSTATE {code}).", remedy)
 
 

@@ -91,17 +91,23 @@ class Coverage:
             if now is None:
                 found.append(f"Publication {name!r} was dropped.")
             elif now.oid != before.oid:
-                found.append(f"Publication {name!r} was dropped and made again.")
+                found.append(f"Publication {name!r} was dropped and created again.")
             elif now.sends != before.sends:
-                found.append(f"Publication {name!r} sends {now.sends or 'nothing'} now; it sent {before.sends}.")
+                found.append(
+                    f"Publication {name!r} sends {now.sends or 'nothing'} now; before, it sent {before.sends}."
+                )
             elif now.xmin != before.xmin and now.owner == before.owner:
-                found.append(f"Publication {name!r} was altered, and altered back.")
+                found.append(f"Publication {name!r} was altered, and then altered back.")
         # dropped publications have said it already
         for oid, table in names.items() if not found else ():
             rows = self.tables.get(oid, frozenset())
             if not rows or rows & today.tables.get(oid, frozenset()):
                 continue
-            again = "was taken out and added again" if today.tables.get(oid) else "is no longer published"
+            again = (
+                "was removed from its publication and added again"
+                if today.tables.get(oid)
+                else "is no longer published"
+            )
             found.append(f"Table {table} {again}.")
         return found
 

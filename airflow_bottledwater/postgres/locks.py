@@ -54,11 +54,11 @@ def in_rounds(
             who = "; ".join(holders(connection, oids, conflicting)) or f"nobody any more ({str(error).splitlines()[0]})"
         if time.monotonic() > deadline:
             raise Outage(
-                f"{what} had no lock on every table within {timeout:.0f} s. In the way: {who}.",
+                f"{what} did not get a lock on every table within {timeout:.0f} s. In the way: {who}.",
                 "Let them end, or end them (pg_terminate_backend), and try again.",
             )
         if who != told:
-            log.info("%s waits for locks of others: %s.", what, who)
+            log.info("%s waits for table locks that other sessions hold: %s.", what, who)
             told = who
         pause(rest)
         rest = min(rest * 1.6, 2.0)

@@ -124,7 +124,7 @@ def create(connection: Connection, publication: str, tables: Sequence[Table], *,
                 if read(connection, name) is None:
                     connection.execute(statement)
 
-    what = f"Making publication {publication!r}"
+    what = f"Creating publication {publication!r}"
     locks.in_rounds(connection, [t.oid for t in tables], locks.PUBLISH, make, what=what, timeout=timeout)
 
 
@@ -204,7 +204,7 @@ def problems(published: Published, tables: Sequence[Table]) -> list[str]:
         elif changes and filtered and table.identity != "f":
             found.append(
                 f"Publication {published.name!r} has a row filter on {table.qualified}: unless it uses key columns only, "
-                "UPDATE and DELETE on it fail for the application, and rows leave the topic unseen. Remove the filter."
+                "UPDATE and DELETE on it fail for the application, and the topic lacks the rows that it hides. Remove the filter."
             )
         elif columns is not None or filtered:
             # the snapshot reads whole tables: it would publish what the publication hides

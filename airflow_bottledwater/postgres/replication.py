@@ -112,7 +112,7 @@ class ReplicationStream:
             ) from error
         if error.sqlstate in ("42704", "55000"):
             raise SlotError(
-                f"Slot {self._slot!r} cannot be used: {error}.", "bottledwater status tells its state."
+                f"Slot {self._slot!r} cannot be used: {error}.", "'bottledwater status' shows its state."
             ) from error
         if error.sqlstate == "53300":
             raise Outage(f"No walsender is free: {error}.", "Raise max_wal_senders.") from error
@@ -226,7 +226,7 @@ class ReplicationStream:
                 if block is None:
                     if self._reader.ended:
                         self._reader.finish()
-                        raise Outage(f"{self._where} has ended the replication from slot {self._slot!r}.")
+                        raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
                     if time.monotonic() - heard > silent:
                         # once asked for a word, then looked after, again and again: it may be at a large transaction
                         if silent > _SILENCE:
@@ -265,7 +265,9 @@ class ReplicationStream:
         finally:
             connection.close()
         if found is None or found[0] != self._pgconn.backend_pid:
-            raise Outage(f"{self._where} no longer serves our connection to slot {self._slot!r}, and did not say so.")
+            raise Outage(
+                f"{self._where} no longer serves the job's connection to slot {self._slot!r}, and has not closed it."
+            )
 
     def _is_full(self) -> bool:
         with self._changed:
@@ -295,7 +297,7 @@ class ReplicationStream:
         while self._pgconn.flush() == 1:
             select.select([], [self._pgconn.socket], [], 0.5)
             if time.monotonic() - started > (1.0 if self._closing.is_set() else 2 * _SILENCE):
-                raise Outage(f"{self._where} takes nothing from us any more.")
+                raise Outage(f"{self._where} no longer accepts data from the job.")
 
 
 class _Rate:

@@ -89,7 +89,7 @@ def check(found: SlotState, database: str) -> None:
     if found.slot_type != "logical" or found.plugin != PLUGIN:
         kind = found.plugin or found.slot_type
         raise SlotError(
-            f"Slot {found.name!r} uses {kind!r}, not pgoutput; it belongs to something else.",
+            f"Slot {found.name!r} uses {kind!r}, not pgoutput; it belongs to another application.",
             "Choose another slot name.",
         )
     if found.database != database:
@@ -114,13 +114,13 @@ def check(found: SlotState, database: str) -> None:
         )
     if found.confirmed == 0:
         raise SlotError(
-            f"Slot {found.name!r} was never finished: its creation was interrupted.",
-            f"Nothing was read from it: drop it (SELECT pg_drop_replication_slot('{found.name}')), and try again.",
+            f"Slot {found.name!r} is unusable: its creation was interrupted.",
+            f"Nothing was read from it, so nothing is lost: drop it (SELECT pg_drop_replication_slot('{found.name}')), and try again.",
         )
     if found.two_phase:
         raise SlotError(
             f"Slot {found.name!r} has two_phase: it gives a transaction when it is prepared, before it is known whether it commits.",
-            f"Drop it (SELECT pg_drop_replication_slot('{found.name}')) and let create_slot make one, or make it without two_phase.",
+            f"Drop it (SELECT pg_drop_replication_slot('{found.name}')) and let create_slot create it, or create it without two_phase.",
         )
 
 
@@ -258,8 +258,8 @@ def release(connection: Connection, name: str, *, timeout: float) -> None:
         )
         if time.monotonic() > deadline:
             raise SlotInUse(
-                f"Slot {name!r} is still in use by process {found.active_pid}.",
-                "Its client reconnects: stop that job first.",
+                f"Slot {name!r} is still in use by process {found.active_pid}: its client reconnects.",
+                "Stop that client first.",
             )
         pause(0.2)
 

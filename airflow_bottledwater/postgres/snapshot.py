@@ -49,7 +49,7 @@ def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
     """
     if not catalog.still_named(connection, {t.oid: f"{quote(t.schema)}.{quote(t.name)}" for t in tables}):
         raise Outage(
-            f"A table was renamed or made again while the snapshot of {', '.join(t.qualified for t in tables[:5])} began.",
+            f"A table was renamed or recreated while the snapshot of {', '.join(t.qualified for t in tables[:5])} began.",
             "Run the snapshot again.",
         )
 
@@ -98,7 +98,10 @@ class Holder:
                 return held
             self._connection.execute("ROLLBACK")
             if time.monotonic() > deadline:
-                raise Outage(f"No snapshot past transaction {oldest_xid} within {timeout:.0f} s.")
+                raise Outage(
+                    f"Within {timeout:.0f} s no snapshot could be taken in which all transactions before {oldest_xid} have ended.",
+                    "Run the snapshot again, or raise create_slot_timeout.",
+                )
             pause(0.05)
 
     def _try(self, tables: Sequence[Table]) -> Held:
@@ -145,7 +148,10 @@ class Holder:
                     other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
                 pushed = True
             if time.monotonic() > deadline:
-                raise Outage(f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.")
+                raise Outage(
+                    f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.",
+                    "Check the server's disk, and run the snapshot again.",
+                )
             pause(0.02)
 
     def load(self, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS) -> list[Table]:
@@ -171,7 +177,7 @@ class Holder:
         try:
             self._connection.execute("SELECT 1")
         except psycopg.Error as error:
-            raise outage(error, "The snapshot's holder lost its session") from error
+            raise outage(error, "The session that holds the snapshot was lost") from error
 
     def close(self) -> None:
         """Give snapshot and locks back."""
@@ -206,8 +212,8 @@ def begin_task(connection: Connection, table: Table, held: Held, *, lock_timeout
         connection.execute("ROLLBACK")
         who = "; ".join(locks.holders(connection, [table.oid], locks.SHARE)) or "nobody any more"
         raise Outage(
-            f"A lane of the snapshot had no lock on {table.qualified} within {lock_timeout:.0f} s. In the way: {who}.",
-            "Run the snapshot again, finished ranges stay; or raise lock_queue_limit.",
+            f"A lane of the snapshot did not get a lock on {table.qualified} within {lock_timeout:.0f} s. In the way: {who}.",
+            "Run the snapshot again (finished ranges are kept), or raise lock_queue_limit.",
         ) from error
     except (
         psycopg.errors.InvalidParameterValue,
@@ -215,7 +221,9 @@ def begin_task(connection: Connection, table: Table, held: Held, *, lock_timeout
         # the name is still there, the process that made it is not (ProcArrayInstallImportedXmin)
         psycopg.errors.ObjectNotInPrerequisiteState,
     ) as error:
-        raise Outage("The snapshot's holder is gone.", "Run the snapshot again: finished ranges stay.") from error
+        raise Outage(
+            "The session that holds the snapshot has ended.", "Run the snapshot again: finished ranges are kept."
+        ) from error
     assert row is not None
     _check_names(connection, [table])
     filenode = connection.execute("SELECT pg_relation_filenode(%s::oid)", (table.oid,)).fetchone()
@@ -223,7 +231,8 @@ def begin_task(connection: Connection, table: Table, held: Held, *, lock_timeout
         raise Outage(f"{table.qualified} was rewritten since its snapshot was planned.", "Run the snapshot again.")
     if row[0] != str(held.snapshot):
         raise Refused(
-            f"The imported snapshot is {row[0]}, not {held.snapshot}.", "Connect to the primary itself, not to a pool."
+            f"The imported snapshot is {row[0]}, not {held.snapshot}, which was exported.",
+            "Connect to the primary itself, not through a connection pooler.",
         )
 
 

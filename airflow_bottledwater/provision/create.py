@@ -43,7 +43,7 @@ _ATTEMPTS = 5
 
 
 def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> SlotRecord:
-    """Make publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
+    """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
 
     The intent is recorded first: a slot that it names and that has no boundary yet is taken up after a crash.
 
@@ -62,14 +62,18 @@ def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> Slot
     known = findings.state
     wanted = {t.oid: t for t in findings.tables}
     if known.slot is not None and set(wanted) <= set(known.tables):
-        log.info("Slot %r exists, made at %s.", pipeline.slot, format_lsn(known.slot.consistent_point))
+        log.info(
+            "Slot %r exists already; its consistent point is %s.",
+            pipeline.slot,
+            format_lsn(known.slot.consistent_point),
+        )
         return known.slot
     if known.position is not None and known.position.ordinal:
         more = ", ".join(table.qualified for oid, table in wanted.items() if oid not in known.tables)
         raise Refused(
             f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: {more} cannot be added there, "
-            "since the transaction would not be the same with it.",
-            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run does); then add "
+            "since the rest of the transaction must be published with the same tables.",
+            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run is enough); then add "
             "the table.",
         )
     backoff = Backoff(pipeline.outage_timeout, stopped)
@@ -81,10 +85,10 @@ def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> Slot
 
 
 def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
-    """At the user's word: the facts are lost, the slot is not, and everything up to ``position`` is in the topics.
+    """Go on as the user says: the saved state is lost, the slot is not, and everything up to ``position`` is in the topics.
 
-    :raises StateError: the facts are there.
-    :raises SlotError: the slot is gone, or has given away changes behind ``position``.
+    :raises StateError: the saved state is there.
+    :raises SlotError: the slot is gone, or is confirmed beyond ``position``.
     """
     findings = preflight.run(
         # slot, publications and topics are there, and nobody but the user can say whose they are
@@ -98,11 +102,14 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
     with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} up") as connection:
         present = slot.state(connection, pipeline.slot)
         if present is None:
-            raise SlotError(f"There is no slot {pipeline.slot!r}.", "Start with a snapshot.")
+            raise SlotError(
+                f"There is no slot {pipeline.slot!r}.",
+                "Start without --assume-snapshot-complete: a new slot is created, and a snapshot is taken.",
+            )
         if present.confirmed > position.lsn:
             raise SlotError(
-                f"Slot {pipeline.slot!r} is at {format_lsn(present.confirmed)}, behind it nothing can be read again; {position} is "
-                "older, and the changes between would be missing.",
+                f"Slot {pipeline.slot!r} is confirmed up to {format_lsn(present.confirmed)}, and PostgreSQL sends nothing before that again; "
+                f"position {position} is older, and the changes between would be missing.",
                 "Give the position of the last record in the topics, or drop the slot and start with a snapshot.",
             )
         claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
@@ -133,7 +140,11 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
             )
         finally:
             claim.close()
-    log.warning("Slot %r goes on from %s, as you said; nothing before it is checked.", pipeline.slot, position)
+    log.warning(
+        "Slot %r continues from the given position %s; whether everything before it was published is not checked.",
+        pipeline.slot,
+        position,
+    )
     return record
 
 
@@ -195,10 +206,11 @@ def _make_slot(
             # it is moved past every transaction that began before them.
             slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
             point = slot.advance(connection, pipeline.slot)
-            log.info("Slot %r exists and is taken up at %s.", pipeline.slot, format_lsn(point))
+            log.info("Slot %r exists already and is used from %s on.", pipeline.slot, format_lsn(point))
             return point
         log.warning(
-            "Tables were altered while the creation of slot %r was interrupted; it is made again.", pipeline.slot
+            "Tables were altered while the creation of slot %r was interrupted; the slot is created again.",
+            pipeline.slot,
         )
         slot.drop(connection, pipeline.slot)
     for _ in range(_ATTEMPTS):
@@ -214,11 +226,12 @@ def _make_slot(
         if catalog.fingerprint(connection, oids) == before:
             return point
         log.warning(
-            "A published table was altered or truncated while slot %r was built; it is made again.", pipeline.slot
+            "A published table was altered or truncated while slot %r was created; the slot is created again.",
+            pipeline.slot,
         )
         slot.drop(connection, pipeline.slot)
     raise SlotError(
-        f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to make slot {pipeline.slot!r}.",
+        f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to create slot {pipeline.slot!r}.",
         "Try again while no DDL runs.",
     )
 

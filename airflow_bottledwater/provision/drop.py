@@ -1,4 +1,4 @@
-"""Dropping what a pipeline has outside, and forgetting the records of it."""
+"""Dropping what a pipeline has made outside, and deleting its saved state."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     other = replace(cluster, system_identifier=system_identifier)
     if cluster.system_identifier == system_identifier or known.system_identifier != system_identifier:
         raise StateError(
-            f"State topic {topic!r} is of cluster {known.system_identifier or '(none)'}, and this is cluster "
-            f"{cluster.system_identifier}; cluster {system_identifier} has no state there that could be forgotten.",
+            f"State topic {topic!r} belongs to cluster {known.system_identifier or '(none)'}, and this connection's cluster is "
+            f"{cluster.system_identifier}; cluster {system_identifier} has no state there that could be deleted.",
             "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
         )
     owner = other.pipeline(pipeline.slot)
@@ -90,15 +90,15 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
             if present is None:
                 return f"There is no slot {pipeline.slot!r}."
             return (
-                f"Kept: {slot.retained(present)}, the changes that are not yet published. "
+                f"Kept: {slot.retained(present)}, which has the changes that are not yet published. "
                 "Drop it with 'bottledwater drop-slot --when always', or with DropReplicationSlotOperator(when='always')."
             )
         if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
             slot.check(present, cluster.database)
         if present is not None and known.slot is None and known.intent is None and not pipeline.adopt_slot:
             raise SlotError(
-                f"Slot {pipeline.slot!r} is not one of ours: our records do not name it.",
-                "Drop it by hand if nobody needs it.",
+                f"Slot {pipeline.slot!r} was not created by this pipeline: its saved state does not name it. It was not dropped.",
+                f"If nobody needs it, drop it by hand: SELECT pg_drop_replication_slot('{pipeline.slot}').",
             )
         if not known.raw:
             return _drop(pipeline, connection, known)

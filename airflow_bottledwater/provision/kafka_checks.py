@@ -31,7 +31,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
             f"State topic {facts!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter slot name."
         )
     problems += [
-        f"Table {data[name].qualified} would become {name!r}, which is one of our own topics. Set a topic_prefix, or leave it out."
+        f"Table {data[name].qualified} would be published to {name!r}, which is one of the pipeline's own topics. Set a topic_prefix, or leave it out."
         for name in wanted[len(data) :]
         if name in data
     ]
@@ -80,7 +80,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
             and "compact" not in present[name].cleanup
         ):
             found.warnings.append(
-                f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set compact."
+                f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set cleanup.policy=compact."
             )
         if name in present and not table.keyed and "compact" in present[name].cleanup:
             problems.append(
@@ -112,7 +112,7 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
         other = known.setdefault(name.replace(".", "_"), name)
         if other != name:
             problems.append(
-                f"Topic {name!r} collides with topic {other!r}: Kafka does not tell dots from underscores. Use another topic_prefix, "
+                f"Topic {name!r} collides with topic {other!r}: Kafka does not distinguish dots from underscores. Use another topic_prefix, "
                 "or another pipeline with a prefix of its own for one of them."
             )
     return problems
@@ -141,7 +141,7 @@ def _transactions(pipeline: Pipeline) -> list[str]:
         nonlocal attempts
         attempts += 1
         if attempts > 30:
-            raise Refused(f"Kafka transactions do not work: {what}")
+            raise Refused(f"Kafka transactions cannot be used: {what}")
 
     probe = TransactionalProducer(
         pipeline.kafka,

@@ -39,7 +39,10 @@ def run(pipeline: Pipeline) -> Findings:
         found = Findings(cluster)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
-                [f"PostgreSQL {cluster.version // 10000} is too old: 14 is the oldest that can be read in ctid ranges."]
+                [
+                    f"PostgreSQL {cluster.version // 10000} is too old: version 14 is the first that can read a table by ranges of its blocks. "
+                    "Upgrade the server."
+                ]
             )
         problems += check_server(connection, found)
         if is_standby(connection):
@@ -72,7 +75,7 @@ def _replication(pipeline: Pipeline) -> list[str]:
     try:
         connection = connect(pipeline.postgres, replication=True, application="bottledwater preflight")
     except Refused as error:
-        return [f"A replication connection is refused: {error}"]
+        return [f"PostgreSQL refuses a replication connection: {error}"]
     try:
         connection.execute("IDENTIFY_SYSTEM")
     finally:

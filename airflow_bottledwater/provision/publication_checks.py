@@ -39,37 +39,43 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
         problems += publication.others_problems(present, besides)
         if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
             problems.append(
-                f"Publication {name!r} exists and is not ours. Choose another name (publication), or set create_publication to false to use it."
+                f"Publication {name!r} exists, but was not created by this pipeline. Choose another name (setting publication), or set "
+                "create_publication to false to use it."
             )
     if not pipeline.create_publication:
         if missing:
             problems.append(
-                f"Publication {missing[0]!r} does not exist and create_publication is off. Both are needed, the second may be empty: "
+                f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, the second may be empty. "
+                "As the owner of the tables, run: "
                 + "; ".join(publication.statements(pipeline.publication_name, found.tables))
             )
         else:
             problems += [
-                f"Table {t.qualified} is not in publication {pipeline.publication_name!r}. Add it, or leave it out."
+                f"Table {t.qualified} is not in publication {pipeline.publication_name!r}. Add it, or leave it out of the pipeline's tables."
                 for t in found.tables
                 if t.oid not in covered
             ]
             found.warnings += _left_out(connection, pipeline, found.tables)
     else:
-        row = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
+        row = connection.execute(
+            "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
+        ).fetchone()
+        role, database = (row[1], row[2]) if row else ("", "")
         owned = connection.execute(
             "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')",
             ([t.oid for t in found.tables],),
         ).fetchall()
         if missing and row and not row[0]:
             problems.append(
-                "This role may not make publications (no CREATE on the database). Let a DBA make them and set create_publication to false: "
+                f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: GRANT CREATE ON "
+                f"DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: "
                 + "; ".join(publication.statements(pipeline.publication_name, found.tables))
             )
         elif others := {oid for (oid,) in owned if missing or oid not in covered}:
             problems.append(
-                "Only its owner may publish a table, and this role does not own "
+                f"Only its owner may publish a table, and role {role} does not own "
                 + ", ".join(t.qualified for t in found.tables if t.oid in others)
-                + ". Let the owner make the publications and set create_publication to false: "
+                + ". Set create_publication to false and let the owner run: "
                 + "; ".join(publication.statements(pipeline.publication_name, found.tables))
             )
     return problems

@@ -1,7 +1,7 @@
 """Dead letters, published at last: on request, with the stream stopped and under its id.
 
 A letter is published only if the source still has the row as the letter holds it (or, of a delete, still lacks it), and no newer
-record of its key is in the topic. Else it is dropped: publishing it would take the key back in time, or bring a row back that
+record of its key is in the topic. Else it is dropped: publishing it would overwrite a newer value, or bring a row back that
 was deleted. The topic alone does not tell: compaction removes tombstones.
 """
 
@@ -48,7 +48,7 @@ _SNAPSHOT = "r"
 
 @dataclass(slots=True)
 class Result:
-    """What became of the letters.
+    """What became of the dead letters.
 
     :param overtaken: dropped, since the source has another row of that key today or none, their key has a newer record, or their
         table was truncated since.
@@ -104,7 +104,10 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
     claim = Claim(pipeline, cluster, "redrive", Backoff(pipeline.outage_timeout))
     try:
         if claim.state.slot is None:
-            raise StateError(f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.", "Check --slot.")
+            raise StateError(
+                f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.",
+                "Check the slot's name (--slot) and the database of the connection.",
+            )
         claim.record_ids([stream_id(claim.prefix)])
         yield claim
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_bottledwater.encoding import avro, names
-from airflow_bottledwater.errors import PreflightError, Refused, SlotError, SlotInUse
+from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection
@@ -16,6 +16,22 @@ from airflow_bottledwater.settings import Pipeline
 def _setting(connection: Connection, name: str) -> str:
     row = connection.execute("SELECT setting FROM pg_settings WHERE name = %s", (name,)).fetchone()
     return row[0] if row else ""
+
+
+def _role(connection: Connection) -> str:
+    """The role of the connection, as SQL writes it."""
+    row = connection.execute("SELECT quote_ident(current_user)").fetchone()
+    return row[0] if row else ""
+
+
+def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
+    """By table oid, the statements that let the role of the connection read it."""
+    rows = connection.execute(
+        "SELECT c.oid, format('GRANT USAGE ON SCHEMA %%1$I TO %%3$I; GRANT SELECT ON %%1$I.%%2$I TO %%3$I;', nspname, relname, current_user)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY (%s::oid[])",
+        ([t.oid for t in tables],),
+    ).fetchall()
+    return dict(rows)
 
 
 def is_standby(connection: Connection) -> bool:
@@ -29,26 +45,31 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
         problems.append(
             "wal_level is "
             + _setting(connection, "wal_level")
-            + ": set wal_level = logical and restart PostgreSQL (rds.logical_replication = 1 on RDS, cloudsql.logical_decoding = on)."
+            + ": set wal_level = logical and restart PostgreSQL (RDS and Aurora: rds.logical_replication = 1; Cloud SQL: "
+            "cloudsql.logical_decoding = on; Azure: the server parameter wal_level)."
         )
     if _setting(connection, "server_encoding") == "SQL_ASCII":
         problems.append(
-            f"Database {found.cluster.database!r} has the encoding SQL_ASCII: what the bytes of its texts mean is not known, and records are "
-            "UTF-8. Copy it into a database with an encoding (pg_dump, then createdb --encoding)."
+            f"Database {found.cluster.database!r} has the encoding SQL_ASCII: the character set of its texts is not known, so they cannot "
+            "be converted to UTF-8. Copy it into a database with an encoding (pg_dump, then createdb --encoding)."
         )
     row = connection.execute(
-        "SELECT rolsuper OR rolreplication OR pg_has_role(current_user, oid, 'usage') AND rolname LIKE 'rds_replication', rolname FROM pg_roles"
+        "SELECT rolsuper OR rolreplication OR pg_has_role(current_user, oid, 'usage') AND rolname LIKE 'rds_replication', quote_ident(rolname) FROM pg_roles"
         " WHERE rolname = current_user"
     ).fetchone()
     managed = connection.execute(
         "SELECT count(*) FROM pg_roles WHERE rolname IN ('rds_replication', 'rds_superuser') AND pg_has_role(current_user, oid, 'member')"
     ).fetchone()
     if row and not row[0] and not (managed and managed[0]):
-        problems.append(f"Role {row[1]!r} may not replicate: ALTER ROLE … REPLICATION (GRANT rds_replication on RDS).")
+        problems.append(
+            f"Role {row[1]} may not replicate. As an administrator, run: ALTER ROLE {row[1]} REPLICATION; (on RDS and Aurora: GRANT "
+            f"rds_replication TO {row[1]};)."
+        )
     if _setting(connection, "max_slot_wal_keep_size") == "-1":
         found.warnings.append(
             "max_slot_wal_keep_size is unlimited: while the stream is stopped, its slot keeps WAL without bound and can fill the "
-            "server's disk. Watch the slot's lag (ReplicationSlotLagSensor), or set a limit, beyond which the slot is lost."
+            "server's disk. Watch the slot's lag (ReplicationSlotLagSensor), or set a limit; beyond it PostgreSQL invalidates the slot, "
+            "and the pipeline has to start again with a snapshot."
         )
     return problems
 
@@ -64,24 +85,30 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
         if not table.keyed and not pipeline.allow_unkeyed:
             problems.append(
                 f"Table {table.qualified} cannot be keyed: {table.key_problem}. Give it a primary key, leave it out, or set "
-                "allow_unkeyed (its messages then have no key, and updates and deletes are not sent)."
+                "allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with REPLICA IDENTITY FULL)."
             )
         if pipeline.output_format == "avro":
             try:
                 avro.value_schema(table)
             except Refused as error:
                 problems.append(str(error))
+    denied = set(catalog.unselectable(connection, found.tables))
+    grants = _grants(connection, [t for t in found.tables if t.qualified in denied]) if denied else {}
     problems += [
-        f"SELECT on {name} is not granted (or USAGE on its schema). GRANT SELECT ON {name} TO the role of the connection."
-        for name in catalog.unselectable(connection, found.tables)
+        f"SELECT on {table.qualified} is not granted (or USAGE on its schema). As the owner, run: {grants[table.oid]}"
+        for table in found.tables
+        if table.oid in grants
+    ]
+    filtered = catalog.filtered_by_policy(connection, found.tables)
+    role = _role(connection) if filtered else ""
+    problems += [
+        f"Table {name} has a row-level policy that would hide rows from role {role}. As an administrator, run: ALTER ROLE {role} BYPASSRLS; "
+        "or leave the table out."
+        for name in filtered
     ]
     problems += [
-        f"Table {name} has a row-level policy that would hide rows from this role. Use a role with BYPASSRLS, or leave it out."
-        for name in catalog.filtered_by_policy(connection, found.tables)
-    ]
-    problems += [
-        f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: PostgreSQL's stream would end at "
-        "its first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's type, or leave the table out."
+        f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication would fail at the "
+        "table's first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's type, or leave the table out."
         for name, column, kind in catalog.unsendable(connection, found.tables)
     ]
     by_topic: dict[str, Table] = {}
@@ -138,7 +165,7 @@ def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> l
         if record is not None:
             problems.append(
                 f"Slot {pipeline.slot!r} is gone, but its state says that it was at {found.state.position or 'its start'}: changes since "
-                "then are lost. 'bottledwater drop-slot --when always' forgets it; then start again with a snapshot."
+                "then are lost. Delete the saved state ('bottledwater drop-slot --when always'), then start again with a snapshot."
             )
         return problems
     try:
@@ -150,9 +177,9 @@ def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> l
     if record is None and intent is None:
         if not pipeline.adopt_slot:
             return [
-                f"Slot {pipeline.slot!r} exists, but our records do not name it: what it has already given away is unknown. Choose another "
-                "slot name, drop it, or set adopt_slot (a snapshot follows). Were its records lost while the topics were not: see "
-                "--assume-snapshot-complete."
+                f"Slot {pipeline.slot!r} exists, but was not created by this pipeline: which changes were already consumed from it is unknown. "
+                "Choose another slot name, drop the slot, or set adopt_slot (a new snapshot follows). If this pipeline did create it and only "
+                f"its saved state was lost, see {DOCS}operations.html#state-topics-and-lost-state."
             ]
         if present.active_pid is not None:
             return [f"Slot {pipeline.slot!r} is in use by process {present.active_pid}. Stop its client first."]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import Outage, StateError, TakenOver
+from airflow_bottledwater.errors import LOST_STATE, Outage, StateError, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
@@ -94,7 +94,7 @@ def check(found: PipelineState, job: Job) -> None:
     """
     claim = found.claim
     if claim is None:
-        raise StateError("The state topic lost its facts while the job ran.", "See docs/operations.md, 'Lost state'.")
+        raise StateError("The state topic lost its records while the job ran.", LOST_STATE)
     if claim.id != job.id:
         raise TakenOver(f"The slot was taken over by {claim}; {job} ends without publishing anything more.")
 

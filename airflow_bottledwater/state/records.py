@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from airflow_bottledwater.encoding import types
-from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.errors import LOST_STATE, Refused, StateError
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -291,7 +291,7 @@ def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"The slot's state has a record {key!r} that is malformed: {error}.",
-            "See docs/operations.md, 'Lost state'.",
+            LOST_STATE,
         ) from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from airflow_bottledwater.encoding.names import mangle
-from airflow_bottledwater.errors import Outage, StateError
+from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
 from airflow_bottledwater.kafka.clients import client_config, errors, passes
 from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
 
@@ -149,7 +149,7 @@ class Reader:
         if self._topic != CONTROL_TOPIC:
             raise StateError(
                 f"The record at offset {offset} of state topic {self._topic!r} is not one of ours: {error}.",
-                "Find out who else writes to this topic, and take the right away; then see docs/operations.md, 'Lost state'.",
+                f"Find out who else writes to this topic, and revoke that right. {LOST_STATE}",
             )
         if not self._warned:
             log.warning(
@@ -205,7 +205,7 @@ def read_facts(
     topics = admin or Topics(config)
     if topic not in topics.describe([topic], confirm=True):
         if must_exist:
-            raise StateError(f"State topic {topic!r} does not exist any more.", "See docs/operations.md, 'Lost state'.")
+            raise StateError(f"State topic {topic!r} does not exist any more.", LOST_STATE)
         return {}
     end = topics.ends(topic, 1)[0]
     reader = Reader(config, topic, committed=committed)

@@ -188,16 +188,19 @@ def test_an_owner_with_replication_and_create_needs_no_other_right(source: Sourc
 
 
 def test_a_role_without_replication_is_refused(source: Source) -> None:
-    refuses(source, source.pipeline.with_(postgres=owner(source, "")), "may not replicate: ALTER ROLE … REPLICATION")
+    dsn = owner(source, "")
+    role = conninfo_to_dict(dsn)["user"]
+    refuses(source, source.pipeline.with_(postgres=dsn), "may not replicate", f"ALTER ROLE {role} REPLICATION;")
 
 
 def test_a_role_without_select_is_refused(source: Source) -> None:
     dsn = source.role()
+    role = conninfo_to_dict(dsn)["user"]
     refuses(
         source,
         source.pipeline.with_(postgres=dsn),
         "SELECT on public.items is not granted",
-        "GRANT SELECT ON public.items TO",
+        f"GRANT USAGE ON SCHEMA public TO {role}; GRANT SELECT ON public.items TO {role};",
     )
 
 
@@ -239,7 +242,7 @@ def test_a_role_that_may_not_make_publications_is_told_the_statements(source: So
     refuses(
         source,
         source.pipeline.with_(postgres=dsn),
-        "may not make publications (no CREATE on the database)",
+        "may not create publications (it has no CREATE privilege on database",
         "set create_publication to false",
         f'CREATE PUBLICATION "{source.name}" FOR TABLE ONLY "public"."items"',
         f'CREATE PUBLICATION "{source.name}_unkeyed" WITH',
@@ -323,12 +326,12 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
             "CREATE TABLE app_users (id int PRIMARY KEY)",
         ],
         {"tables": ("app.users", "app_users")},
-        [".app.users", ".app_users", "Kafka does not tell dots from underscores"],
+        [".app.users", ".app_users", "Kafka does not distinguish dots from underscores"],
     ),
     "whose topic is the pipeline's own": (
         ["CREATE TABLE _bottledwater_events (id int PRIMARY KEY)"],
         {"tables": ("_bottledwater_events",)},
-        ["Table public._bottledwater_events", "is one of our own topics"],
+        ["Table public._bottledwater_events", "is one of the pipeline's own topics"],
     ),
     "whose topic is too long": (
         ['CREATE TABLE "' + "ä" * 31 + '" (id int PRIMARY KEY)'],
@@ -502,7 +505,7 @@ def test_a_publication_of_somebody_else_is_not_taken(source: Source) -> None:
     refuses(
         source,
         source.pipeline,
-        f"Publication {source.name!r} exists and is not ours",
+        f"Publication {source.name!r} exists, but was not created by this pipeline",
         "set create_publication to false",
     )
 
@@ -596,8 +599,10 @@ def make_slot(source: Source) -> None:
 def test_a_slot_that_our_records_do_not_name_is_adopted_only_on_that_word(source: Source) -> None:
     make_slot(source)
     source.execute("INSERT INTO items VALUES (1, 'before')")
-    refuses(source, source.pipeline, f"Slot {source.name!r} exists, but our records do not name it", "set adopt_slot")
-    with refused(source, f"Slot {source.name!r} is not one of ours"):
+    refuses(
+        source, source.pipeline, f"Slot {source.name!r} exists, but was not created by this pipeline", "set adopt_slot"
+    )
+    with refused(source, f"Slot {source.name!r} was not created by this pipeline"):
         drop(source.pipeline, when="always")
     record = create(source.pipeline.with_(adopt_slot=True))
     source.execute("INSERT INTO items VALUES (2, 'after')")

@@ -89,7 +89,7 @@ def test_it_is_noticed_while_the_stream_runs(make_flow: MakeFlow) -> None:
         flow.execute(*gap(flow, "table"))
         while not errors and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert "public.a was taken out and added again" in str(errors[0])
+    assert "public.a was removed from its publication and added again" in str(errors[0])
     assert isinstance(errors[0], StateError)
 
 
@@ -175,5 +175,5 @@ def test_what_older_versions_did_not_record_is_known_from_the_next_start_on(make
     claim.close()
     flow.stream()
     flow.execute(*gap(flow, "table"))
-    with pytest.raises(StateError, match="taken out and added again"):
+    with pytest.raises(StateError, match="removed from its publication and added again"):
         flow.stream()

@@ -809,7 +809,7 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
     # the driver may have noticed by itself, before the lane did
     until(lambda: lanes_end, "the lane ends")
     assert [str(error) for error in lanes_end] == [
-        "The snapshot's holder is gone. Run the snapshot again: finished ranges stay."
+        "The session that holds the snapshot has ended. Run the snapshot again: finished ranges are kept."
     ]
     assert not known(flow).complete
     assert not any(key.startswith("progress/") for key in known(flow).raw)

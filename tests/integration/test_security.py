@@ -149,7 +149,7 @@ def test_each_right_is_needed_and_preflight_says_that_it_is_missing(incomplete: 
     assert f"{named} '{right.prefix.replace('shop', incomplete.pipeline.topic_prefix)}" in str(error)
     # with Write goes the right to see a topic
     assert f"Kafka denies {right.operation}" in str(error) or right.operation == "Write"
-    assert "docs/operations.md" in str(error) or named != "topic"
+    assert "operations.html#acls-in-kafka" in str(error) or named != "topic"
     assert set(incomplete.servers.admin.list_topics(timeout=10).topics) == before
 
 

@@ -223,7 +223,7 @@ def test_the_statements_for_a_dba_name_tables_without_their_children(source: Sou
     with pytest.raises(PreflightError) as raised:
         create(pipeline)
     (said,) = (each for each in raised.value.problems if "does not exist and create_publication is off" in each)
-    source.execute(*said.partition("may be empty: ")[2].split("; "))
+    source.execute(*said.partition("run: ")[2].split("; "))
     assert source.execute("SELECT tablename FROM pg_publication_tables ORDER BY 1") == [("items",), ("more",)]
     create(pipeline)
 

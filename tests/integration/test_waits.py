@@ -222,7 +222,7 @@ def test_a_replication_connection_that_has_died_unnoticed_is_an_outage(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND database = current_database()"
     )
     started = time.monotonic()
-    with pytest.raises(Outage, match="no longer serves our connection"):
+    with pytest.raises(Outage, match="no longer serves the job's connection"):
         while time.monotonic() - started < 10:
             follower.stream.take(0.1)
     follower.stream.close()
@@ -261,7 +261,8 @@ def test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock(direct: Flow) ->
         try:
             direct.change(create_slot_timeout=4.0)
             with pytest.raises(
-                Outage, match=rf"no lock on every table within 4 s.*session {blocker.info.backend_pid} .*on public.b"
+                Outage,
+                match=rf"did not get a lock on every table within 4 s.*session {blocker.info.backend_pid} .*on public.b",
             ):
                 direct.snapshot()
         finally:
@@ -299,7 +300,7 @@ def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
                 waiting.result(10)
 
     with pytest.raises(
-        Outage, match=r"A lane of the snapshot had no lock on public.a within 1 s.*ALTER TABLE a ADD extra"
+        Outage, match=r"A lane of the snapshot did not get a lock on public.a within 1 s.*ALTER TABLE a ADD extra"
     ):
         driver.run(direct.pipeline, lanes)
 

@@ -49,9 +49,9 @@ MUTANTS = (
     ),
     Mutant(
         "inside a transaction, ordinals up to P's are skipped",
-        "stream/assembler.py",
+        "stream/assemble.py",
         "if final < state[FROM_LSN] or (final == state[FROM_LSN] and ordinal <= state[FROM_ORDINAL]):",
-        "if final < state[_FROM_LSN]:",
+        "if final < state[FROM_LSN]:",
         f"{_PIPELINE}::test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it",
     ),
     Mutant(

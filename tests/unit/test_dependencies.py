@@ -35,16 +35,11 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     ({"spark"}, ["postgres/copy.py", "postgres/receive.py", "postgres/replication.py", "provision/redrive.py"]),
 ]
 PATTERNS = [(pattern, extras) for extras, patterns in ROOMS for pattern in patterns]
-#: what watches and stops a pipeline
+#: what checks, provisions, watches and stops a pipeline
 CONTROL = (
-    "cli",
-    "settings",
-    "kafka.registry",
-    "postgres.slot",
-    "postgres.publication",
-    "state.control",
-    "spark.submit",
-)
+    "cli", "settings", "kafka.registry", "postgres.slot", "provision.preflight", "provision.create", "provision.drop",
+    "state.claim", "state.control", "state.status", "spark.submit",
+)  # fmt: skip
 #: what nobody imports, and why it is declared
 NOT_IMPORTED = {
     "apache-airflow-providers-postgres": "the type of the Postgres connection",

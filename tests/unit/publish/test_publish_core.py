@@ -1,0 +1,359 @@
+"""The one publish core, with a broker that fails in every way at every step: under the stream and under a snapshot's lane.
+
+Whatever happens, what a ``read_committed`` consumer finds in the end is each row once, in order, with its progress; or an error, and
+nothing more than what precedes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError, Refused, StopRequested, TakenOver
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.kafka.topics import Topic
+from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres import copy as pg_copy
+from airflow_bottledwater.postgres import snapshot as pg_snapshot
+from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.snapshot import Held
+from airflow_bottledwater.publish import session as module
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot import lane
+from airflow_bottledwater.snapshot.lane import LaneTask, Part
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import POSITION, Job, PinnedTable, encode, table_key
+from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.start import Start
+from tests.support import wire as w
+
+TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), key=["id"], oid=7)
+PINNED = PinnedTable(TABLE, "t", "topic-id", 1, 0, 0, 3)
+JOB = Job(4, "this", "stream", "host", 1, 0.0)
+CLUSTER = Cluster("1", 1, "db", 160000)
+#: the value of a row that the broker refuses
+POISON = b"poison"
+STEPS = ("open", "read", "begin", "produce", "commit: before it", "commit: its answer is lost")
+
+
+@dataclass
+class Broker:
+    """What is committed, and where it fails next.
+
+    :param fails: step → the errors of its next calls.
+    """
+
+    committed: list[tuple[str, Any, Any]] = field(default_factory=list)
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fails: dict[str, list[BaseException]] = field(default_factory=dict)
+    claimed_by: Job = JOB
+    refused_code: int = 0
+    limit: int = 1_000_000
+
+    def step(self, name: str) -> None:
+        if self.fails.get(name):
+            raise self.fails[name].pop(0)
+
+    def rows(self) -> list[str]:
+        return [json.loads(value)["a"] for topic, _, value in self.committed if topic == "t" and value is not None]
+
+    def dead_letters(self) -> list[str]:
+        return [
+            json.loads(value)["columns"]["a"]
+            for topic, _, value in self.committed
+            if topic == "_bottledwater_dead_letters"
+        ]
+
+
+class FakePublisher:
+    """In place of the producer over librdkafka."""
+
+    broker: Broker
+
+    def __init__(self, config: dict[str, str], transactional_id: str, topics: Sequence[str], **_: object) -> None:
+        self._topics, self._pending = list(topics), list[tuple[str, Any, Any]]()
+
+    def open(self) -> None:
+        self.broker.step("open")
+
+    def close(self) -> None:
+        self._pending.clear()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.broker.step("begin")
+        self._pending.clear()
+        yield
+        self.broker.step("commit: before it")
+        if (
+            any(POISON in (value or b"") for topic, _, value in self._pending if topic == "t")
+            and self.broker.refused_code
+        ):
+            raise RecordRefused("Kafka refuses a record.", 0, self.broker.refused_code)
+        for topic, key, value in self._pending:
+            if topic == "state":
+                self.broker.state[key.decode()] = json.loads(value)
+        self.broker.committed += self._pending
+        self.broker.step("commit: its answer is lost")
+
+    def produce(self, records: Records) -> None:
+        self.broker.step("produce")
+        for row in records.table.tolist():
+            key, value = (
+                None if row[size] < 0 else bytes(records.data[row[at] : row[at] + row[size]])
+                for at, size in ((wire.R_KEY, wire.R_KEY_LEN), (wire.R_VALUE, wire.R_VALUE_LEN))
+            )
+            self._pending.append((self._topics[row[wire.R_TOPIC]], key, value))
+
+    def attempt(self, records: Sequence[Records]) -> None:
+        for each in records:
+            self._pending.clear()
+            self.produce(each)
+            for i, (topic, _, value) in enumerate(self._pending):
+                if topic == "t" and POISON in (value or b"") and self.broker.refused_code:
+                    raise RecordRefused("Kafka refuses a record.", i, self.broker.refused_code)
+
+
+class FakeTopics:
+    """In place of the admin client."""
+
+    broker: Broker
+
+    def __init__(self, config: dict[str, str]) -> None:
+        pass
+
+    def describe(self, names: Sequence[str], **_: object) -> dict[str, Topic]:
+        return {name: Topic(name, "topic-id", 1, self.broker.limit, "compact", True, True) for name in names}
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """A broker with the state of a pipeline whose snapshot is complete."""
+    made = Broker()
+    made.state |= {"claim": encode(JOB), table_key(7): encode(PINNED)}
+    monkeypatch.setattr(FakePublisher, "broker", made, raising=False)
+    monkeypatch.setattr(FakeTopics, "broker", made, raising=False)
+    monkeypatch.setattr(module, "Publisher", FakePublisher)
+    monkeypatch.setattr(module, "Topics", FakeTopics)
+
+    def read(*_: object) -> PipelineState:
+        made.step("read")
+        return PipelineState(json.loads(json.dumps({**made.state, "claim": encode(made.claimed_by)})))
+
+    monkeypatch.setattr(module, "read_behind", read)
+    return made
+
+
+def pipeline(**changes: Any) -> Pipeline:
+    return Pipeline.of(postgres="dbname=none", output_format="json", outage_timeout=2.0, **changes)
+
+
+# ------------------------------------------------------------------ the two pipelines
+def batch(*transactions: Sequence[bytes], start: int = 0) -> Batch:
+    """Transactions of inserts; a row's key is its value."""
+    cutter = Cutter(Position(start), {}, lambda *_: PINNED.version, limit=10**9, most=10**9)
+    messages = [w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in TABLE.columns])]
+    for n, values in enumerate(transactions, 1):
+        messages += [
+            w.begin(start + n * 100, n),
+            *(w.insert(7, value, value) for value in values),
+            w.commit(start + n * 100, start + n * 100 + 10),
+        ]
+    cutter.add(w.block([w.xlog(m) for m in messages]))
+    assert cutter.cut() is None
+    found = cutter.flush(empty=False)
+    assert found is not None
+    return found
+
+
+def stream(broker: Broker, *transactions: Sequence[bytes], **changes: Any) -> None:
+    """Publish these transactions as one batch."""
+    start = Start(CLUSTER, JOB, "prefix", "state", PipelineState(dict(broker.state)), Position(0))
+    publisher = StreamPublisher(pipeline(**changes), start, Backoff(2.0, report=lambda what: None))
+    try:
+        found = batch(*transactions)
+        assert publisher.publish(found) == found.end == publisher.position
+    finally:
+        publisher.close()
+
+
+def copied(*values: bytes) -> Block:
+    rows = [struct.pack(">h", 2) + 2 * (struct.pack(">i", len(value)) + value) for value in values]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Block(np.frombuffer(b"".join(rows), dtype=np.uint8).copy(), offsets)
+
+
+class _Connection:
+    def execute(self, *_: object) -> None: ...
+    def cancel_safe(self, **_: object) -> None: ...
+    def close(self) -> None: ...
+
+
+def snapshot(broker: Broker, *ranges: Sequence[bytes], monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Publish these as ranges of a lane, a block of the table for each."""
+    monkeypatch.setattr(lane, "connect", lambda *_, **__: _Connection())
+    monkeypatch.setattr(pg_snapshot, "begin_task", lambda *_, **__: None)
+    monkeypatch.setattr(pg_snapshot, "copy_query", lambda table, columns, first, last: (first, last))
+    monkeypatch.setattr(
+        pg_copy, "rows", lambda connection, query, idle: iter([copied(*ranges[n]) for n in range(*query)])
+    )
+    task = LaneTask(
+        0, JOB, "prefix", "state", Held(Snapshot(5, 5, ()), 1, "x"), (PINNED,), tuple(Part(7, n, n, n + 1) for n in range(len(ranges)))
+    )  # fmt: skip
+    lane.run(pipeline(**changes), task)
+
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(params=["stream", "snapshot"])
+def publish(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Publishes groups of rows: transactions, or ranges."""
+    if request.param == "stream":
+        return stream
+
+    def of_a_lane(broker: Broker, *ranges: Sequence[bytes], **changes: Any) -> None:
+        snapshot(broker, *ranges, monkeypatch=monkeypatch, **changes)
+
+    return of_a_lane
+
+
+def progress(broker: Broker) -> list[tuple[str, Any]]:
+    """What the state says of how far the work is, but for times."""
+    return sorted(
+        (key, {k: v for k, v in value.items() if k != "at"})
+        for key, value in broker.state.items()
+        if key == POSITION or key.startswith("progress/")
+    )
+
+
+GROUPS = ([b"a", b"b"], [b"c"], [b"d", b"e", b"f"])
+ROWS = ["a", "b", "c", "d", "e", "f"]
+
+
+# ------------------------------------------------------------------ every error at every step
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_transaction_that_is_lost_is_decided_anew_by_the_state(
+    broker: Broker, publish: Run, step: str, times: int
+) -> None:
+    publish(broker, *GROUPS)
+    expected, broker.committed = progress(broker), []
+    broker.state = {key: value for key, value in broker.state.items() if key in ("claim", table_key(7))}
+    broker.fails = {step: [NewProducerNeeded("lost") for _ in range(times)]}
+    publish(broker, *GROUPS)
+    assert len(broker.fails[step]) < times
+    assert broker.rows() == ROWS
+    assert progress(broker) == expected
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "error",
+    [Refused("no"), Outage("away"), StopRequested("stop"), ValueError("a defect")],
+    ids=lambda e: type(e).__name__,
+)
+def test_any_other_error_ends_the_job_and_nothing_is_repeated(
+    broker: Broker, publish: Run, step: str, error: BaseException
+) -> None:
+    broker.fails = {step: [error]}
+    with pytest.raises(type(error)):
+        publish(broker, *GROUPS)
+    before = list(broker.committed)
+    publish(broker, *GROUPS)
+    assert broker.committed[: len(before)] == before
+    assert broker.rows() == ROWS
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_job_that_was_taken_over_publishes_nothing_more(broker: Broker, publish: Run, step: str) -> None:
+    if step.endswith("lost"):
+        pytest.skip("what was committed was committed before the other job claimed the slot")
+    broker.fails = {step: [NewProducerNeeded("fenced")]}
+    broker.claimed_by = Job(5, "another", "stream", "elsewhere", 2, 0.0)
+    with pytest.raises(TakenOver, match="elsewhere"):
+        publish(broker, *GROUPS)
+    assert broker.committed == []
+
+
+# ------------------------------------------------------------------ rows that cannot be published
+_BAD = ([b"a"], [b"b", POISON], [b"c"])
+
+
+@pytest.mark.parametrize("code", [10, 87], ids=["too large", "invalid"])
+def test_a_row_that_the_broker_refuses_is_a_dead_letter_alone(broker: Broker, publish: Run, code: int) -> None:
+    broker.refused_code = code
+    publish(broker, *_BAD, on_error="log")
+    assert (broker.rows(), broker.dead_letters()) == (["a", "b", "c"], [POISON.decode()])
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_precedes_it_is_published_whatever_happens_meanwhile(broker: Broker, publish: Run, step: str) -> None:
+    broker.refused_code = 87
+    broker.fails = {step: [NewProducerNeeded("lost")]}
+    with pytest.raises(RecordError, match="cannot be published"):
+        publish(broker, *_BAD)
+    assert broker.rows() == ["a"]
+    assert broker.dead_letters() == []
+
+
+def test_a_row_that_is_too_large_is_not_even_sent(broker: Broker, publish: Run) -> None:
+    broker.limit = 4000
+    publish(broker, [b"a"], [b"x" * 5000, b"b"], on_error="log")
+    assert broker.rows() == ["a", "b"]
+    assert [text[:1] for text in broker.dead_letters()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [(29, Refused, "denies Write"), (32, Refused, "time of a record")],
+    ids=["denied", "clock"],
+)
+def test_a_refusal_that_is_no_rows_fault_sets_no_row_aside(
+    broker: Broker, publish: Run, code: int, error: type[BottledWaterError], says: str
+) -> None:
+    broker.refused_code = code
+    with pytest.raises(error, match=says):
+        publish(broker, [POISON], [b"a"], on_error="log")
+    assert broker.dead_letters() == []
+
+
+def test_limits_that_changed_meanwhile_are_read_again(
+    broker: Broker, publish: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.refused_code = 10
+    usual = FakePublisher.transaction
+
+    def lower(self: FakePublisher) -> Any:
+        # the limit falls while the first transaction is open
+        broker.limit = min(broker.limit, 900)
+        return usual(self)
+
+    monkeypatch.setattr(FakePublisher, "transaction", lower)
+    publish(broker, [POISON + b"x" * 1000, b"a"], on_error="log")
+    assert broker.rows() == ["a"]
+    assert len(broker.committed) > 1
+
+
+def test_a_skipped_position_passes_one_change_only(broker: Broker) -> None:
+    broker.refused_code = 87
+    bad = Position(200, 2)
+    stream(broker, *_BAD, skip_position=str(bad))
+    assert (broker.rows(), broker.dead_letters()) == (["a", "b", "c"], [POISON.decode()])
+    broker.committed, broker.state[POSITION] = [], {"lsn": 0, "ordinal": 0, "at": 0.0}
+    with pytest.raises(RecordError, match=str(bad)):
+        stream(broker, *_BAD, skip_position=str(Position(200, 1)))

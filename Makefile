@@ -31,13 +31,13 @@ $(VENV)/.ready: $(UV) requirements/lock.txt pyproject.toml
 setup: $(VENV)/.ready ## the environment, from pinned dependencies
 
 demo: setup ## the whole pipeline on real servers and real data, compared in the end
-	@$(BIN)/python -m airflow_bottledwater.local.demo
+	@$(BIN)/bottledwater demo
 
 up: setup ## start the stack and keep it running
-	@$(BIN)/python -m airflow_bottledwater.local.demo up
+	@$(BIN)/bottledwater up
 
 down: ## stop what `make up` started
-	@test ! -x $(BIN)/python || $(BIN)/python -m airflow_bottledwater.local.demo down
+	@test ! -x $(BIN)/bottledwater || $(BIN)/bottledwater down
 
 lint: setup ## format, lint, import directions, types
 	@$(BIN)/ruff format --check --quiet .

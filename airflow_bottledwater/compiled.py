@@ -1,6 +1,7 @@
 """The one door to numba: compiled functions, their cache on disk, and C functions that they call.
 
-Importing this module imports numba; only the data plane's hot loops do.
+Importing this module imports numba; only the data plane's hot loops do. Without it, whoever asks for compiled code is told which
+extra is missing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+
+from airflow_bottledwater.extras import explained
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,10 +55,11 @@ def _cache_directory() -> str:
 
 os.environ.setdefault("NUMBA_CACHE_DIR", _cache_directory())
 
-import llvmlite.binding as llvm  # noqa: E402  (numba reads the cache folder when it is imported)
-import numba  # noqa: E402
-from numba import types  # noqa: E402
-from numba.core.caching import FunctionCache  # noqa: E402
+with explained():  # behind the line above: numba reads the cache folder when it is imported
+    import llvmlite.binding as llvm
+    import numba
+    from numba import types
+    from numba.core.caching import FunctionCache
 
 # somebody (a plugin of pytest) may have imported it before us
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]

@@ -10,9 +10,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, report
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
 from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
+from airflow_bottledwater.local.commands import COMMANDS
 
 log = logging.getLogger("bottledwater")
 
@@ -136,11 +138,16 @@ def redrive_letters(**values: Any) -> None:
     )
 
 
+for command in COMMANDS:
+    cli.add_command(command)
+
+
 def main() -> None:
     """Entry point: our errors become a line on standard error and exit code 1."""
     _log_to_stderr()
     try:
-        cli(prog_name="bottledwater")
+        with extras.explained():
+            cli(prog_name="bottledwater")
     except BottledWaterError as error:
         for line in str(error).splitlines():
             log.critical("%s", line)

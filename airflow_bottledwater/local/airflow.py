@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import sys
-import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +18,6 @@ from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local import ports
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.process import ServerProcess, plain_environment, run
-
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 USER = "admin"
 _SPARK = {"conn_type": "spark", "host": "local[2]", "extra": {"spark-binary": "spark-submit", "deploy-mode": "client"}}
@@ -79,7 +76,7 @@ class _Component(ServerProcess):
     def ready(self) -> bool:
         """The API server answers; of the others it has a heartbeat since they were started."""
         try:
-            with _opener.open(f"{self._stack.url}/api/v2/monitor/health", timeout=5) as answer:
+            with ports.open_url(f"{self._stack.url}/api/v2/monitor/health") as answer:
                 health = json.load(answer)
         except (OSError, ValueError):
             return False
@@ -96,7 +93,6 @@ class AirflowStack:
     :param metadata_dsn: SQLAlchemy URL of an existing, empty database: `PostgresServer.url("airflow")`.
     :param env: variables for all components over the ones here, for example `AIRFLOW_CONN_…`. Nothing else of our
         environment reaches Airflow, so that no secret of ours gets into its tasks and logs.
-    :param port: of the API server and UI; 0 picks a free one; it stays the folder's.
     """
 
     def __init__(
@@ -106,7 +102,6 @@ class AirflowStack:
         dags_folder: Path | str,
         metadata_dsn: str,
         env: Mapping[str, str] | None = None,
-        port: int = 0,
         die_with_parent: bool = True,
     ) -> None:
         self.folder = Path(folder).absolute()
@@ -114,7 +109,7 @@ class AirflowStack:
         self.metadata_dsn = metadata_dsn
         self.env = dict(env or {})
         self.die_with_parent = die_with_parent
-        kept = ports.keep(self.folder, api=port, worker_logs=0, trigger_logs=0)
+        kept = ports.keep(self.folder, api=0, worker_logs=0, trigger_logs=0)
         self.port = kept["api"]
         self._log_ports = kept["worker_logs"], kept["trigger_logs"]
         # Logs are read from files here; the servers for them would listen on all addresses of the machine.
@@ -206,20 +201,11 @@ class AirflowStack:
         """
         self._all(lambda component: component.stop(grace=5))
 
-    def kill(self) -> None:
-        """Kills all four with their tasks."""
-        self._all(lambda component: component.kill())
-
     def restart(self, name: str) -> None:
         """Stops and starts one component."""
         if name not in self.components:
             raise LocalServerError(f"Airflow has no {name!r} here, but {', '.join(self.components)}")
         self.components[name].restart()
-
-    @property
-    def running(self) -> bool:
-        """Whether all four run."""
-        return all(component.running for component in self.components.values())
 
     def __enter__(self) -> Self:
         return self.start()

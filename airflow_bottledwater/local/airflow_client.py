@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import requests
 
 from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.local.waiting import until
 
 Json = dict[str, Any]
-OnChange = Callable[[str, str | None], object]
-"""Is told the task and its new state (None: not scheduled yet)."""
 
 
 class AirflowClient:
@@ -39,16 +37,13 @@ class AirflowClient:
 
     def wait_for_dag(self, dag_id: str, timeout: float = 60) -> Json:
         """The DAG, once Airflow knows it."""
-        deadline = time.monotonic() + timeout
-        while True:
+
+        def known() -> Json | None:
             # a filter and not the DAG itself: that answers 404 until then
             found = self.request("GET", "dags", params={"dag_id_pattern": dag_id, "limit": 1_000})["dags"]
-            for dag in found:
-                if dag["dag_id"] == dag_id:
-                    return dict(dag)
-            if time.monotonic() > deadline:
-                raise LocalServerError(f"DAG {dag_id} did not appear within {timeout:.0f} s{self._import_errors()}")
-            time.sleep(0.3)
+            return next((dict(dag) for dag in found if dag["dag_id"] == dag_id), None)
+
+        return until(known, timeout=timeout, otherwise=lambda: f"DAG {dag_id} did not appear{self._import_errors()}")
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Starts a run and returns its id."""
@@ -85,24 +80,18 @@ class AirflowClient:
         content = self.request("GET", path, params={"full_content": True})["content"]
         return "\n".join(event if isinstance(event, str) else _line(event) for event in content)
 
-    def wait_run(self, dag_id: str, run_id: str, timeout: float = 120, on_change: OnChange | None = None) -> Json:
+    def wait_run(self, dag_id: str, run_id: str, timeout: float = 120) -> Json:
         """The run, once it has succeeded or failed."""
-        deadline = time.monotonic() + timeout
-        states: dict[str, str | None] = {}
-        while True:
+
+        def ended() -> Json | None:
             run = self.run(dag_id, run_id)
-            for task in self.task_instances(dag_id, run_id):
-                name = task["task_id"] if task["map_index"] < 0 else f"{task['task_id']}[{task['map_index']}]"
-                if name not in states or states[name] != task["state"]:
-                    states[name] = task["state"]
-                    if on_change:
-                        on_change(name, task["state"])
-            if run["state"] in ("success", "failed"):
-                return run
-            if time.monotonic() > deadline:
-                listed = ", ".join(f"{name} {state}" for name, state in states.items())
-                raise LocalServerError(f"run {run_id} of {dag_id} did not end within {timeout:.0f} s: {listed}")
-            time.sleep(0.5)
+            return run if run["state"] in ("success", "failed") else None
+
+        def states() -> str:
+            tasks = self.task_instances(dag_id, run_id)
+            return f"run {run_id} of {dag_id} did not end: " + ", ".join(f"{t['task_id']} {t['state']}" for t in tasks)
+
+        return until(ended, timeout=timeout, otherwise=states, pause=0.5)
 
     def _login(self) -> None:
         body = {"username": self._user, "password": self._password}

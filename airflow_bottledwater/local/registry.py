@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import base64
-import urllib.error
 import urllib.request
 from pathlib import Path
 
 from airflow_bottledwater.local import artifacts, ports
 from airflow_bottledwater.local.process import ServerProcess
 
-# A proxy of the environment is not for 127.0.0.1.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
 
 class SchemaRegistry(ServerProcess):
     """A registry in `folder`.
 
     :param port: 0 picks a free one; it stays the folder's.
-    :param compatibility: the global level, `BACKWARD` as with Confluent's.
     :param basic_auth: user and password that every request must show.
     """
 
@@ -29,19 +24,14 @@ class SchemaRegistry(ServerProcess):
         folder: Path | str,
         *,
         port: int = 0,
-        compatibility: str = "BACKWARD",
         basic_auth: tuple[str, str] | None = None,
-        java_heap: str = "256m",
-        cache: Path | None = None,
         die_with_parent: bool = True,
     ) -> None:
         super().__init__(folder, die_with_parent=die_with_parent)
         kept = ports.keep(self.folder, registry=port, management=0)
         self.port, self.management_port = kept["registry"], kept["management"]
-        self.compatibility = compatibility
         self.basic_auth = basic_auth
-        self.java_heap = java_heap
-        self.cache = cache or artifacts.cache_folder()
+        self._cache = artifacts.cache_folder()
 
     @property
     def url(self) -> str:
@@ -61,7 +51,8 @@ class SchemaRegistry(ServerProcess):
             "apicurio.storage.sql.kind": "h2",
             # H2 writes a commit half a second later by default: what was registered just before kill -9 was lost
             "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0",
-            "apicurio.rules.global.compatibility": self.compatibility,
+            # Confluent's default
+            "apicurio.rules.global.compatibility": "BACKWARD",
             # else a schema that is only formatted differently gets another id
             "apicurio.ccompat.use-canonical-hash": "true",
             "quarkus.log.level": "WARN",
@@ -83,11 +74,11 @@ class SchemaRegistry(ServerProcess):
         file.parent.mkdir(exist_ok=True)
         file.touch(mode=0o600)
         file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        artifacts.registry_folder(self.cache)
+        artifacts.registry_folder(self._cache)
 
     def command(self) -> list[str]:
-        options = [f"-Xmx{self.java_heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        program = artifacts.registry_folder(self.cache) / "quarkus-run.jar"
+        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        program = artifacts.registry_folder(self._cache) / "quarkus-run.jar"
         return [str(artifacts.bundled_java()), *options, "-jar", str(program)]
 
     def ready(self) -> bool:
@@ -96,7 +87,7 @@ class SchemaRegistry(ServerProcess):
             shown = base64.b64encode(":".join(self.basic_auth).encode()).decode()
             request.add_header("Authorization", f"Basic {shown}")
         try:
-            with _opener.open(request, timeout=5) as answer:
+            with ports.open_url(request) as answer:
                 return bool(answer.status == 200)
-        except (OSError, urllib.error.HTTPError):
+        except OSError:  # also what is not 200
             return False

@@ -17,32 +17,26 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 class DataStack:
     """The servers that change data flows through.
 
-    `postgres_options`, `kafka_options` and `registry_options` are passed to the three servers' classes.
+    `postgres_options` and `kafka_options` are passed to the servers' classes.
     """
 
     def __init__(
         self,
         folder: Path | str,
         *,
-        registry: bool = True,
         die_with_parent: bool = True,
-        cache: Path | None = None,
         postgres_options: Mapping[str, Any] | None = None,
         kafka_options: Mapping[str, Any] | None = None,
-        registry_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = Path(folder).absolute()
-        common: dict[str, Any] = {"die_with_parent": die_with_parent}
-        self.postgres = PostgresServer(self.folder / "postgres", **common, **(postgres_options or {}))
-        common["cache"] = cache
-        self.kafka = KafkaBroker(self.folder / "kafka", **common, **(kafka_options or {}))
-        self.registry = (
-            SchemaRegistry(self.folder / "registry", **common, **(registry_options or {})) if registry else None
-        )
+        tied = die_with_parent
+        self.postgres = PostgresServer(self.folder / "postgres", die_with_parent=tied, **(postgres_options or {}))
+        self.kafka = KafkaBroker(self.folder / "kafka", die_with_parent=tied, **(kafka_options or {}))
+        self.registry = SchemaRegistry(self.folder / "registry", die_with_parent=tied)
 
     @property
     def servers(self) -> list[ServerProcess]:
-        return [server for server in (self.postgres, self.kafka, self.registry) if server is not None]
+        return [self.postgres, self.kafka, self.registry]
 
     def start(self) -> Self:
         """Starts all at the same time; if one cannot, the others are stopped again."""
@@ -56,10 +50,6 @@ class DataStack:
     def stop(self) -> None:
         """Stops all at the same time."""
         self._all(lambda server: server.stop())
-
-    def kill(self) -> None:
-        """Kills all."""
-        self._all(lambda server: server.kill())
 
     def _all(self, act: Callable[[ServerProcess], object]) -> None:
         with ThreadPoolExecutor(max_workers=3) as threads:

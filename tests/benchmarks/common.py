@@ -126,7 +126,6 @@ class Source:
     """
 
     def __init__(self, stack: DataStack, **settings: Any) -> None:
-        assert stack.registry is not None
         self.stack = stack
         name = f"b{uuid.uuid4().hex[:8]}"
         self.dsn = stack.postgres.createdb(name)

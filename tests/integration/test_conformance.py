@@ -23,12 +23,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro, reference
+from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.forms import Forms
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
+from tests.support import reference
 from tests.support.paths import Follower, Made, copied, encoded
 
 FOLDER = Path(__file__).parents[1] / "conformance"

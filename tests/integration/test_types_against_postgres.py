@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import reference, types
+from airflow_bottledwater.encoding import types
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
+from tests.support import reference
 from tests.support.paths import KEY_ID, VALUE_ID, Follower, Made, copied, encoded, texts
 
 PREPARE = """

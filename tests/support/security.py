@@ -36,11 +36,11 @@ from cryptography.x509.oid import NameOID
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.local import ports
-from airflow_bottledwater.local.compare import compare
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.state import store
+from tests.support.compare import compare
 from tests.support.topics import Flow
 
 #: in every password, and nowhere else

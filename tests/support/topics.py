@@ -14,13 +14,14 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.local.compare import Comparison, compare
+from airflow_bottledwater.local.compare import Comparison
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.stream import engine
+from tests.support.compare import compare
 
 
 @dataclass(frozen=True, slots=True)

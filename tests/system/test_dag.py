@@ -107,7 +107,6 @@ class Topics:
     """What a consumer with ``read_committed`` has seen so far of some topics, decoded through the registry."""
 
     def __init__(self, stack: DataStack, *names: str) -> None:
-        assert stack.registry is not None
         self._registry = SchemaRegistryClient({"url": stack.registry.url})
         self._schemas: dict[int, Any] = {}
         self._consumer = Consumer(
@@ -156,7 +155,6 @@ class System:
             connection.execute("CREATE DATABASE shop OWNER cdc")
             connection.execute("CREATE DATABASE airflow")
         postgres = {"conn_type": "postgres", "host": "127.0.0.1", "port": self.data.postgres.port, "login": "cdc"}
-        assert self.data.registry is not None
         connections = {
             "POSTGRES_DEFAULT": {
                 **postgres,

@@ -62,6 +62,12 @@ def test_the_image_has_java_and_the_wheel_with_its_extras() -> None:
     assert "[airflow,spark]" in dockerfile
 
 
+def test_the_modules_that_the_image_runs_exist() -> None:
+    modules = re.findall(r"-m (airflow_bottledwater[\w.]*)", TEXT)
+    assert modules
+    assert all((ROOT / module.replace(".", "/")).with_suffix(".py").exists() for module in modules)
+
+
 def test_dollars_are_escaped_or_variables_with_a_default() -> None:
     code = "\n".join(line for line in TEXT.splitlines() if not line.lstrip().startswith("#"))
     unescaped = re.findall(r"\$[^$]{0,40}", code.replace("$$", ""))

@@ -3,7 +3,7 @@
 No Python object is made per value. Every function that writes takes the output array and a position and returns the next
 position, or a negative code of :mod:`~airflow_bottledwater.encoding.wire`; none reads outside a row. From the bottom up:
 ``reading`` and ``writing``; ``text``, ``floats`` and ``numeric``; ``to_avro`` and ``to_json``, one value each; ``nested``, what values are
-made of; ``fields`` of rows; ``rows``. A readable twin is :mod:`~airflow_bottledwater.encoding.reference`.
+made of; ``fields`` of rows; ``rows``. Their readable twin is with the tests.
 """
 
 from __future__ import annotations

@@ -1,0 +1,158 @@
+"""What the demo runs on and `bottledwater up` leaves running: the servers, a source with its role and data, an Airflow that knows them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from rich.console import Console
+
+from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.local import artifacts, flights, ports
+from airflow_bottledwater.local.airflow import AirflowStack
+from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import supervise
+from airflow_bottledwater.warm import warm_up
+
+DAG, SLOT, DATABASE, ROLE = "bottledwater", "flights", "nyc", "bottledwater"
+
+console = Console(highlight=False)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {text}", soft_wrap=True)
+
+
+def dags_folder() -> Path:
+    """The folder with the ready DAG: in the wheel beside this module, in a checkout ``dags/``.
+
+    :raises LocalServerError: it is in neither.
+    """
+    here = Path(__file__).resolve()
+    for folder in (here.parent / "dags", here.parents[2] / "dags"):
+        if (folder / f"{DAG}.py").exists():
+            return folder
+    raise LocalServerError(f"the DAG {DAG}.py is not installed: reinstall airflow-provider-bottledwater")
+
+
+class DemoStack:
+    """The servers of a folder, the database with its role, and an Airflow."""
+
+    def __init__(self, folder: Path, *, die_with_parent: bool) -> None:
+        self.data = DataStack(folder, die_with_parent=die_with_parent)
+        password_file = folder / "role-password"
+        if not password_file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            password_file.touch(mode=0o600)
+            password_file.write_text(secrets.token_urlsafe(18))
+        self.password = password_file.read_text()
+        # made when the data servers have their ports; it starts nothing
+        self.airflow = AirflowStack(
+            folder / "airflow",
+            dags_folder=dags_folder(),
+            metadata_dsn=self.data.postgres.url("airflow"),
+            die_with_parent=die_with_parent,
+            env={f"AIRFLOW_CONN_{name}_DEFAULT": json.dumps(value) for name, value in self._connections().items()},
+        )
+
+    @property
+    def dsn(self) -> str:
+        """The source, as the pipeline's role."""
+        return self.data.postgres.dsn(DATABASE, user=ROLE, password=self.password)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the DAG run is given, as one description."""
+        return Pipeline(
+            postgres=self.dsn,
+            kafka={"bootstrap.servers": self.data.kafka.bootstrap},
+            registry={"url": self.data.registry.url},
+            slot=SLOT,
+            tables=flights.TABLES,
+        )
+
+    def start(self) -> None:
+        """Start everything; the source gets its role and its data."""
+        began = time.monotonic()
+        warming = threading.Thread(target=warm_up, name="compile", daemon=True)
+        warming.start()
+        self.data.start()
+        say(f"PostgreSQL, Kafka and the schema registry are ready ({time.monotonic() - began:.0f} s).")
+        self._prepare_source()
+        self.airflow.start()
+        self.airflow.client().wait_for_dag(DAG, 90)
+        warming.join()
+        say(f"Airflow is ready at {self.airflow.url} ({time.monotonic() - began:.0f} s).")
+
+    def stop(self) -> None:
+        """Stop everything: Airflow, which would submit a job again that ends while its task waits, then the jobs."""
+        self.airflow.stop()
+        jobs = self.airflow.folder / "bottledwater"
+        for folder in jobs.iterdir() if jobs.is_dir() else ():
+            supervise.stop(folder, timeout=5)
+        self.data.stop()
+
+    def _prepare_source(self) -> None:
+        postgres = self.data.postgres
+        role, database = sql.Identifier(ROLE), sql.Identifier(DATABASE)
+        with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+            if connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is not None:
+                return
+            make = sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}")
+            connection.execute(make.format(role, sql.Literal(self.password)))
+            connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
+            connection.execute("CREATE DATABASE airflow")
+        rows = flights.load(postgres.dsn(DATABASE), ROLE)
+        say("Loaded " + ", ".join(f"{n:,} {table}" for table, n in rows.items()) + ".")
+
+    def _connections(self) -> dict[str, dict[str, object]]:
+        """Airflow's connections by the names that the DAG has by default."""
+        return {
+            "POSTGRES": {
+                "conn_type": "postgres",
+                "host": ports.HOST,
+                "port": self.data.postgres.port,
+                "login": ROLE,
+                "password": self.password,
+                "schema": DATABASE,
+            },
+            "KAFKA": {"conn_type": "kafka", "extra": {"bootstrap.servers": self.data.kafka.bootstrap}},
+            "SCHEMA_REGISTRY": {"conn_type": "schema_registry", "host": self.data.registry.url},
+        }
+
+
+def _kept() -> Path:
+    """The folder of what `up` starts."""
+    return artifacts.cache_folder() / "up"
+
+
+def up() -> None:
+    """Start the servers and leave them running."""
+    stack = DemoStack(_kept(), die_with_parent=False)
+    try:
+        stack.start()
+    except BaseException:
+        stack.stop()
+        raise
+    lines = [
+        f"\nAirflow:    {stack.airflow.url}   user {stack.airflow.user}, password {stack.airflow.password}",
+        f"PostgreSQL: {stack.data.postgres.dsn(DATABASE)}",
+        f"Kafka:      {stack.data.kafka.bootstrap}\nRegistry:   {stack.data.registry.url}\n",
+        f"Trigger the DAG {DAG!r} (slot {SLOT!r}, tables {', '.join(flights.TABLES)}). `bottledwater down` stops everything;"
+        f" the data stay in {_kept()}.",
+    ]
+    for line in lines:  # to be copied: not broken into lines
+        console.print(line, soft_wrap=True)
+
+
+def down() -> None:
+    """Stop what :func:`up` started; the data stay."""
+    if _kept().exists():
+        DemoStack(_kept(), die_with_parent=False).stop()

@@ -1,0 +1,87 @@
+"""Whether a topic is its table, for a table of any types in either format: its records against PostgreSQL's own text of the rows."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import fastavro
+from confluent_kafka.schema_registry import SchemaRegistryClient
+
+from airflow_bottledwater.local.compare import Comparison, latest
+from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import connect
+from tests.support import reference
+
+
+class Schemas:
+    """Writer schemas by id, without logical types: values stay as they are on the wire."""
+
+    def __init__(self, registry: Mapping[str, str]) -> None:
+        self._client = SchemaRegistryClient(dict(registry))
+        self._known: dict[int, Any] = {}
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        """A framed record."""
+        schema_id = int.from_bytes(data[1:5], "big")
+        if schema_id not in self._known:
+            text = self._client.get_schema(schema_id).schema_str
+            self._known[schema_id] = fastavro.parse_schema(reference.without_logical(json.loads(text)))
+        found: Any = fastavro.schemaless_reader(io.BytesIO(data[5:]), self._known[schema_id], None)
+        return dict(found)
+
+
+def table_rows(dsn: str, name: str) -> tuple[Table, list[list[str | None]]]:
+    """A table and its rows as PostgreSQL's own text."""
+    with connect(dsn, application="compare") as connection:
+        table = catalog.load(connection, catalog.resolve(connection, [name], []))[0]
+        columns = ", ".join(
+            f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN format('%s', {quote(c.name)}) END"
+            for c in table.columns
+        )
+        query = f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}"
+        return table, [list(row) for row in connection.execute(query).fetchall()]
+
+
+def compare(
+    dsn: str, kafka: Mapping[str, str], registry: Mapping[str, str] | None, name: str, topic: str
+) -> Comparison:
+    """Compare a keyed table with its topic.
+
+    :param registry: None for the JSON format.
+    """
+    table, rows = table_rows(dsn, name)
+    values, snapshot, stream = latest(kafka, topic)
+    result = Comparison(topic, len(rows), snapshot, stream)
+    schemas = Schemas(registry) if registry is not None else None
+
+    def decoded(data: bytes) -> dict[str, Any]:
+        found: dict[str, Any] = schemas.decode(data) if schemas else json.loads(data)
+        return found
+
+    published = {json.dumps(decoded(k), default=str): v for k, v in values.items() if v is not None}
+    native = reference.native if schemas else reference.json_native
+    for row in rows:
+        expected = {
+            c.name: None if text is None else native(c.type, text) for c, text in zip(table.columns, row, strict=True)
+        }
+        key = json.dumps({k: expected[k] for k in table.key}, default=str)
+        data = published.pop(key, None)
+        if data is None:
+            result.differences.append(f"row {key} is not in the topic")
+        elif (got := decoded(data)) != expected:
+            result.differences.append(f"row {key}: {_first_difference(got, expected)}")
+        if len(result.differences) > 5:
+            return result
+    result.differences += [f"record {key} is not in the table" for key in list(published)[:5]]
+    return result
+
+
+def _first_difference(got: dict[str, Any], expected: dict[str, Any]) -> str:
+    for name, value in expected.items():
+        if got.get(name) != value:
+            return f"{name} is {got.get(name)!r} in the topic and {value!r} in the table"
+    return "the topic's record has other fields"

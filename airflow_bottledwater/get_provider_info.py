@@ -53,7 +53,12 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             {
                 "integration-name": _NAME,
-                "python-modules": ["airflow_bottledwater.hooks.pipeline", "airflow_bottledwater.hooks.schema_registry"],
+                "python-modules": [
+                    "airflow_bottledwater.hooks.pipeline",
+                    "airflow_bottledwater.hooks.schema_registry",
+                    "airflow_bottledwater.hooks.source",
+                    "airflow_bottledwater.hooks.spark_job",
+                ],
             }
         ],
         "connection-types": [

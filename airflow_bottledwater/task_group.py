@@ -16,15 +16,15 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 
 
 class BottledWaterTaskGroup(TaskGroup):
-    """``preflight → create_slot → snapshot → stream``, beside the stream ``slot_lag`` and ``error_state``, and ``drop_slot`` as the
-    teardown of ``create_slot``.
+    """``preflight → create_slot → snapshot → stream``, beside the stream ``wait_caught_up`` and ``watch_errors``, and ``drop_slot``
+    as the teardown of ``create_slot``.
 
     :param group_id: of the group; task ids are prefixed with it unless ``prefix_group_id`` is False.
     :param pipeline: the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, for every task.
-    :param spark_conn_id: connection of type Spark.
-    :param bounded: the stream ends when everything is published that is committed now.
-    :param drop_when: retired, always or never: what the teardown does.
-    :param max_lag: bytes at which ``slot_lag`` calls the stream caught up.
+    :param spark_conn_id: connection of type Spark. (templated)
+    :param bounded: the stream ends when everything is published that is committed now. (templated)
+    :param drop_when: ``retired``, ``always`` or ``never``: what the teardown does. (templated)
+    :param max_lag: bytes at which ``wait_caught_up`` calls the stream caught up. (templated)
     :param snapshot: further arguments of the snapshot operator.
     :param stream: further arguments of the stream operator.
     """
@@ -44,7 +44,7 @@ class BottledWaterTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         with self:
-            spark = {"spark_conn_id": spark_conn_id, "stream_executor": (stream or {}).get("executor")}
+            spark: dict[str, Any] = {"spark_conn_id": spark_conn_id, "stream_executor": (stream or {}).get("executor")}
             self.preflight = ReplicationPreflightOperator(task_id="preflight", **spark, **pipeline)
             self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **spark, **pipeline)
             self.snapshot = SnapshotToKafkaOperator(
@@ -53,14 +53,16 @@ class BottledWaterTaskGroup(TaskGroup):
             self.stream = StreamToKafkaOperator(
                 task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {})
             )
-            self.slot_lag = ReplicationSlotLagSensor(
-                task_id="slot_lag",
-                slot=pipeline.get("slot", "bottledwater"),
-                postgres_conn_id=pipeline.get("postgres_conn_id", "postgres_default"),
+            # both wait for as long as the stream runs: never in a worker slot
+            self.wait_caught_up = ReplicationSlotLagSensor(
+                task_id="wait_caught_up",
                 max_lag=max_lag,
                 poke_interval=10,
+                deferrable=True,
+                **{name: pipeline[name] for name in ("slot", "postgres_conn_id") if name in pipeline},
             )
-            self.error_state = StreamErrorSensor(task_id="error_state", **pipeline)
+            self.watch_errors = StreamErrorSensor(task_id="watch_errors", deferrable=True, **pipeline)
             self.drop_slot = DropReplicationSlotOperator(task_id="drop_slot", when=drop_when, **pipeline)
-        self.preflight >> self.create_slot >> self.snapshot >> [self.stream, self.slot_lag, self.error_state]
-        [self.stream, self.slot_lag, self.error_state] >> self.drop_slot.as_teardown(setups=self.create_slot)
+        watched = [self.stream, self.wait_caught_up, self.watch_errors]
+        self.preflight >> self.create_slot >> self.snapshot >> watched
+        watched >> self.drop_slot.as_teardown(setups=self.create_slot)

@@ -12,53 +12,22 @@ from typing import Any
 
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
-from psycopg import conninfo, pq
 
-from airflow_bottledwater.errors import Refused, SettingError
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.hooks import schema_registry
+from airflow_bottledwater.hooks.connections import aconnection, connection
 from airflow_bottledwater.hooks.schema_registry import texts
+from airflow_bottledwater.hooks.source import dsn_of
 from airflow_bottledwater.settings import Pipeline
 
-#: set by us for each session (:mod:`airflow_bottledwater.postgres.connect`), whatever a connection says
-_OURS = frozenset(["replication", "client_encoding"])
 
-#: keys of a Postgres connection's extra that libpq knows (PQconndefaults); others belong to other tools
-_LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - _OURS
-
-
-#: of these the ones that libpq itself does not show (dispchar ``*`` of PQconninfoOption)
-_SECRET = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*")
-
-
-def dsn(connection: Any) -> str:
-    """A Postgres connection as libpq's connection string."""
-    extra = json.loads(connection.extra or "{}")
-    own: dict[str, Any] = {
-        "host": connection.host,
-        "port": connection.port,
-        "dbname": connection.schema,
-        "user": connection.login,
-        "password": connection.password,
-    }
-    parts = {
-        **{name: _text(value) for name, value in extra.items() if name in _LIBPQ},
-        **{name: value for name, value in own.items() if value not in (None, "")},
-    }
-    return conninfo.make_conninfo(**{name: value for name, value in parts.items() if value not in (None, "")})
-
-
-def _text(value: Any) -> Any:
-    """libpq's switches are numbers, in JSON they may be booleans."""
-    return int(value) if isinstance(value, bool) else value
-
-
-def properties(connection: Any) -> dict[str, str]:
+def properties(found: Any) -> dict[str, str]:
     """A Kafka connection as librdkafka properties: the Kafka provider keeps them in ``extra``."""
-    found = texts(json.loads(connection.extra or "{}"))
+    kept = texts(json.loads(found.extra or "{}"))
     # of consumers; ours are configured by ourselves
     for name in ("group.id", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "error_cb"):
-        found.pop(name, None)
-    return found
+        kept.pop(name, None)
+    return kept
 
 
 class PipelineHook(BaseHook):
@@ -86,41 +55,15 @@ class PipelineHook(BaseHook):
     def pipeline(self) -> Pipeline:
         """The pipeline.
 
-        :raises Refused: a connection does not exist.
+        :raises Refused: a connection is not defined.
+        :raises Outage: a connection could not be looked up.
         :raises SettingError: a setting is unknown or not allowed.
         """
-        found = {name: self._get(name) for name in self._needed()}
-        return self._build(found)
+        return self._build({name: connection(name) for name in self._needed()})
 
     async def apipeline(self) -> Pipeline:
         """The same for a trigger."""
-        found = {}
-        for name in self._needed():
-            try:
-                found[name] = await self.aget_connection(name)
-            except Exception as error:
-                raise self._missing(name, error) from error
-        return self._build(found)
-
-    def postgres(self) -> str:
-        """The source's connection string alone."""
-        return self._masked(self._get(self.postgres_conn_id))
-
-    async def apostgres(self) -> str:
-        """The same for a trigger."""
-        try:
-            return self._masked(await self.aget_connection(self.postgres_conn_id))
-        except Refused:
-            raise
-        except Exception as error:
-            raise self._missing(self.postgres_conn_id, error) from error
-
-    def _masked(self, connection: Any) -> str:
-        found = dsn(connection)
-        for name, value in conninfo.conninfo_to_dict(found).items():
-            if name in _SECRET and value:
-                mask_secret(str(value))
-        return found
+        return self._build({name: await aconnection(name) for name in self._needed()})
 
     def _needed(self) -> list[str]:
         for secret in ("postgres", "kafka", "registry"):
@@ -135,28 +78,17 @@ class PipelineHook(BaseHook):
     def _avro(self) -> bool:
         return (self.settings.get("output_format") or "avro") == "avro"
 
-    def _get(self, name: str) -> Any:
-        try:
-            return self.get_connection(name)
-        except Exception as error:
-            raise self._missing(name, error) from error
-
-    def _missing(self, name: str, error: Exception) -> Refused:
-        return Refused(
-            f"Airflow has no connection {name!r} ({type(error).__name__}).", "Create it under Admin > Connections."
-        )
-
     def _build(self, found: Mapping[str, Any]) -> Pipeline:
         values: dict[str, Any] = {
-            "postgres": self._masked(found[self.postgres_conn_id]),
+            "postgres": dsn_of(found[self.postgres_conn_id]),
             "kafka": properties(found[self.kafka_conn_id]),
             "registry": {},
         }
         if self._avro and self.schema_registry_conn_id:
             values["registry"] = schema_registry.properties(found[self.schema_registry_conn_id])
-        for connection in found.values():
-            if connection.password:
-                mask_secret(connection.password)
+        for each in found.values():
+            if each.password:
+                mask_secret(each.password)
         for name, value in values["kafka"].items():
             if "password" in name or "secret" in name:
                 mask_secret(value)

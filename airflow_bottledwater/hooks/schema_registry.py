@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import BaseHook
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.hooks import connections
 from airflow_bottledwater.kafka.registry import Registry
 
 
@@ -53,8 +54,12 @@ class SchemaRegistryHook(BaseHook):
         self.schema_registry_conn_id = schema_registry_conn_id
 
     def get_conn(self) -> Registry:
-        """A client."""
-        return Registry(properties(self.get_connection(self.schema_registry_conn_id)))
+        """A client.
+
+        :raises Refused: the connection is not defined.
+        :raises Outage: it could not be looked up.
+        """
+        return Registry(properties(connections.connection(self.schema_registry_conn_id)))
 
     def test_connection(self) -> tuple[bool, str]:
         """Ask for the subjects."""

@@ -7,18 +7,22 @@ job is a family of processes of its own, so that data flows whether or not Airfl
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseHook, conf
 
 from airflow_bottledwater.errors import JobFailed, Refused
+from airflow_bottledwater.hooks import connections
+from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
 
@@ -27,6 +31,14 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AI
 
 #: bytes of a job's log that are passed on at once
 _MOST = 1 << 20
+
+#: how a record of a job's log begins: ours (spark.job.log_to_stderr), or one of Spark (its log4j2.properties)
+_RECORD = re.compile(
+    r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}|\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (?P<level>[A-Z]+) (?P<message>.*)",
+    re.DOTALL,
+)
+#: names that Python's logging does not have
+_LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
 
 Identity = dict[str, str]
 
@@ -39,13 +51,9 @@ def connection_of(conn_id: str) -> Any:
     """A Spark connection that exists.
 
     :raises Refused: it does not (the provider would silently submit to YARN).
+    :raises Outage: it could not be looked up.
     """
-    try:
-        return BaseHook.get_connection(conn_id)
-    except Exception as error:
-        raise Refused(
-            f"Airflow has no Spark connection {conn_id!r} ({type(error).__name__}).", "Create it, type Spark."
-        ) from error
+    return connections.connection(conn_id, kind="Spark")
 
 
 def deploy_mode(connection: Any) -> str:
@@ -126,9 +134,8 @@ class SparkJobHook(BaseHook):
 
     def start(self, identity: Identity, application: str) -> None:
         """Start the job."""
-        command = self._hook._build_spark_submit_command(application)
-        master = str(self._hook._connection["master"] or "")
-        supervise.start(Path(identity["folder"]), command, {**environment(master=master), **(self._hook._env or {})})
+        made = submission(self._hook, application)
+        supervise.start(Path(identity["folder"]), made.command, {**environment(master=made.master), **made.variables})
 
 
 def _home() -> Path:
@@ -206,24 +213,31 @@ def forget(identity: Identity) -> None:
     shutil.rmtree(identity["folder"], ignore_errors=True)
 
 
-class LogFollower:
-    """Passes the job's own log lines on as they come.
+#: takes a record of a job's log: its level and its text
+Write = Callable[[int, str], Any]
 
-    :param write: takes a line.
+
+class LogFollower:
+    """Passes the job's own log on as it comes: each line with its level, and without the time, which Airflow adds.
+
+    :param write: takes a line. One that begins no record (of a traceback, for example) has the level of the record before.
     :param past: how many bytes of what is there already; None: all.
     """
 
-    def __init__(self, identity: Identity, write: Any, *, past: int | None = None) -> None:
+    def __init__(self, identity: Identity, write: Write, *, past: int | None = None) -> None:
         self._reader = supervise.LogReader(Path(identity["folder"]), past=past)
         self._write = write
+        self._level = logging.INFO
 
     def follow(self) -> None:
         """What is new."""
         for line in self._reader.read(_MOST):
-            self._write(line)
+            if (record := _RECORD.fullmatch(line)) and record["level"] in _LEVELS:
+                self._level, line = _LEVELS[record["level"]], record["message"]
+            self._write(self._level, line)
 
 
-def wait(identity: Identity, write: Any, *, interval: float = 1.0) -> dict[str, Any]:
+def wait(identity: Identity, write: Write, *, interval: float = 1.0) -> dict[str, Any]:
     """Follow a job's log until it ends; returns its outcome."""
     follower = LogFollower(identity, write)
     while running(identity):

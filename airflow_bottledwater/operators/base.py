@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 
-#: set explicitly by parameters; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
+#: parameters of their own; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
 PIPELINE_FIELDS: Sequence[str] = (
     "postgres_conn_id",
     "kafka_conn_id",
@@ -27,39 +28,43 @@ PIPELINE_FIELDS: Sequence[str] = (
     "settings",
 )
 
+#: how the UI shows them
+PIPELINE_RENDERERS: Mapping[str, str] = {"settings": "json"}
+
 
 class PipelineMixin:
-    """The parameters that describe a pipeline; all of them are templated.
+    """The parameters that describe a pipeline. Each operator lists them itself, so that ``default_args``, mapped tasks and editors see
+    them; all of them are templated.
 
-    :param slot: name of the replication slot; it names the pipeline.
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all.
-    :param schemas: patterns of schemas whose tables are taken.
-    :param topic_prefix: put before every topic's name.
-    :param output_format: avro or json.
-    :param on_error: exit or log.
-    :param allow_unkeyed: publish tables without a usable key.
-    :param skip_snapshot: start with the changes from now on.
-    :param postgres_conn_id: connection of type Postgres: the source.
-    :param kafka_conn_id: connection of type Apache Kafka.
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON.
-    :param settings: any other setting (docs/settings.md).
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
     """
 
     def _set_pipeline(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
+        slot: str,
+        tables: Sequence[str] | str | None,
+        schemas: Sequence[str] | str | None,
+        topic_prefix: str | None,
+        output_format: str,
+        on_error: str,
+        allow_unkeyed: bool | str,
+        skip_snapshot: bool | str,
+        postgres_conn_id: str,
+        kafka_conn_id: str,
+        schema_registry_conn_id: str | None,
+        settings: Mapping[str, Any] | None,
     ) -> None:
         self.slot = slot
         self.tables = tables
@@ -116,9 +121,18 @@ class PipelineMixin:
         }
 
 
-def take_pipeline_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of :class:`PipelineMixin` out of an operator's."""
-    return {name: kwargs.pop(name) for name in PIPELINE_FIELDS if name in kwargs}
+def is_first_try(ti: Any, retries: int) -> bool:
+    """Whether this try begins a life of the task, and is no retry: it runs for the first time, or for the first time since it was
+    cleared.
+
+    Airflow does not say so, and the task's state outlives a clear. But it counts: a task has ``max_tries = retries`` in its first life,
+    and clearing sets ``max_tries = try_number + retries`` (``clear_task_instances`` in airflow/models/taskinstance.py), behind which the
+    first try is the next number.
+
+    :param ti: the running task instance.
+    :param retries: of the operator.
+    """
+    return bool(ti.try_number == ti.max_tries - retries + 1)
 
 
 def _listed(value: Sequence[str] | str | None) -> list[str]:
@@ -126,6 +140,22 @@ def _listed(value: Sequence[str] | str | None) -> list[str]:
         return []
     parts = value.split(",") if isinstance(value, str) else value
     return [str(part).strip() for part in parts if str(part).strip()]
+
+
+def number(name: str, value: float | str | None) -> float | None:
+    """A parameter that may come as text out of a template; None where there is none.
+
+    :raises SettingError: it is no number.
+    """
+    if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise SettingError(name, value, "a number, or nothing")
+    return found
 
 
 @contextlib.contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.hooks import spark_job
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, take_pipeline_arguments
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,20 +18,61 @@ if TYPE_CHECKING:
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task.
 
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
     :param spark_conn_id: connection of type Spark that the stream is going to use: where it cannot run, nothing is made. None: not
         looked at. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
-
-    Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`.
     """
 
     template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#d4edda"
 
-    def __init__(self, *, spark_conn_id: str | None = None, stream_executor: str | None = None, **kwargs: Any) -> None:
-        pipeline = take_pipeline_arguments(kwargs)
+    def __init__(
+        self,
+        *,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str | None = None,
+        schemas: Sequence[str] | str | None = None,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        on_error: str = "exit",
+        allow_unkeyed: bool | str = False,
+        skip_snapshot: bool | str = False,
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        spark_conn_id: str | None = None,
+        stream_executor: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self._set_pipeline(**pipeline)
+        self._set_pipeline(
+            slot=slot,
+            tables=tables,
+            schemas=schemas,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error=on_error,
+            allow_unkeyed=allow_unkeyed,
+            skip_snapshot=skip_snapshot,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
         self.spark_conn_id = spark_conn_id
         self.stream_executor = stream_executor
         self._stopped: threading.Event | None = None
@@ -61,18 +102,58 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     The slot holds the changes that are not yet published, so by default it is dropped only if the stream was stopped for good.
     A job that this run has left on this host is stopped first: nobody has done so if its task was marked while no triggerer ran.
 
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
     :param when: ``retired`` (default), ``always`` or ``never``. (templated)
-
-    Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, too.
     """
 
     template_fields: Sequence[str] = (*PIPELINE_FIELDS, "when")
+    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#f8d7da"
 
-    def __init__(self, *, when: str = "retired", **kwargs: Any) -> None:
-        pipeline = take_pipeline_arguments(kwargs)
+    def __init__(
+        self,
+        *,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str | None = None,
+        schemas: Sequence[str] | str | None = None,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        on_error: str = "exit",
+        allow_unkeyed: bool | str = False,
+        skip_snapshot: bool | str = False,
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        when: str = "retired",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self._set_pipeline(**pipeline)
+        self._set_pipeline(
+            slot=slot,
+            tables=tables,
+            schemas=schemas,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error=on_error,
+            allow_unkeyed=allow_unkeyed,
+            skip_snapshot=skip_snapshot,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
         self.when = when
 
     def execute(self, context: Context) -> str:

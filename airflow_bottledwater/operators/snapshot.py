@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowFailException
@@ -11,31 +11,104 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import Identity, SparkJobHook
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, take_pipeline_arguments
+from airflow_bottledwater.operators.base import (
+    PIPELINE_FIELDS,
+    PIPELINE_RENDERERS,
+    PipelineMixin,
+    failing,
+    is_first_try,
+)
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
 _STATE_KEY = "bottledwater_job"
 
 
 class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
-    """A job of ours through spark-submit: what snapshot and stream have in common."""
+    """A job of ours through spark-submit: what snapshot and stream have in common.
+
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
+    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
+    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param name: of the job in Spark; None: ``bottledwater-`` and what it does. (templated)
+
+    Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
+    """
 
     job_name: str
     conf: dict[Any, Any] | None
     files: str | None
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *PIPELINE_FIELDS, "conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **SparkSubmitOperator.template_fields_renderers,
+        **PIPELINE_RENDERERS,
+        "conf": "json",
+        "env_vars": "json",
+    }
 
-    def __init__(self, **kwargs: Any) -> None:
-        pipeline = take_pipeline_arguments(kwargs)
-        kwargs.setdefault("name", f"bottledwater-{self.job_name}")
-        super().__init__(**kwargs)
-        self._set_pipeline(**pipeline)
+    def __init__(
+        self,
+        *,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str | None = None,
+        schemas: Sequence[str] | str | None = None,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        on_error: str = "exit",
+        allow_unkeyed: bool | str = False,
+        skip_snapshot: bool | str = False,
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        conn_id: str = "spark_default",
+        deploy_mode: str | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            conn_id=conn_id, deploy_mode=deploy_mode, name=name or f"bottledwater-{self.job_name}", **kwargs
+        )
+        self._set_pipeline(
+            slot=slot,
+            tables=tables,
+            schemas=schemas,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error=on_error,
+            allow_unkeyed=allow_unkeyed,
+            skip_snapshot=skip_snapshot,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
+        self.conn_id = conn_id
+        self.deploy_mode = deploy_mode
         self._identity: Identity | None = None
+        self._in_cluster_mode = False
+
+    def _get_hook(self) -> SparkSubmitHook:
+        """The provider's hook, with the connection as templating has left it: the provider's operator does not template it."""
+        self._conn_id = self.conn_id
+        return super()._get_hook()
 
     def _submit(
         self, context: Context, pipeline: Pipeline, keep: Callable[[Identity], None], *, bounded: bool = False
@@ -47,17 +120,17 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         identity, settings = SparkJobHook.prepare(pipeline, self.job_name, self.job_owner(context, pipeline.slot))
         try:
             self._describe(settings, bounded)
-            self._hook = self._get_hook()
+            hook = self._get_hook()
         except BaseException:
             spark_job.forget(identity)  # with its settings
             raise
         self._identity = identity
         keep(identity)
-        SparkJobHook(self._hook).start(identity, self.application)
+        SparkJobHook(hook).start(identity, self.application)
         return identity
 
     def _describe(self, settings: Path, bounded: bool) -> None:
-        master = spark_job.connection_of(self._conn_id).host or ""
+        master = spark_job.connection_of(self.conn_id).host or ""
         self.application = str(submit.job_file(self.job_name))
         self.application_args = submit.arguments(settings, bounded=bounded)
         self.conf = submit.conf_for(master, self.conf)
@@ -66,7 +139,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
     @property
     def _client_mode(self) -> bool:
-        mode = self._deploy_mode or spark_job.deploy_mode(spark_job.connection_of(self._conn_id))
+        mode = self.deploy_mode or spark_job.deploy_mode(spark_job.connection_of(self.conn_id))
         return str(mode) == "client"
 
     def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -90,38 +163,45 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 known["host"],
             )
             return None
-        if self._is_fresh(context):
+        if is_first_try(context["ti"], self.retries):
             self.log.info("The job of the task's earlier life is stopped first.")
             stop(known)
             spark_job.forget(known)
             return None
         return known
 
-    def _is_fresh(self, context: Context) -> bool:
-        """The first try of the task's life: clearing sets max_tries to try_number + retries."""
-        ti: Any = context["ti"]
-        return bool(ti.try_number == ti.max_tries - self.retries + 1)
-
     def on_kill(self) -> None:
         """End the job in order, then by force."""
         if self._identity is not None:
             if spark_job.stop(self._identity):
                 spark_job.forget(self._identity)
-        elif self._hook is not None:
+        elif self._in_cluster_mode:
             super().on_kill()
 
 
 class SnapshotToKafkaOperator(BottledWaterSparkOperator):
     """Publish every row of the tables as of one moment, in parallel; resumes where an earlier try stopped.
 
-    :param conn_id: connection of type Spark; one that does not exist is an error.
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
+    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
+    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param name: of the job in Spark; None: ``bottledwater-snapshot``. (templated)
 
-    Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin` and of ``SparkSubmitOperator``
-    (executors, memory, conf).
+    Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
 
     job_name = "snapshot"
-    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *PIPELINE_FIELDS)
     ui_color = "#fff3cd"
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -142,16 +222,20 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 if known:
                     spark_job.forget(known)
                 self._identity = self._submit(context, pipeline, lambda identity: store.set(_STATE_KEY, identity))
-            result = spark_job.wait(self._identity, self.log.info)
+            result = spark_job.wait(self._identity, self._write)
             spark_job.forget(self._identity)
             if result.get("stopped"):
                 raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
         return self._finish(result)
 
+    def _write(self, level: int, line: str) -> None:
+        self.log.log(level, "%s", line)
+
     def _in_cluster(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
         identity, settings = SparkJobHook.prepare(pipeline, self.job_name, self.job_owner(context, pipeline.slot))
         try:
             self._describe(settings, bounded=False)
+            self._in_cluster_mode = True
             super().execute(context)
         finally:
             spark_job.forget(identity)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.execution_time.context import NEVER_EXPIRE
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
 from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, Outage
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import Identity
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, failing
+from airflow_bottledwater.operators.base import failing, number
 from airflow_bottledwater.operators.snapshot import BottledWaterSparkOperator
-from airflow_bottledwater.triggers.stream import StreamTrigger, stop_job
+from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger, stop_job
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -33,30 +32,78 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. Marking the task, clearing it,
     its timeout or a teardown stop the job; the slot is kept.
 
+    It always defers, whatever ``[operators] default_deferrable`` says: a stream has no end, and no worker slot is to wait for it.
+
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
+    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
+    :param deploy_mode: ``client``; None: the connection's.
+    :param name: of the job in Spark; None: ``bottledwater-stream``. (templated)
     :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
     :param timeout: seconds after which the job is stopped and the task fails; None: never. ``execution_timeout`` is not
-        enforced by Airflow while a task is deferred.
+        enforced by Airflow while a task is deferred. (templated)
     :param poll_interval: seconds between two looks at the job.
-    :param restarts: how often a job that died of a transient cause is submitted again without using up a try.
-    :param conn_id: connection of type Spark; one that does not exist is an error.
+    :param restarts: how often a job that died of a transient cause is submitted again without using up a try. (templated)
 
-    Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin` and of ``SparkSubmitOperator``, too.
+    Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
 
     job_name = "stream"
-    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *PIPELINE_FIELDS, "bounded")
+    template_fields: Sequence[str] = (*BottledWaterSparkOperator.template_fields, "bounded", "timeout", "restarts")
     ui_color = "#cce5ff"
 
     def __init__(
         self,
         *,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str | None = None,
+        schemas: Sequence[str] | str | None = None,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        on_error: str = "exit",
+        allow_unkeyed: bool | str = False,
+        skip_snapshot: bool | str = False,
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        conn_id: str = "spark_default",
+        deploy_mode: str | None = None,
+        name: str | None = None,
         bounded: bool | str = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         poll_interval: float = 5.0,
-        restarts: int = 10,
+        restarts: int | str = 10,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(
+            slot=slot,
+            tables=tables,
+            schemas=schemas,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error=on_error,
+            allow_unkeyed=allow_unkeyed,
+            skip_snapshot=skip_snapshot,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+            conn_id=conn_id,
+            deploy_mode=deploy_mode,
+            name=name,
+            **kwargs,
+        )
         self.bounded = bounded
         self.timeout = timeout
         self.poll_interval = poll_interval
@@ -66,7 +113,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """Submit the job, or attach to the one of an earlier try, and defer."""
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            spark_job.refuse_stream(self._conn_id, mode=self._deploy_mode, executor=self.executor)
+            self._limits()
+            spark_job.refuse_stream(self.conn_id, mode=self.deploy_mode, executor=self.executor)
             store: Any = context["task_state_store"]
             known = self._earlier(store.get(_JOB), context, lambda identity: stop_job(pipeline, identity))
             if known and spark_job.running(known):
@@ -91,21 +139,25 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             bounded=_true(self.bounded),
         )
 
+    def _limits(self) -> tuple[float | None, int]:
+        """``timeout`` and ``restarts``, as templating has left them.
+
+        :raises SettingError: one is no number.
+        """
+        return number("timeout", self.timeout), int(number("restarts", self.restarts) or 0)
+
     def _watch(self, identity: Identity) -> NoReturn:
-        """Wait a little here (a trigger that fires at once can confuse the scheduler), then defer."""
-        deadline = time.time() + self.timeout if self.timeout else None
-        settled = time.monotonic() + 3.0
-        while time.monotonic() < settled:
-            if not spark_job.running(identity):
-                break
-            time.sleep(0.2)
+        timeout, _ = self._limits()
         self.defer(
             trigger=StreamTrigger(
-                identity=identity, poll_interval=self.poll_interval, deadline=deadline, **self.trigger_arguments()
+                identity=identity,
+                poll_interval=self.poll_interval,
+                deadline=time.time() + timeout if timeout else None,
+                **self.trigger_arguments(),
             ),
             method_name="execute_complete",
             # a backstop: the trigger keeps the deadline itself, since nobody stops the job when this one expires
-            timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,
+            timeout=timedelta(seconds=timeout + 10 * self.poll_interval + 120) if timeout else None,
         )
         raise AssertionError("defer does not return")
 
@@ -120,7 +172,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 stop_job(self.pipeline_hook.pipeline(), identity)
             spark_job.forget(identity)
             raise Outage(
-                f"The stream ran longer than its timeout of {self.timeout:.0f} s and was stopped.", "The slot is kept."
+                f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
+                "The slot is kept.",
             )
         result = spark_job.outcome(identity)
         if result["ok"] and result.get("stopped") and spark_job.stop_asked(identity):
@@ -137,25 +190,33 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         return self._again(context, identity, result)
 
     def _again(self, context: Context, identity: Identity, result: dict[str, Any]) -> dict[str, Any]:
-        """Submit a job that died of a transient cause again, without using up a try."""
+        """Defer until a job that died of a transient cause is to be submitted again, without using up a try."""
         store: Any = context["task_state_store"]
         last = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
         reached = self._reached()
-        number = 0 if self._was_well(last, reached, result) else last["count"]
+        before = 0 if self._was_well(last, reached, result) else last["count"]
+        _, restarts = self._limits()
         spark_job.forget(identity)
-        if number >= self.restarts:
+        if before >= restarts:
             return self._finish(result)
-        pause = min(_BACKOFF * 2**number, _MOST_BACKOFF)
+        pause = min(_BACKOFF * 2**before, _MOST_BACKOFF)
         self.log.warning(
             "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
             result["error"],
             pause,
-            number + 1,
-            self.restarts,
+            before + 1,
+            restarts,
         )
-        time.sleep(pause)
+        begins = time.time() + pause
         position = last["position"] if reached is None else reached
-        store.set(_RESTARTS, {"count": number + 1, "at": time.time(), "position": position}, retention=NEVER_EXPIRE)
+        store.set(_RESTARTS, {"count": before + 1, "at": begins, "position": position}, retention=NEVER_EXPIRE)
+        self.defer(trigger=PauseTrigger(until=begins), method_name="submit_again")
+        raise AssertionError("defer does not return")
+
+    def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> NoReturn:
+        """The pause is over."""
+        if event is None or event.get("status") != "over":
+            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
         with failing():
             self._identity = self._start(context)
         self._watch(self._identity)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator
+from airflow.sdk import BaseSensorOperator, conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.operators.base import failing, known_event
+from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.operators.base import failing, known_event, number
 from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, judge
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class ReplicationSlotLagSensor(BaseSensorOperator):
-    """Succeeds when the slot's lag is at or below a limit; fails when the slot is gone or lost. Deferrable, and cheap.
+    """Succeeds when the slot's lag is at or below a limit; fails when the slot is gone or lost.
 
     :param slot: the slot. (templated)
     :param max_lag: bytes of WAL from the slot's confirmed position to the server's end. (templated)
     :param postgres_conn_id: connection of type Postgres. (templated)
     :param poke_interval: seconds between two looks.
     :param timeout: seconds after which the sensor fails: the alarm for a stream that does not catch up.
+    :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``.
     """
 
     template_fields: Sequence[str] = ("slot", "max_lag", "postgres_conn_id")
@@ -37,7 +38,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         max_lag: int | str = 16 << 20,
         postgres_conn_id: str = "postgres_default",
         poke_interval: float = 30.0,
-        deferrable: bool = True,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
@@ -47,7 +48,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        """Look once, then defer."""
+        """Look until the slot has caught up: here, or (deferrable) once here and then in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
         if self.poke(context):
@@ -56,7 +57,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
             trigger=SlotLagTrigger(
                 postgres_conn_id=self.postgres_conn_id,
                 slot=str(self.slot),
-                max_lag=int(self.max_lag),
+                max_lag=self._max_lag(),
                 poll_interval=self.poke_interval,
             ),
             method_name="execute_complete",
@@ -67,15 +68,16 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         """One look."""
         from airflow_bottledwater.postgres.connect import session
 
-        with (
-            failing(),
-            session(
-                PipelineHook(self.postgres_conn_id, "", None, {}).postgres(), "Reading the slot's lag"
-            ) as connection,
-        ):
-            row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
-        event = judge(str(self.slot), row, int(self.max_lag))
+        with failing():
+            most = self._max_lag()
+            with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
+                row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
+        event = judge(str(self.slot), row, most)
         return event is not None and self._conclude(event)
+
+    def _max_lag(self) -> int:
+        """:raises SettingError: it is no number."""
+        return int(number("max_lag", self.max_lag) or 0)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
         """The trigger's verdict."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseSensorOperator
+from airflow.sdk import BaseSensorOperator, conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
+    PIPELINE_RENDERERS,
     PipelineMixin,
     failing,
     known_event,
-    take_pipeline_arguments,
+    number,
 )
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, judge, limit, read
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 #: a stream has no end: Airflow's default of a week would fail the sensor of a healthy one
 _NEVER = timedelta(days=3650).total_seconds()
 
-
 #: key of the task's state with what is known of the stream, for a sensor that is not deferred and starts anew at each look
 _SEEN = "bottledwater_seen"
 
@@ -43,37 +43,75 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
     elsewhere, for example from the command line. The end of a job that was known before the sensor began counts only if no other
     job reports within ``max_silence``.
 
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
     :param max_dead_letters: more than this many dead letters since the slot was made are an error; None: any number is fine.
+        (templated)
     :param max_silence: seconds without any report, by the watching host's own clock, after which the stream counts as dead, or as
-        never started; in any case at least ten times ``heartbeat_interval`` and twice ``outage_timeout``.
+        never started; in any case at least ten times ``heartbeat_interval`` and twice ``outage_timeout``. (templated)
     :param poke_interval: seconds between two looks.
-    :param timeout: seconds after which the sensor fails; by default ten years.
-
-    Takes the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, too.
+    :param timeout: seconds after which the sensor fails; by default ten years, since a stream has no end.
+    :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``. Beside a stream
+        that runs for long, set it.
     """
 
-    template_fields: Sequence[str] = PIPELINE_FIELDS
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "max_dead_letters", "max_silence")
+    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#e2e3e5"
 
     def __init__(
         self,
         *,
-        max_dead_letters: int | None = None,
-        max_silence: float = 600.0,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str | None = None,
+        schemas: Sequence[str] | str | None = None,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        on_error: str = "exit",
+        allow_unkeyed: bool | str = False,
+        skip_snapshot: bool | str = False,
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        max_dead_letters: int | str | None = None,
+        max_silence: float | str = 600.0,
         poke_interval: float = 10.0,
-        deferrable: bool = True,
+        timeout: float = _NEVER,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
-        pipeline = take_pipeline_arguments(kwargs)
-        kwargs.setdefault("timeout", _NEVER)
-        super().__init__(poke_interval=poke_interval, **kwargs)
-        self._set_pipeline(**pipeline)
+        super().__init__(poke_interval=poke_interval, timeout=timeout, **kwargs)
+        self._set_pipeline(
+            slot=slot,
+            tables=tables,
+            schemas=schemas,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error=on_error,
+            allow_unkeyed=allow_unkeyed,
+            skip_snapshot=skip_snapshot,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
         self.max_dead_letters = max_dead_letters
         self.max_silence = max_silence
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        """Look once, then defer."""
+        """Look until the stream ends: here, or (deferrable) once here and then in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
         with failing():
@@ -87,8 +125,8 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
             trigger=StreamErrorTrigger(
                 cluster=asdict(cluster),
                 earlier=ended(status),
-                max_silence=self.max_silence,
-                max_dead_letters=self.max_dead_letters,
+                max_silence=self._limits()[0],
+                max_dead_letters=self._limits()[1],
                 poll_interval=self.poke_interval,
                 **self.trigger_arguments(),
             ),
@@ -123,13 +161,22 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
     def _judge(
         self, pipeline: Pipeline, status: dict[str, Any] | None, *, earlier: str, silent: float
     ) -> dict[str, Any] | None:
+        max_silence, max_dead_letters = self._limits()
         return judge(
             status,
             silent=silent,
-            most=limit(pipeline, self.max_silence),
+            most=limit(pipeline, max_silence),
             earlier=earlier,
-            max_dead_letters=self.max_dead_letters,
+            max_dead_letters=max_dead_letters,
         )
+
+    def _limits(self) -> tuple[float, int | None]:
+        """``max_silence`` and ``max_dead_letters``, as templating has left them.
+
+        :raises SettingError: one is no number.
+        """
+        letters = number("max_dead_letters", self.max_dead_letters)
+        return number("max_silence", self.max_silence) or 0.0, None if letters is None else int(letters)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
         """The trigger's verdict."""

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.hooks.source import SourceHook
 
 LAG_SQL = (
     "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
@@ -54,18 +55,24 @@ class SlotLagTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event."""
-        dsn = await PipelineHook(self.postgres_conn_id, "", None, {}).apostgres()
+        dsn = ""
         while True:
             await asyncio.sleep(self.poll_interval)
             try:
+                dsn = dsn or await SourceHook(self.postgres_conn_id).adsn()
                 async with await psycopg.AsyncConnection.connect(
                     dsn, autocommit=True, connect_timeout=10
                 ) as connection:
                     row = await (await connection.execute(LAG_SQL, (self.slot,))).fetchone()
-            except psycopg.OperationalError as error:
+            except (psycopg.OperationalError, Outage) as error:
                 # away for a moment: the lag is not known, which is no verdict
                 self.log.warning("The source does not answer: %s", str(error).splitlines()[0])
+                # new credentials would be in the connection
+                dsn = ""
                 continue
+            except BottledWaterError as error:
+                yield TriggerEvent({"status": "failed", "slot": self.slot, "message": str(error)})
+                return
             if (event := judge(self.slot, row, self.max_lag)) is not None:
                 yield TriggerEvent(event)
                 return

@@ -22,6 +22,9 @@ from airflow_bottledwater.spark import supervise
 
 log = logging.getLogger(__name__)
 
+#: seconds after its deferral before which no task is woken: Airflow's scheduler could still take the end of the deferring process for
+#: the end of the task
+_SETTLED = 3.0
 #: on_kill has 30 s ([triggerer] on_kill_timeout)
 _STOP_SECONDS = 20.0
 #: and of these for Airflow's answer
@@ -36,6 +39,26 @@ def stop_job(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -
     spark_job.stop(identity, timeout=timeout)
     with session(pipeline.postgres, "Freeing the slot", application="bottledwater stop") as connection:
         slot.release(connection, pipeline.slot, timeout=5)
+
+
+class PauseTrigger(BaseTrigger):
+    """Fires when a pause is over: so long no worker slot waits.
+
+    :param until: wall-clock seconds.
+    """
+
+    def __init__(self, *, until: float) -> None:
+        super().__init__()
+        self.until = until
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"until": self.until}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event."""
+        await asyncio.sleep(max(_SETTLED, self.until - time.time()))
+        yield TriggerEvent({"status": "over"})
 
 
 class StreamTrigger(BaseTrigger):
@@ -85,10 +108,9 @@ class StreamTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event: ended, or timeout."""
-        # not at once: a trigger that fires right after the deferral can confuse the scheduler
-        await asyncio.sleep(max(3.0, self.poll_interval))
+        await asyncio.sleep(max(_SETTLED, self.poll_interval))
         # another triggerer has passed on what came before, perhaps for months
-        follower = spark_job.LogFollower(self.identity, lambda line: log.info("%s", line), past=64 << 10)
+        follower = spark_job.LogFollower(self.identity, lambda level, line: log.log(level, "%s", line), past=64 << 10)
         while True:
             await asyncio.to_thread(follower.follow)
             if not await asyncio.to_thread(spark_job.running, self.identity):

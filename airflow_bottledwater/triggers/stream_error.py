@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
@@ -28,23 +28,43 @@ _HEARTBEATS, _OUTAGES = 10, 2
 
 
 class SharedStatus:
-    """The statuses of all pipelines of a broker, read once for all triggers of this process."""
+    """The statuses of all pipelines of a broker, read once for all who look at them in this process; closed with the last of them."""
 
     _of: ClassVar[dict[str, SharedStatus]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, kafka: dict[str, str]) -> None:
         self._kafka = kafka
+        self._users = 0
         self._reading = threading.Lock()
         self._reader: store.Reader | None = None
         self._read = 0.0
         self._changed: dict[str, float] = {}
 
     @classmethod
-    def of(cls, kafka: dict[str, str]) -> SharedStatus:
-        """The one for these properties."""
+    def acquire(cls, kafka: dict[str, str]) -> SharedStatus:
+        """The one for these properties; whoever has it gives it back with :meth:`release`, once."""
         with cls._lock:
-            return cls._of.setdefault(json.dumps(kafka, sort_keys=True), cls(kafka))
+            found = cls._of.setdefault(cls._key(kafka), cls(kafka))
+            found._users += 1
+            return found
+
+    def release(self) -> None:
+        """The user needs it no more; the last one waits until the reader is closed."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            # from now on others make their own
+            del self._of[self._key(self._kafka)]
+        with self._reading:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = None
+
+    @staticmethod
+    def _key(kafka: dict[str, str]) -> str:
+        return json.dumps(kafka, sort_keys=True)
 
     def get(self, name: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
         """A pipeline's status, at most a second old, and when it last changed by this process's own monotonic clock (0: not since
@@ -148,7 +168,7 @@ def _failed(message: str, position: str = "") -> dict[str, Any]:
 
 
 class Watch:
-    """One look after the other at one pipeline's status.
+    """One look after the other at one pipeline's status; to be closed.
 
     :param earlier: see :func:`judge`.
     :param max_silence: see :func:`limit`; more where the pipeline's settings make a job wait longer.
@@ -157,28 +177,31 @@ class Watch:
     def __init__(
         self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
     ) -> None:
-        self._pipeline, self._cluster = pipeline, cluster
+        self._statuses = SharedStatus.acquire(pipeline.kafka)
+        self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
         self._most = limit(pipeline, max_silence)
         self._began = time.monotonic()
+        self._looking = threading.Lock()
 
     def look(self) -> dict[str, Any] | None:
         """One look, blocking.
 
         :raises Outage: Kafka does not answer; what was not reported meanwhile does not count.
         """
-        try:
-            event = self._judge(now=False)
-            if event is not None and event["status"] == "failed":
-                # it may be Kafka that is silent
-                event = self._judge(now=True)
-        except BottledWaterError:
-            self._began = time.monotonic()
-            raise
+        with self._looking:
+            try:
+                event = self._judge(now=False)
+                if event is not None and event["status"] == "failed":
+                    # it may be Kafka that is silent
+                    event = self._judge(now=True)
+            except BottledWaterError:
+                self._began = time.monotonic()
+                raise
         return event
 
     def _judge(self, *, now: bool) -> dict[str, Any] | None:
-        status, changed = read(self._pipeline, self._cluster, now=now)
+        status, changed = self._statuses.get(self._name, now=now)
         return judge(
             status,
             silent=time.monotonic() - max(changed, self._began),
@@ -187,11 +210,19 @@ class Watch:
             max_dead_letters=self._max_dead_letters,
         )
 
+    def close(self) -> None:
+        """Let go of the shared reader, behind a look that is under way: it would open the reader again."""
+        with self._looking:
+            self._statuses.release()
+
 
 def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
-    """A pipeline's status, and when it changed: see :meth:`SharedStatus.get`."""
-
-    return SharedStatus.of(pipeline.kafka).get(cluster.pipeline(pipeline.slot), now=now)
+    """A pipeline's status once, and when it changed: see :meth:`SharedStatus.get`."""
+    statuses = SharedStatus.acquire(pipeline.kafka)
+    try:
+        return statuses.get(cluster.pipeline(pipeline.slot), now=now)
+    finally:
+        statuses.release()
 
 
 class StreamErrorTrigger(BaseTrigger):
@@ -232,21 +263,39 @@ class StreamErrorTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event."""
+        watch: Watch | None = None
+        try:
+            while True:
+                await asyncio.sleep(self.poll_interval)
+                if watch is None:
+                    try:
+                        watch = await self._begin()
+                    except Outage as error:
+                        self.log.warning("The watch cannot begin yet: %s", error)
+                        continue
+                    except BottledWaterError as error:
+                        yield TriggerEvent(_failed(str(error)))
+                        return
+                try:
+                    event = await asyncio.to_thread(watch.look)
+                except BottledWaterError as error:
+                    self.log.warning("Kafka does not answer: %s", error)
+                    continue
+                if event is not None:
+                    yield TriggerEvent(event)
+                    return
+        finally:
+            if watch is not None:
+                # not in the triggerer's event loop: a look may be under way, and closing talks to Kafka
+                await asyncio.to_thread(watch.close)
+
+    async def _begin(self) -> Watch:
+        """:raises Outage: a connection could not be looked up."""
         hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
-        watch = Watch(
+        return Watch(
             await hook.apipeline(),
             Cluster(**self.cluster),
             earlier=self.earlier,
             max_silence=self.max_silence,
             max_dead_letters=self.max_dead_letters,
         )
-        while True:
-            await asyncio.sleep(self.poll_interval)
-            try:
-                event = await asyncio.to_thread(watch.look)
-            except BottledWaterError as error:
-                self.log.warning("Kafka does not answer: %s", error)
-                continue
-            if event is not None:
-                yield TriggerEvent(event)
-                return

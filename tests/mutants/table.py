@@ -747,7 +747,7 @@ MUTANTS = (
     Mutant(
         "a cleared snapshot's earlier job is ended first",
         "operators/snapshot.py",
-        "if self._is_fresh(context):",
+        'if is_first_try(context["ti"], self.retries):',
         "if False:",
         f"{_OPERATORS}::test_a_cleared_snapshot_ends_the_earlier_job_first",
     ),
@@ -767,7 +767,7 @@ MUTANTS = (
     ),
     Mutant(
         "all of libpq's parameters are passed on",
-        "hooks/pipeline.py",
+        "hooks/source.py",
         "for option in pq.Conninfo.get_defaults()) - _OURS",
         'for option in pq.Conninfo.get_defaults() if option.keyword != b"options") - _OURS',
         f"{_HOOKS}::test_everything_that_libpq_knows_is_passed_on",

@@ -266,7 +266,7 @@ def test_a_bounded_run_publishes_the_tables_and_leaves_nothing_behind(system: Sy
     ended = system.client.wait_run(DAG, run, 300)
     assert ended["state"] == "success", system.why(run)
     assert {t["task_id"]: t["state"] for t in system.client.task_instances(DAG, run)} == dict.fromkeys(
-        ("preflight", "create_slot", "snapshot", "stream", "slot_lag", "error_state", "drop_slot"), "success"
+        ("preflight", "create_slot", "snapshot", "stream", "wait_caught_up", "watch_errors", "drop_slot"), "success"
     )
     topics = Topics(system.data, "b.small", "b.pairs")
     found = topics.read(2.0)
@@ -571,12 +571,12 @@ def test_a_job_that_a_signal_from_outside_ends_is_submitted_again(system: System
     """A host that reboots ends the supervisor and the driver in order."""
     old = stream.streaming()
     tries = stream.task()["try_number"]
-    watcher = stream.task("error_state")["state"]
+    watcher = stream.task("watch_errors")["state"]
     os.kill(system.leaders(old)["supervisor"], signal.SIGTERM)
     new = stream.deferred(but=old)
     assert new != old and stream.task()["try_number"] == tries
     # who watches the stream does not take it for its end
-    assert stream.task("error_state")["state"] == watcher
+    assert stream.task("watch_errors")["state"] == watcher
     stream.nothing_lost_or_twice()
     assert "SIGTERM from outside" in system.client.task_log(DAG, stream.run_id, "stream", tries)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from airflow.sdk import BaseHook, BaseOperator, BaseSensorOperator
+from airflow.triggers.base import BaseTrigger
 
 from airflow_bottledwater.get_provider_info import get_provider_info
 
@@ -36,14 +38,31 @@ def test_provider_info_is_valid() -> None:
     jsonschema.validate(INFO, schema)
 
 
-def test_every_module_with_an_operator_a_sensor_or_a_trigger_is_listed() -> None:
-    present = {
-        f"airflow_bottledwater.{room}.{path.stem}"
-        for room in ("operators", "sensors", "triggers")
-        for path in (ROOT / "airflow_bottledwater" / room).glob("*.py")
-        if path.stem not in ("__init__", "base")
+def modules(room: str) -> list[str]:
+    """Of a room of the package."""
+    folder = ROOT / "airflow_bottledwater" / room
+    return [
+        f"airflow_bottledwater.{room}.{path.stem}" for path in sorted(folder.glob("*.py")) if path.stem != "__init__"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("room", "kind"),
+    [
+        ("operators", BaseOperator),
+        ("sensors", BaseSensorOperator),
+        ("triggers", BaseTrigger),
+        ("hooks", BaseHook),
+    ],
+)
+def test_every_module_with_something_of_its_kind_is_listed_and_no_other(room: str, kind: type) -> None:
+    defining = {
+        name
+        for name in modules(room)
+        for each in vars(importlib.import_module(name)).values()
+        if isinstance(each, type) and issubclass(each, kind) and each.__module__ == name
     }
-    assert present <= set(LISTED)
+    assert defining == {module for entry in INFO[room] for module in entry["python-modules"]}
 
 
 @pytest.mark.parametrize("module", LISTED)
@@ -65,17 +84,24 @@ def test_airflow_finds_the_provider(tmp_path: Path) -> None:
     assert found["description"].startswith("Change data capture")
 
 
+HEAVY = ("pyspark", "numba", "llvmlite", "numpy", "pandas", "confluent_kafka", "fastavro")
+
+
 @pytest.mark.parametrize(
     "what",
     [
-        "import airflow_bottledwater.task_group, airflow_bottledwater.triggers.stream, airflow_bottledwater.triggers.stream_error",
-        f"import runpy; runpy.run_path({str(ROOT / 'dags' / 'bottledwater.py')!r})",
+        *(
+            pytest.param(f"import importlib\nfor name in {modules(room)!r}: importlib.import_module(name)", id=room)
+            for room in ROOMS
+        ),
+        pytest.param("import airflow_bottledwater.task_group", id="task group"),
+        pytest.param(f"import runpy; runpy.run_path({str(ROOT / 'dags' / 'bottledwater.py')!r})", id="DAG"),
     ],
-    ids=["task group", "DAG"],
 )
 def test_operators_do_without_the_packages_of_the_data_plane(tmp_path: Path, what: str) -> None:
-    heavy = "[m for m in ('pyspark', 'numba', 'llvmlite', 'numpy') if m in sys.modules]"
-    assert python(f"{what}\nimport sys; print({heavy})", tmp_path).splitlines()[-1] == "[]"
+    """A DAG processor and a triggerer have neither need nor time for them."""
+    loaded = python(f"{what}\nimport sys; print([m for m in {HEAVY!r} if m in sys.modules])", tmp_path)
+    assert loaded.splitlines()[-1] == "[]"
 
 
 def test_the_packages_root_and_its_settings_do_without_airflow(tmp_path: Path) -> None:
@@ -91,3 +117,17 @@ def test_the_dags_have_no_errors(tmp_path: Path) -> None:
         "print(','.join(sorted(bag.dags)))"
     )
     assert python(code, tmp_path, str(ROOT / "dags")).splitlines()[-1] == "bottledwater"
+
+
+def test_every_field_of_the_form_is_named_and_described(tmp_path: Path) -> None:
+    code = (
+        "import json, runpy, sys\nparams = runpy.run_path(sys.argv[1])['dag'].params\n"
+        "print(json.dumps({n: {**(p := params.get_param(n)).schema, 'description': p.description} for n in params}))"
+    )
+    form = json.loads(python(code, tmp_path, str(ROOT / "dags" / "bottledwater.py")).splitlines()[-1])
+    assert all(field["title"] and field["description"].endswith(".") for field in form.values())
+    # what has no section is open when the form comes up
+    assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "spark_conn_id", "slot", "tables"} <= {
+        name for name, field in form.items() if "section" not in field
+    }
+    assert [*dict.fromkeys(field.get("section") for field in form.values())] == [None, "Behaviour", "Advanced"]

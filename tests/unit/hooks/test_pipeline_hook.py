@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
+from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.hooks.spark_job import SparkJobHook
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
@@ -49,7 +51,7 @@ def test_connections_become_a_pipeline(connections: str) -> None:
 @pytest.mark.usefixtures("connections")
 def test_a_trigger_gets_the_same_pipeline() -> None:
     assert asyncio.run(hook().apipeline()) == hook().pipeline()
-    assert asyncio.run(hook().apostgres()) == hook().postgres() == hook().pipeline().postgres
+    assert asyncio.run(SourceHook().adsn()) == SourceHook().dsn() == hook().pipeline().postgres
 
 
 @pytest.mark.usefixtures("connections")
@@ -63,7 +65,7 @@ def test_of_extras_only_those_of_libpq_are_taken(connect: Connect) -> None:
         "sslkey": None,
     }
     connect("postgres_default", conn_type="postgres", host="db", extra=extra)
-    assert conninfo_to_dict(hook().postgres()) == {
+    assert conninfo_to_dict(SourceHook().dsn()) == {
         "host": "db", "sslmode": "verify-full", "sslrootcert": "/ca.pem", "connect_timeout": "7",
     }  # fmt: skip
 
@@ -79,7 +81,7 @@ def test_everything_that_libpq_knows_is_passed_on(connect: Connect) -> None:
         "host": "other", "port": 1,
     }  # fmt: skip
     connect("postgres_default", conn_type="postgres", host="db", port=5433, extra=extra)
-    assert conninfo_to_dict(hook().postgres()) == {
+    assert conninfo_to_dict(SourceHook().dsn()) == {
         "host": "db", "port": "5433", "options": "-c statement_timeout=0", "keepalives": "1", "keepalives_idle": "5",
         "tcp_user_timeout": "9000", "sslcrldir": "/crl", "sslcertmode": "disable", "gssdelegation": "0", "application_name": "cdc",
         "requirepeer": "postgres",
@@ -89,10 +91,11 @@ def test_everything_that_libpq_knows_is_passed_on(connect: Connect) -> None:
 @pytest.mark.usefixtures("connections")
 def test_every_secret_of_a_postgres_connection_is_masked(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     masked: list[str] = []
-    monkeypatch.setattr("airflow_bottledwater.hooks.pipeline.mask_secret", masked.append)
+    for module in ("source", "pipeline"):
+        monkeypatch.setattr(f"airflow_bottledwater.hooks.{module}.mask_secret", masked.append)
     extra = {"sslpassword": "of the key", "sslkey": "/key.pem"}
     connect("postgres_default", conn_type="postgres", host="db", password="of the role", extra=extra)
-    hook().postgres()
+    SourceHook().dsn()
     assert sorted(masked) == ["of the key", "of the role"]
     hook().pipeline()
     assert {"of the key", "of the role"} <= set(masked[2:])
@@ -230,14 +233,28 @@ def test_only_where_the_executors_are_here_the_driver_is_told_to_use_loopback() 
         for made in (spark_job.environment({"PATH": "/bin"}, master=master), submit.environment({}, master=master)):
             assert ("SPARK_LOCAL_IP" in made) == local
         assert ("spark.driver.bindAddress" in submit.conf_for(master)) == local
-    started: list[dict[str, str]] = []
-    provider = SimpleNamespace(
-        _connection={"master": "spark://m:7077"}, _env=None, _build_spark_submit_command=lambda application: ["true"]
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervise, "start", lambda folder, command, environment: started.append(environment))
-        SparkJobHook(provider).start({"folder": "/nowhere", "host": ""}, "job.py")
-    assert "SPARK_LOCAL_IP" not in started[0]
+
+
+@pytest.mark.parametrize(("host", "loopback"), [("local[2]", True), ("spark://m:7077", False)])
+def test_a_job_is_started_as_the_spark_provider_would(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, host: str, loopback: bool
+) -> None:
+    """With the provider that is installed: what is read of its private parts is there."""
+    connect("spark_default", conn_type="spark", host=host, extra={"deploy-mode": "client", "queue": "cdc"})
+    started: list[Any] = []
+    monkeypatch.setattr(supervise, "start", lambda folder, command, environment: started.append((command, environment)))
+    provider = SparkSubmitHook(
+        conf={"spark.ui.enabled": "false"}, conn_id="spark_default", name="n", num_executors=3, driver_memory="1g",
+        application_args=["--pipeline", "x.json"], env_vars={"TZ": "UTC", "N": 5}, files="x.json",
+    )  # fmt: skip
+    SparkJobHook(provider).start({"folder": "/nowhere", "host": ""}, "job.py")
+    ((command, environment),) = started
+    assert command == [
+        "spark-submit", "--master", host, "--conf", "spark.ui.enabled=false", "--files", "x.json", "--num-executors", "3",
+        "--driver-memory", "1g", "--name", "n", "--queue", "cdc", "--deploy-mode", "client", "job.py", "--pipeline", "x.json",
+    ]  # fmt: skip
+    assert (environment["TZ"], environment["N"]) == ("UTC", "5")
+    assert ("SPARK_LOCAL_IP" in environment) == loopback
 
 
 def test_jobs_of_a_run_are_found_by_whom_they_work_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,10 +296,14 @@ def test_a_job_of_another_host_is_not_judged() -> None:
         spark_job.running({"folder": "/nowhere", "host": "elsewhere"})
 
 
+def following(identity: dict[str, str], **arguments: Any) -> tuple[spark_job.LogFollower, list[str]]:
+    lines: list[str] = []
+    return spark_job.LogFollower(identity, lambda level, line: lines.append(line), **arguments), lines
+
+
 def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = {"folder": str(tmp_path), "host": ""}
-    lines: list[str] = []
-    follower = spark_job.LogFollower(identity, lines.append)
+    follower, lines = following(identity)
     follower.follow()
     log = tmp_path / "job.log"
     log.write_text("one\ntwo\nthr")
@@ -294,8 +315,7 @@ def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     follower.follow()
     assert lines == ["one", "two", "three", "four"]
     # another triggerer does not repeat everything
-    lines.clear()
-    follower = spark_job.LogFollower(identity, lines.append, past=5)
+    follower, lines = following(identity, past=5)
     follower.follow()
     assert lines == ["four"]
     # and a line without an end does not stop it
@@ -306,3 +326,28 @@ def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for _ in range(5):
         follower.follow()
     assert "".join(lines) == "x" * 25 + "five"
+
+
+def test_a_jobs_lines_keep_their_level_and_lose_their_time(tmp_path: Path) -> None:
+    """Airflow adds a time of its own."""
+    (tmp_path / "job.log").write_text(
+        "before anything\n"
+        "2026-01-02 03:04:05,678 INFO Published 5 records\n"
+        "2026-01-02 03:04:05,679 ERROR It failed:\n"
+        "Traceback (most recent call last):\n"
+        "26/01/02 03:04:05 WARN Utils: Your hostname resolves to a loopback address\n"
+        "2026-01-02 03:04:05,680 WARNING Waiting: 2026-01-02 03:04:05,680 INFO is said inside\n"
+        "2026-01-02 03:04:05,681 NOTICE is no level\n"
+    )
+    found: list[tuple[str, str]] = []
+    identity = {"folder": str(tmp_path), "host": ""}
+    spark_job.LogFollower(identity, lambda level, line: found.append((logging.getLevelName(level), line))).follow()
+    assert found == [
+        ("INFO", "before anything"),
+        ("INFO", "Published 5 records"),
+        ("ERROR", "It failed:"),
+        ("ERROR", "Traceback (most recent call last):"),
+        ("WARNING", "Utils: Your hostname resolves to a loopback address"),
+        ("WARNING", "Waiting: 2026-01-02 03:04:05,680 INFO is said inside"),
+        ("WARNING", "2026-01-02 03:04:05,681 NOTICE is no level"),
+    ]

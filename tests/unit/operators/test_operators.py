@@ -8,11 +8,13 @@ import json
 import os
 import pickle
 import socket
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.models import dagbag, taskinstance
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -21,7 +23,7 @@ import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors, processes
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import SparkJobHook
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, failing
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -29,10 +31,11 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
-OPERATORS = [
+OPERATORS: list[Any] = [
     ReplicationPreflightOperator, CreateReplicationSlotOperator, DropReplicationSlotOperator, SnapshotToKafkaOperator,
     StreamToKafkaOperator, StreamErrorSensor,
 ]  # fmt: skip
@@ -53,12 +56,79 @@ def test_all_of_a_pipelines_parameters_are_templated(operator: Any) -> None:
     assert (made.slot, made.settings) == ("{{ params.slot }}", {"lanes": "{{ 3 }}"})
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, ReplicationSlotLagSensor])
+ALL = [*OPERATORS, ReplicationSlotLagSensor]
+
+
+@pytest.mark.parametrize("operator", ALL)
 def test_templates_are_rendered(operator: Any) -> None:
     with DAG("d", schedule=None, render_template_as_native_obj=True):
         made = operator(task_id="t", slot="{{ name }}")
     made.render_template_fields({"name": "orders"})
     assert made.slot == "orders"
+
+
+@pytest.mark.parametrize("operator", ALL)
+def test_default_arguments_of_a_dag_reach_every_operator(operator: Any) -> None:
+    """All of one DAG work on one pipeline."""
+    given = {"slot": "orders", "postgres_conn_id": "pg", "tables": ["a"], "settings": {"lanes": 3}, "max_lag": 5}
+    with DAG("d", schedule=None, default_args=given):
+        made, own = operator(task_id="t"), operator(task_id="own", slot="items")
+    assert (made.slot, own.slot) == ("orders", "items")
+    assert made.postgres_conn_id == own.postgres_conn_id == "pg"
+    if operator in OPERATORS:
+        assert made.pipeline_settings() == {
+            **operator(task_id="t", slot="orders", tables=["a"]).pipeline_settings(), "lanes": 3,
+        }  # fmt: skip
+    else:
+        assert made.max_lag == 5
+
+
+@pytest.mark.filterwarnings("ignore:Task .* was never mapped")
+@pytest.mark.parametrize("operator", ALL)
+def test_an_operator_can_be_mapped(operator: Any) -> None:
+    with DAG("d", schedule=None, default_args={"kafka_conn_id": "kafka", "retries": 3}):
+        mapped = operator.partial(task_id="t", postgres_conn_id="pg").expand(slot=["orders", "items"])
+    made = mapped.unmap({"slot": "items"})
+    assert (type(made), made.slot, made.postgres_conn_id, made.retries) == (operator, "items", "pg", 3)
+    if operator in OPERATORS:
+        assert made.kafka_conn_id == "kafka"
+    with pytest.raises(TypeError, match="slott"):
+        operator.partial(task_id="t", slott="orders")
+    with DAG("d", schedule=None), pytest.raises(TypeError, match="slott"):
+        operator.partial(task_id="t").expand(slott=["orders"])
+
+
+def test_the_spark_connection_is_templated() -> None:
+    connected: Any = [SnapshotToKafkaOperator, StreamToKafkaOperator]
+    for operator in connected:
+        made = operator(task_id="t", conn_id="{{ spark }}")
+        made.render_template_fields({"spark": "spark_other"})
+        assert made._get_hook()._conn_id == made.conn_id == "spark_other"
+    streaming = StreamToKafkaOperator(task_id="t", timeout="{{ t }}", restarts="{{ r }}", bounded="{{ b }}")
+    streaming.render_template_fields({"t": 60, "r": 2, "b": True})  # type: ignore[arg-type]
+    assert (streaming._limits(), streaming.bounded) == ((60.0, 2), "True")
+
+
+@pytest.mark.parametrize("operator", ALL)
+def test_what_the_ui_shows_is_a_template_field(operator: Any) -> None:
+    assert set(operator.template_fields_renderers) <= set(operator.template_fields)
+    assert operator is ReplicationSlotLagSensor or operator.template_fields_renderers["settings"] == "json"
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_all_operators_describe_a_pipeline_in_one_way(operator: Any) -> None:
+    """Each lists the parameters itself: with one default, one type and one description."""
+    taken = inspect.signature(PipelineMixin._set_pipeline).parameters
+    own, first = (inspect.signature(o.__init__).parameters for o in (operator, OPERATORS[0]))
+    assert list(taken)[1:] == [name for name in own if name in PIPELINE_FIELDS]
+    for name in PIPELINE_FIELDS:
+        assert own[name] == first[name] and own[name].annotation == taken[name].annotation
+        (line,) = (line for line in PipelineMixin.__doc__.splitlines() if f":param {name}:" in line)  # type: ignore[union-attr]
+        assert line in operator.__doc__ and line.endswith("(templated)")
+    # a setting of the pipeline has the default that it has elsewhere
+    defaults = {f.name: f.default for f in fields(Pipeline)}
+    for name in set(PIPELINE_FIELDS) & set(defaults):
+        assert (own[name].default or defaults[name]) == defaults[name]
 
 
 def test_native_templates_that_look_like_numbers_stay_texts() -> None:
@@ -81,7 +151,7 @@ def test_tables_may_come_as_text(value: Any) -> None:
     assert ReplicationPreflightOperator(task_id="t", tables=value).pipeline_settings()["tables"] == ["a", "public.b"]
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, ReplicationSlotLagSensor])
+@pytest.mark.parametrize("operator", ALL)
 def test_an_operator_can_be_copied(operator: Any) -> None:
     made = operator(task_id="t", slot="orders")
     for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
@@ -89,7 +159,7 @@ def test_an_operator_can_be_copied(operator: Any) -> None:
         again.on_kill()
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, ReplicationSlotLagSensor])
+@pytest.mark.parametrize("operator", ALL)
 def test_a_parameter_that_is_not_known_is_refused(operator: Any) -> None:
     with pytest.raises(TypeError):
         operator(task_id="t", slott="orders")
@@ -364,17 +434,53 @@ def test_the_task_group_is_the_pipeline() -> None:
     assert group.drop_slot.is_teardown and group.create_slot.is_setup
     assert {
         "bottledwater.stream",
-        "bottledwater.slot_lag",
-        "bottledwater.error_state",
+        "bottledwater.wait_caught_up",
+        "bottledwater.watch_errors",
     } <= group.drop_slot.upstream_task_ids
     assert group.preflight.spark_conn_id == group.create_slot.spark_conn_id == "spark_default"
-    assert (group.stream.timeout, group.snapshot.retries, group.slot_lag.slot) == (5.0, 3, "orders")
+    assert (group.stream.timeout, group.snapshot.retries, group.wait_caught_up.slot) == (5.0, 3, "orders")
     # a stream has no end: a week, Airflow's default, is too short for whoever watches it
-    assert group.error_state.timeout > 365 * 86400
+    assert group.watch_errors.timeout > 365 * 86400
 
 
-def test_every_parameter_is_documented() -> None:
-    for operator in OPERATORS:
-        own = [p for p in inspect.signature(operator.__init__).parameters if p not in ("self", "kwargs", "args")]
-        for name in own:
-            assert f":param {name}:" in (operator.__doc__ or "") or name in ("deferrable",), (operator, name)
+def test_in_the_group_all_watch_the_slot_that_the_dag_names_and_none_in_a_worker_slot() -> None:
+    with DAG("d", schedule=None, default_args={"slot": "orders", "postgres_conn_id": "pg", "deferrable": False}):
+        group = BottledWaterTaskGroup(pipeline={"tables": ["a"]}, spark_conn_id="spark_other")
+    made: list[Any] = list(group.children.values())
+    assert len(made) == 7
+    assert {(task.slot, task.postgres_conn_id) for task in made} == {("orders", "pg")}
+    assert group.wait_caught_up.deferrable and group.watch_errors.deferrable
+    assert {task.conn_id for task in made if hasattr(task, "conn_id")} == {"spark_other"}
+
+
+@pytest.mark.parametrize("operator", ALL)
+def test_every_parameter_is_documented(operator: Any) -> None:
+    for name in inspect.signature(operator.__init__).parameters:
+        assert f":param {name}:" in operator.__doc__ or name in ("self", "kwargs"), name
+    for name in operator.template_fields:
+        if f":param {name}:" in operator.__doc__:
+            described = operator.__doc__.partition(f":param {name}:")[2].partition(":param")[0]
+            assert "(templated)" in described, name
+
+
+# ------------------------------------------------------------------ tries and lives of a task
+@pytest.mark.parametrize("retries", [0, 2])
+def test_the_first_try_of_each_life_is_known(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Airflow's own clearing, of which the count is derived."""
+    task = SimpleNamespace(retries=retries)
+    found = SimpleNamespace(has_task=lambda task_id: True, get_task=lambda task_id: task)
+    bag = SimpleNamespace(get_dag_for_run=lambda **_: found, get_latest_version_of_dag=lambda *_, **__: found)
+    monkeypatch.setattr(dagbag, "DBDagBag", lambda **_: bag)
+    ti: Any = SimpleNamespace(
+        state="failed", try_number=0, max_tries=retries, dag_id="d", task_id="t", dag_version_id="v", task=task,
+        dag_run=SimpleNamespace(created_dag_version_id="v", context_carrier=None),
+        prepare_db_for_next_try=lambda session: None, refresh_from_task=lambda *_, **__: None,
+        clear_next_method_args=lambda: None,
+    )  # fmt: skip
+    session: Any = SimpleNamespace(merge=lambda ti: None, flush=lambda: None)
+    for tries in (1, retries + 1, 1):
+        for number in range(tries):
+            # the scheduler counts when it starts a try
+            ti.try_number += 1
+            assert is_first_try(ti, retries) == (number == 0)
+        taskinstance.clear_task_instances([ti], session, dag_run_state=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import socket
-import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import SparkJobHook
 from airflow_bottledwater.operators import stream
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
-from airflow_bottledwater.triggers.stream import StreamTrigger
+from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger
 
 OLD = {"folder": "/tmp/nowhere/old", "host": socket.gethostname()}
 NEW = {"folder": "/tmp/nowhere/new", "host": socket.gethostname()}
@@ -49,7 +48,6 @@ class World:
         self.outcomes: dict[str, dict[str, Any]] = {}
         self.done: list[str] = []
         self.arguments: list[str] = []
-        self.slept: list[float] = []
         self.asked: set[str] = set()
         self.reached: int | None = None
 
@@ -86,20 +84,6 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(spark_job, "stop_asked", lambda identity: identity["folder"] in made.asked)
     monkeypatch.setattr(stream, "stop_job", stop_job)
     monkeypatch.setattr(StreamToKafkaOperator, "_reached", lambda self: made.reached)
-    # the clock goes on, or the operator would look at the job for ever
-    pause = time.sleep
-
-    def sleep(seconds: float) -> None:
-        # the clock is the whole process's: threads that other tests have left have nothing to do with it
-        if threading.current_thread() is threading.main_thread():
-            made.slept.append(seconds)
-            pause(0.001)
-        else:
-            pause(seconds)
-
-    monkeypatch.setattr(stream.time, "sleep", sleep)
-    now = time.monotonic
-    monkeypatch.setattr(stream.time, "monotonic", lambda: now() + sum(made.slept))
     return made
 
 
@@ -118,6 +102,19 @@ def deferred(act: Callable[[], Any]) -> StreamTrigger:
     assert raised.value.method_name == "execute_complete"
     assert isinstance(raised.value.trigger, StreamTrigger)
     return raised.value.trigger
+
+
+def paused(made: StreamToKafkaOperator, store: Store, event: dict[str, Any]) -> float:
+    """The seconds for which the task is deferred before it submits again, as it then does."""
+    with pytest.raises(TaskDeferred) as raised:
+        made.execute_complete(context(store), event)
+    assert raised.value.method_name == "submit_again"
+    assert isinstance(raised.value.trigger, PauseTrigger)
+    return raised.value.trigger.until - time.time()
+
+
+def again(made: StreamToKafkaOperator, store: Store) -> StreamTrigger:
+    return deferred(lambda: made.submit_again(context(store), {"status": "over"}))
 
 
 # ------------------------------------------------------------------ execute
@@ -215,21 +212,29 @@ def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
     assert world.done == ["forget old", "start"]
 
 
-def test_a_timeout_becomes_the_triggers_deadline(world: World) -> None:
+@pytest.mark.parametrize("timeout", [100.0, 100, "100"])
+def test_a_timeout_becomes_the_triggers_deadline(world: World, timeout: Any) -> None:
     with pytest.raises(TaskDeferred) as raised:
-        operator(timeout=100.0, poll_interval=2.0).execute(context(Store()))
+        operator(timeout=timeout, poll_interval=2.0).execute(context(Store()))
     trigger: Any = raised.value.trigger
     assert 90 < trigger.deadline - time.time() <= 100
     # Airflow's own comes later: nobody stops the job when that one expires
     assert raised.value.timeout is not None and raised.value.timeout.total_seconds() > 100
 
 
-def test_it_looks_at_the_job_before_it_defers(world: World) -> None:
-    deferred(lambda: operator().execute(context(Store())))
-    assert 2.5 < sum(world.slept) < 4
+@pytest.mark.parametrize("timeout", [None, "None", "", 0])
+def test_without_a_timeout_there_is_no_deadline(world: World, timeout: Any) -> None:
+    assert deferred(lambda: operator(timeout=timeout).execute(context(Store()))).deadline is None
 
 
 # ------------------------------------------------------------------ what is refused
+@pytest.mark.parametrize("wrong", [{"timeout": "soon"}, {"restarts": "often"}, {"timeout": "inf"}])
+def test_a_limit_that_is_no_number_is_refused_before_the_job_starts(world: World, wrong: dict[str, Any]) -> None:
+    with pytest.raises(AirflowFailException, match=f"Setting '{next(iter(wrong))}' cannot be"):
+        operator(**wrong).execute(context(Store()))
+    assert world.done == []
+
+
 @pytest.mark.parametrize("executor", ["CeleryExecutor", "KubernetesExecutor"])
 def test_another_executor_is_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
@@ -295,26 +300,33 @@ def test_a_permanent_failure_is_not_retried(world: World) -> None:
         operator().execute_complete(context(Store()), ended())
 
 
-def test_a_job_that_died_is_submitted_again(world: World) -> None:
+def test_a_job_that_died_is_submitted_again_after_a_pause(world: World) -> None:
+    """In which no worker waits for it."""
     store = Store(bottledwater_job=OLD)
-    trigger = deferred(lambda: operator().execute_complete(context(store), ended()))
+    assert 1 < paused(operator(), store, ended()) <= 2
+    assert world.done == ["forget old"]
+    trigger = again(operator(), store)
     assert world.done == ["forget old", "start"]
     assert trigger.identity == NEW == store.values["bottledwater_job"]
     assert store.values["bottledwater_restarts"]["count"] == 1
-    assert world.slept[0] == 2.0
+    assert store.retentions == {NEVER_EXPIRE}
+
+
+@pytest.mark.parametrize("event", [None, {}, {"status": "ended"}])
+def test_an_event_that_ends_no_pause_fails(world: World, event: Any) -> None:
+    with pytest.raises(JobFailed, match="not known"):
+        operator().submit_again(context(Store()), event)
+    assert world.done == []
 
 
 def test_it_is_submitted_with_longer_and_longer_pauses_and_not_for_ever(world: World) -> None:
     store, pauses = Store(), []
     for _ in range(10):
-        world.slept.clear()
-        deferred(lambda: operator().execute_complete(context(store), ended()))
-        pauses.append(world.slept[0])
-        world.living.clear()
+        pauses.append(round(paused(operator(restarts="10"), store, ended())))
     assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     world.done.clear()
     with pytest.raises(JobFailed, match="killed"):
-        operator().execute_complete(context(store), ended())
+        operator(restarts="10").execute_complete(context(store), ended())
     assert world.done == ["forget old"]
 
 
@@ -340,7 +352,7 @@ def test_the_count_starts_anew_behind_a_job_that_worked(
     store = Store(bottledwater_restarts={"count": 7, "at": time.time() - ran, "position": position})
     world.end(OLD, ok=False, error="away", transient=True, kind=kind)
     world.reached = reached
-    deferred(lambda: operator().execute_complete(context(store), ended()))
+    paused(operator(), store, ended())
     kept = store.values["bottledwater_restarts"]
     assert kept["count"] == (1 if anew else 8)
     assert kept["position"] == (position if reached is None else reached)
@@ -352,7 +364,9 @@ def test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again(world: W
     assert operator().execute_complete(context(Store()), ended())["position"] == "0/5"
     world.asked.add(OLD["folder"])
     world.done.clear()
-    deferred(lambda: operator().execute_complete(context(Store()), ended()))
+    store = Store()
+    paused(operator(), store, ended())
+    again(operator(), store)
     assert world.done == ["forget old", "start"]
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +26,14 @@ pytestmark = pytest.mark.usefixtures("connections")
 
 CLUSTER = Cluster(system_identifier="1", timeline=1, database="d", version=160000)
 CONTEXT: Any = {"ti": SimpleNamespace(start_date=datetime(2026, 1, 1, tzinfo=UTC))}
+
+
+def lag_sensor(**arguments: Any) -> ReplicationSlotLagSensor:
+    return ReplicationSlotLagSensor(task_id="t", deferrable=True, **arguments)
+
+
+def error_sensor(**arguments: Any) -> StreamErrorSensor:
+    return StreamErrorSensor(task_id="t", deferrable=True, **arguments)
 
 
 @pytest.fixture
@@ -42,13 +54,13 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_slot_that_has_caught_up_ends_the_sensor_at_once(source: list[Any]) -> None:
     source.append(("reserved", 10, 20))
-    assert ReplicationSlotLagSensor(task_id="t", max_lag="10").execute(CONTEXT) is None
+    assert lag_sensor(max_lag="10").execute(CONTEXT) is None
 
 
 def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
     source.append(("reserved", 11, 20))
     with pytest.raises(TaskDeferred) as raised:
-        ReplicationSlotLagSensor(task_id="t", slot="orders", max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
+        lag_sensor(slot="orders", max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
     trigger: Any = raised.value.trigger
     assert (trigger.slot, trigger.max_lag, trigger.poll_interval) == ("orders", 10, 5)
     assert raised.value.timeout is not None and raised.value.timeout.total_seconds() == 60
@@ -58,15 +70,15 @@ def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
 def test_a_slot_that_is_gone_fails_for_good(source: list[Any], row: Any) -> None:
     source.append(row)
     with pytest.raises(AirflowFailException, match="orders"):
-        ReplicationSlotLagSensor(task_id="t", slot="orders").execute(CONTEXT)
+        lag_sensor(slot="orders").execute(CONTEXT)
     with pytest.raises(AirflowFailException, match="gone"):
-        ReplicationSlotLagSensor(task_id="t").execute_complete(CONTEXT, {"status": "failed", "message": "gone"})
+        lag_sensor().execute_complete(CONTEXT, {"status": "failed", "message": "gone"})
 
 
 def test_a_source_that_is_away_is_left_for_a_retry(source: list[Any]) -> None:
     source.append(Outage("away"))
     with pytest.raises(Outage):
-        ReplicationSlotLagSensor(task_id="t").execute(CONTEXT)
+        lag_sensor().execute(CONTEXT)
 
 
 @pytest.mark.parametrize("sensor", [ReplicationSlotLagSensor, StreamErrorSensor])
@@ -74,6 +86,28 @@ def test_a_source_that_is_away_is_left_for_a_retry(source: list[Any]) -> None:
 def test_an_event_that_is_not_known_is_no_success(sensor: Any, event: Any) -> None:
     with pytest.raises(JobFailed, match="not known"):
         sensor(task_id="t").execute_complete(CONTEXT, event)
+
+
+@pytest.mark.parametrize("default", ["True", "False"])
+def test_whether_a_sensor_defers_is_airflows_setting(default: str, tmp_path: Path) -> None:
+    code = (
+        "from airflow_bottledwater.sensors import slot_lag, stream_error\n"
+        "print([s(task_id='t').deferrable for s in (slot_lag.ReplicationSlotLagSensor, stream_error.StreamErrorSensor)])"
+    )
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": default}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.splitlines()[-1] == f"[{default}, {default}]"
+
+
+def test_a_limit_that_is_no_number_is_refused(source: list[Any]) -> None:
+    with pytest.raises(AirflowFailException, match="Setting 'max_lag' cannot be 'little'"):
+        lag_sensor(max_lag="little").execute(CONTEXT)
+
+
+def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
+    source.extend([("reserved", 11, 20), ("reserved", 10, 20)])
+    sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False)
+    assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 
 
 # ------------------------------------------------------------------ the stream's end
@@ -108,7 +142,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status: Any, earlier: str) -> None:
     looks.append(status)
     with pytest.raises(TaskDeferred) as raised:
-        StreamErrorSensor(task_id="t", slot="orders", max_dead_letters=3, max_silence=50).execute(CONTEXT)
+        error_sensor(slot="orders", max_dead_letters="3", max_silence="50").execute(CONTEXT)
     trigger: Any = raised.value.trigger
     assert (trigger.earlier, trigger.max_silence, trigger.max_dead_letters) == (earlier, 50, 3)
     assert trigger.settings["slot"] == "orders"
@@ -118,11 +152,11 @@ def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status:
 def test_too_many_dead_letters_are_the_sensors_error_at_once(looks: list[Any]) -> None:
     looks.append(told(counters={"dead_letters": 4}))
     with pytest.raises(AirflowFailException, match="0/5: 4 dead letters"):
-        StreamErrorSensor(task_id="t", max_dead_letters=3).execute(CONTEXT)
+        error_sensor(max_dead_letters=3).execute(CONTEXT)
 
 
 def test_a_verdict_of_the_trigger_is_the_sensors() -> None:
-    sensor = StreamErrorSensor(task_id="t")
+    sensor = error_sensor()
     with pytest.raises(AirflowFailException, match="0/5: schema refused"):
         sensor.execute_complete(CONTEXT, {"status": "failed", "message": "schema refused", "position": "0/5"})
     with pytest.raises(AirflowFailException, match="The stream failed: No stream"):

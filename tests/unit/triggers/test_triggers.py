@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.triggers import slot_lag, stream, stream_error
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
-from airflow_bottledwater.triggers.stream import StreamTrigger
-from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger
+from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger
+from airflow_bottledwater.triggers.stream_error import SharedStatus, StreamErrorTrigger
 
 PIPELINE: dict[str, Any] = {
     "postgres_conn_id": "postgres_default",
@@ -38,6 +39,7 @@ def watching(**arguments: Any) -> StreamTrigger:
     [
         StreamTrigger(identity=IDENTITY, **PIPELINE, poll_interval=2.5, deadline=1e9),
         StreamTrigger(identity=IDENTITY, **PIPELINE),
+        PauseTrigger(until=1e9),
         SlotLagTrigger(postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5),
         StreamErrorTrigger(
             **PIPELINE,
@@ -74,10 +76,23 @@ def events(trigger: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses."""
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that are asked for; none is made."""
+    asked: list[float] = []
     pause = asyncio.sleep
-    monkeypatch.setattr(asyncio, "sleep", lambda seconds: pause(0))
+
+    def sleep(seconds: float) -> Any:
+        asked.append(seconds)
+        return pause(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return asked
+
+
+@pytest.fixture(autouse=True)
+def readers_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None that another test has left."""
+    monkeypatch.setattr(SharedStatus, "_of", {})
 
 
 def test_a_job_that_ended_is_one_event_with_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -93,6 +108,56 @@ def test_a_job_that_ended_is_one_event_with_its_log(monkeypatch: pytest.MonkeyPa
 def test_the_deadline_is_one_event_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_job, "running", lambda identity: True)
     assert events(watching(deadline=time.time() - 1)) == [{"status": "timeout", "identity": IDENTITY}]
+
+
+def test_no_task_is_woken_at_once(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
+    """Airflow's scheduler may still take the end of the deferring process for the end of the task."""
+    monkeypatch.setattr(spark_job, "running", lambda identity: False)
+    events(watching())
+    assert events(PauseTrigger(until=time.time() - 5)) == [{"status": "over"}]
+    assert pauses == [3.0, 3.0]
+
+
+def test_a_pause_lasts_until_its_time(pauses: list[float]) -> None:
+    assert events(PauseTrigger(until=time.time() + 300)) == [{"status": "over"}]
+    assert 295 < pauses[0] <= 300
+
+
+def test_the_jobs_lines_keep_their_level(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "job.log").write_text("2026-01-02 03:04:05,678 WARNING Waiting: Kafka is away\n")
+    monkeypatch.setattr(spark_job, "running", lambda identity: False)
+    with caplog.at_level("INFO", logger=stream.__name__):
+        events(watching(identity={**IDENTITY, "folder": str(tmp_path)}))
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("WARNING", "Waiting: Kafka is away")]
+
+
+# ------------------------------------------------------------------ connections that cannot be looked up now
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        SlotLagTrigger(postgres_conn_id="postgres_default", slot="orders", max_lag=5),
+        StreamErrorTrigger(
+            **PIPELINE, cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+        ),
+    ],
+    ids=lambda trigger: type(trigger).__name__,
+)
+def test_a_trigger_waits_for_a_connection_and_fails_without_one(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], trigger: Any
+) -> None:
+    answers = iter([Outage("away"), Outage("away"), Refused("Airflow has no connection 'x'.")])
+
+    async def look_up(conn_id: str, **_: Any) -> Any:
+        raise next(answers)
+
+    for module in ("source", "pipeline"):
+        monkeypatch.setattr(f"airflow_bottledwater.hooks.{module}.aconnection", look_up)
+    (event,) = events(trigger)
+    assert (event["status"], event["message"]) == ("failed", "Airflow has no connection 'x'.")
+    assert len(pauses) == 3
 
 
 @pytest.mark.usefixtures("connections")
@@ -240,9 +305,9 @@ class Clock:
         self.away = False
         self.late: dict[str, Any] | None = None
         monkeypatch.setattr(stream_error.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(stream_error, "read", self.read)
+        monkeypatch.setattr(SharedStatus, "get", self.get)
 
-    def read(self, pipeline: Any, cluster: Any, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+    def get(self, name: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
         if self.away:
             raise Outage("Kafka is away")
         if now and self.late is not None:
@@ -255,10 +320,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def watch() -> stream_error.Watch:
-    pipeline: Any = SimpleNamespace(heartbeat_interval=2.0, outage_timeout=5.0)
-    cluster: Any = None
-    return stream_error.Watch(pipeline, cluster, earlier="", max_silence=60.0, max_dead_letters=None)
+KAFKA = {"bootstrap.servers": "nowhere:1"}
+CLUSTER: Any = SimpleNamespace(pipeline=lambda slot: f"d/{slot}")
+
+
+def watch(kafka: dict[str, str] = KAFKA) -> stream_error.Watch:
+    pipeline: Any = SimpleNamespace(kafka=kafka, slot="orders", heartbeat_interval=2.0, outage_timeout=5.0)
+    return stream_error.Watch(pipeline, CLUSTER, earlier="", max_silence=60.0, max_dead_letters=None)
 
 
 def test_a_stream_is_silent_by_the_watchers_own_clock(clock: Clock) -> None:
@@ -308,3 +376,101 @@ def test_a_stream_that_never_starts_ends_the_trigger(clock: Clock, monkeypatch: 
     (event,) = events(StreamErrorTrigger(**arguments))
     assert event["status"] == "failed" and "No stream has reported" in event["message"]
     assert 1160 <= clock.now < 1180
+    # and lets go of the reader
+    assert SharedStatus._of == {}
+
+
+class Reader:
+    """Of the shared topic: one that is open, and then closed."""
+
+    made: list[Reader]
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.closed, self.values = 0, {}
+        self.made.append(self)
+
+    def read_to(self, *_: Any, **__: Any) -> None: ...
+
+    def poll(self, timeout: float) -> list[Any]:
+        assert not self.closed
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
+    Reader.made = []
+    topics = SimpleNamespace(describe=lambda names: names, ends=lambda topic, count: [0])
+    monkeypatch.setattr("airflow_bottledwater.kafka.topics.Topics", lambda kafka: topics)
+    monkeypatch.setattr("airflow_bottledwater.state.store.Reader", Reader)
+    return Reader.made
+
+
+def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(readers: list[Reader]) -> None:
+    first, second, elsewhere = watch(), watch(dict(KAFKA)), watch({"bootstrap.servers": "other:1"})
+    for each in (first, second, elsewhere):
+        each.look()
+    assert len(readers) == 2
+    first.close()
+    second.look()
+    assert [reader.closed for reader in readers] == [0, 0]
+    second.close()
+    assert [reader.closed for reader in readers] == [1, 0]
+    # whoever comes later begins anew
+    later = watch()
+    later.look()
+    assert len(readers) == 3
+    for each in (later, elsewhere):
+        each.close()
+    assert [reader.closed for reader in readers] == [1, 1, 1] and SharedStatus._of == {}
+
+
+def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline: Any = SimpleNamespace(kafka=KAFKA, slot="orders")
+    assert stream_error.read(pipeline, CLUSTER, now=True) == (None, 0.0)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise Outage("away")
+
+    monkeypatch.setattr(Reader, "read_to", away)
+    with pytest.raises(Outage):
+        stream_error.read(pipeline, CLUSTER)
+    assert [reader.closed for reader in readers] == [1, 1] and SharedStatus._of == {}
+
+
+def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would open the reader again."""
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(Reader, "read_to", lambda *_, **__: (begun.set(), go_on.wait(10)))
+    watching = watch()
+    looking, closing = threading.Thread(target=watching.look), threading.Thread(target=watching.close)
+    looking.start()
+    assert begun.wait(10)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive() and [reader.closed for reader in readers] == [0]
+    go_on.set()
+    for thread in (looking, closing):
+        thread.join(10)
+    assert [reader.closed for reader in readers] == [1] and SharedStatus._of == {}
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+    look = stream_error.Watch.look
+    monkeypatch.setattr(stream_error.Watch, "look", lambda self: (look(self), looked.set())[0])
+    cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+
+    async def cancelled() -> None:
+        run = asyncio.create_task(anext(StreamErrorTrigger(**PIPELINE, cluster=cluster).run()))  # type: ignore[arg-type]
+        while not looked.is_set():
+            await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    asyncio.run(cancelled())
+    assert [reader.closed for reader in readers] == [1] and SharedStatus._of == {}

@@ -1,0 +1,73 @@
+"""The source database from an Airflow connection of type Postgres."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
+from psycopg import conninfo, pq
+
+from airflow_bottledwater.hooks.connections import aconnection, connection
+
+#: set by us for each session (:mod:`airflow_bottledwater.postgres.connect`), whatever a connection says
+_OURS = frozenset(["replication", "client_encoding"])
+
+#: keys of a Postgres connection's extra that libpq knows (PQconndefaults); others belong to other tools
+_LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - _OURS
+
+#: of these the ones that libpq itself does not show (dispchar ``*`` of PQconninfoOption)
+_SECRET = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*")
+
+
+def dsn_of(found: Any) -> str:
+    """A Postgres connection as libpq's connection string; its secrets are masked in logs from then on."""
+    extra = json.loads(found.extra or "{}")
+    own: dict[str, Any] = {
+        "host": found.host,
+        "port": found.port,
+        "dbname": found.schema,
+        "user": found.login,
+        "password": found.password,
+    }
+    parts = {
+        **{name: _text(value) for name, value in extra.items() if name in _LIBPQ},
+        **{name: value for name, value in own.items() if value not in (None, "")},
+    }
+    dsn = conninfo.make_conninfo(**{name: value for name, value in parts.items() if value not in (None, "")})
+    for name, value in conninfo.conninfo_to_dict(dsn).items():
+        if name in _SECRET and value:
+            mask_secret(str(value))
+    return dsn
+
+
+def _text(value: Any) -> Any:
+    """libpq's switches are numbers, in JSON they may be booleans."""
+    return int(value) if isinstance(value, bool) else value
+
+
+class SourceHook(BaseHook):
+    """The source database.
+
+    :param postgres_conn_id: connection of type Postgres.
+    """
+
+    conn_name_attr = "postgres_conn_id"
+    default_conn_name = "postgres_default"
+
+    def __init__(self, postgres_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.postgres_conn_id = postgres_conn_id
+
+    def dsn(self) -> str:
+        """Its connection string.
+
+        :raises Refused: the connection is not defined.
+        :raises Outage: it could not be looked up.
+        """
+        return dsn_of(connection(self.postgres_conn_id))
+
+    async def adsn(self) -> str:
+        """The same for a trigger."""
+        return dsn_of(await aconnection(self.postgres_conn_id))

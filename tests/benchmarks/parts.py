@@ -29,7 +29,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.records import Job, PipelineState, pins
 from airflow_bottledwater.stream.assembler import Cutter
 from airflow_bottledwater.stream.source import Resolver
-from tests.benchmarks.common import Cpu, Source, copy_all, drain, emit, recvlogical, scaled
+from tests.benchmarks.common import Cpu, Workload, copy_all, drain, emit, recvlogical, scaled
 from tests.benchmarks.encode import read_blocks, timed_encode
 from tests.benchmarks.stream import receive
 
@@ -62,7 +62,7 @@ class _Stages:
         emit("parts", total, "ns/row", {}, path=path, stages=self.found, rows=self._rows, **more)
 
 
-def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
+def _encode(stack: DataStack, source: Workload, table: Table, rows: int) -> None:
     """CPU time: a row of one bigint, the key that it is again, and what each other column adds."""
 
     only = {
@@ -87,7 +87,7 @@ def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
     stages.emit("encode", whole_row=nanoseconds["whole"])
 
 
-def _channel(source: Source, state: PipelineState, lane: str) -> Channel:
+def _channel(source: Workload, state: PipelineState, lane: str) -> Channel:
     assert state.claim is not None
     job = Job(**state.claim)
     return Channel(source.pipeline, job, lane, pins(state.tables.values()), source.state_topic, Backoff(60))
@@ -107,7 +107,7 @@ def _words(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return data[: data.size & ~7].view(np.uint64)
 
 
-def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
+def _snapshot(stack: DataStack, source: Workload, rows: int) -> None:
     state = read_state(source.pipeline, source.state_topic)
     pinned = next(iter(state.tables.values()))
     stages = _Stages(stack, rows)
@@ -164,7 +164,7 @@ def _publish_together(channel: Channel, parts: list[Records]) -> None:
     channel.send(produce, {"bench": {"at": time.time()}})
 
 
-def _stream(stack: DataStack, source: Source, changes: int) -> None:
+def _stream(stack: DataStack, source: Workload, changes: int) -> None:
     slots = [source.extra_slot(f"parts{i}") for i in range(3)]
     changes = source.churn(changes)
     end = source.flushed()
@@ -207,7 +207,7 @@ def _stream(stack: DataStack, source: Source, changes: int) -> None:
 def run(stack: DataStack) -> None:
     """See the module."""
     rows = scaled(_ROWS, 1000)
-    source = Source(stack, skip_snapshot=True)
+    source = Workload(stack, skip_snapshot=True)
     source.insert(rows)
     source.execute("VACUUM ANALYZE bench")
     source.create()

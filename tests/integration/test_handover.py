@@ -34,9 +34,8 @@ from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.records import PipelineState
-from tests.support.topics import Flow, Message, assert_exactly_once_in_order
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order
+from tests.support.waiting import until
 
 VERSION = os.environ.get("BOTTLEDWATER_TEST_POSTGRES", "16")
 
@@ -56,8 +55,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    return lambda **settings: Flow(database, kafka, None, **{"lanes": 2, "create_slot_timeout": 20.0, **settings})
+def flow_settings() -> dict[str, Any]:
+    return {"lanes": 2, "create_slot_timeout": 20.0}
 
 
 def fill(flow: Flow, *tables: str, rows: int = 10) -> None:
@@ -67,16 +66,6 @@ def fill(flow: Flow, *tables: str, rows: int = 10) -> None:
             f"CREATE TABLE {table} (id bigint PRIMARY KEY, name text, n integer)",
             f"INSERT INTO {table} SELECT g, 'row ' || g, g FROM generate_series(1, {rows}) g",
         )
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Poll."""
-    over = threading.Event()
-    for _ in range(int(seconds / 0.02)):
-        if condition():
-            return
-        over.wait(0.02)
-    raise AssertionError(f"it did not happen in {seconds:.0f} s: {what}")
 
 
 class Transaction:

@@ -27,17 +27,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import facts_topic, read_facts
 from airflow_bottledwater.stream import engine
 from tests.support.pipeline import Source
-from tests.support.topics import Flow, assert_exactly_once_in_order
-
-MakeFlow = Callable[..., Flow]
-
-
-@pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        return Flow(database, kafka, None, **settings)
-
-    return make
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 
 
 def two_tables(flow: Flow) -> None:

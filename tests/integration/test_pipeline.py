@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -30,14 +30,8 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.state import control, status
 from airflow_bottledwater.stream import engine
-from tests.support.topics import Flow, assert_exactly_once_in_order
-
-MakeFlow = Callable[..., Flow]
-
-
-@pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    return lambda registry=None, **settings: Flow(database, kafka, registry, **settings)
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.waiting import until
 
 
 class Writers:
@@ -84,6 +78,11 @@ class Writers:
                         time.sleep(dice.uniform(0.1, 0.4) if number < 2 else dice.uniform(0, 0.01))
         except Exception as error:
             self.errors.append(error)
+
+
+def streams(flow: Flow) -> None:
+    """Wait until the pipeline's stream says that it streams."""
+    until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming", "the stream runs")
 
 
 def _fill(flow: Flow, *tables: str, rows: int = 4000) -> None:
@@ -329,9 +328,7 @@ def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: M
     stopped = threading.Event()
     thread = threading.Thread(target=lambda: engine.run(flow.pipeline, stopped=stopped))
     thread.start()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not status.report(flow.pipeline)["counters"]["published"]:
-        time.sleep(0.01)
+    until(lambda: status.report(flow.pipeline)["counters"]["published"], "a part of the transaction", pause=0.01)
     stopped.set()
     thread.join()
     flow.stream()
@@ -383,26 +380,19 @@ def test_the_newer_of_two_streams_takes_over_and_the_older_names_it(make_flow: M
     _fill(flow, "a", rows=1)
     flow.create()
     with flow.streaming() as errors:
-        _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+        streams(flow)
         with pytest.raises(BottledWaterError):
             # the slot is still held by the first, which finds out at its next record
             second = flow.pipeline.with_(outage_timeout=3.0)
             threading.Timer(0.5, lambda: flow.execute("UPDATE a SET n = n + 1")).start()
             engine.run(second, bounded=True)
             raise Outage("it went on")
-        _until(lambda: bool(errors))
+        until(lambda: errors, "the first stream ends")
     assert isinstance(errors[0], TakenOver)
     assert "epoch" in str(errors[0])
     flow.stream()
     assert_exactly_once_in_order(flow.read("a"))
     assert flow.compare("a").differences == []
-
-
-def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlow) -> None:
@@ -412,10 +402,12 @@ def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlo
     with flow.streaming() as errors:
         flow.execute("INSERT INTO busy SELECT g, 'x', 1 FROM generate_series(10, 20000) g")
         target = flow.execute("SELECT pg_current_wal_flush_lsn()")[0][0]
-        _until(
+        until(
             lambda: flow.execute(
                 f"SELECT confirmed_flush_lsn >= '{target}' FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
-            )[0][0]
+            )[0][0],
+            "the slot's position passes what was not published",
+            failed=errors,
         )
     assert not errors
 
@@ -425,14 +417,14 @@ def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, ka
     _fill(flow, "a", rows=1)
     flow.create()
     with flow.streaming() as errors:
-        _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+        streams(flow)
         flow.execute("UPDATE a SET n = 1")
         kafka.kill()
         flow.execute("UPDATE a SET n = 2")
         time.sleep(3)
         flow.execute("UPDATE a SET n = 3")
         kafka.start()
-        _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 3, 90)
+        until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 3, "all changes", 120, failed=errors)
     assert not errors
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)
@@ -448,9 +440,9 @@ def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> N
         for i in range(30):
             flow.execute(f"UPDATE a SET n = {i}")
             if i % 10 == 5:
-                _until(lambda: flow.execute(ended) == [(True,)])
+                until(lambda: flow.execute(ended) == [(True,)], "a walsender to terminate", failed=errors)
             time.sleep(0.02)
-        _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 30, 60)
+        until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 30, "all changes", 120, failed=errors)
     assert not errors
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)
@@ -499,7 +491,7 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
     with connect(flow.dsn) as connection:
         cluster = identify(connection)
     with flow.streaming() as errors:
-        _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+        streams(flow)
         assert "Kept" in drop(flow.pipeline, when="retired")
         asked = control.request_stop(flow.pipeline, cluster, retire=True)
         assert asked is not None
@@ -526,7 +518,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    _until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming")
+    streams(flow)
     if how == "signal":
         stopped.interrupt(15)
     else:

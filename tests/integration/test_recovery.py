@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,13 @@ from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.store import facts_topic
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
-from tests.support.topics import Flow, Message, assert_exactly_once_in_order, read
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
+from tests.support.waiting import until
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        flow = Flow(database, kafka, None, **settings)
-        flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text, n int)")
-        return flow
-
-    return make
+def flow_statements() -> tuple[str, ...]:
+    return ("CREATE TABLE a (id int PRIMARY KEY, t text, n int)",)
 
 
 def _limit(flow: Flow, size: int) -> None:
@@ -52,13 +45,6 @@ def _limit(flow: Flow, size: int) -> None:
     resource = ConfigResource("topic", flow.topic("a"), incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result()
-
-
-def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def _values(messages: list[Message]) -> list[Any]:
@@ -229,7 +215,7 @@ def test_dead_letters_are_not_touched_while_the_stream_runs(make_flow: MakeFlow)
     flow = make_flow(skip_snapshot=True)
     flow.create()
     with flow.streaming() as errors:
-        _until(lambda: bool((status.report(flow.pipeline)["slot"] or {}).get("active_pid")))
+        until(lambda: (status.report(flow.pipeline)["slot"] or {}).get("active_pid"), "the stream holds its slot")
         with pytest.raises(SlotInUse, match="Stop the stream first"):
             redrive.redrive(flow.pipeline)
     assert not errors
@@ -287,7 +273,7 @@ def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow)
     admin = AdminClient(flow.pipeline.kafka)
     topic = facts_topic(database, flow.pipeline.slot)
     admin.delete_topics([topic])[topic].result()
-    _until(lambda: topic not in Topics(flow.pipeline.kafka).names())
+    until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
     flow.execute("UPDATE a SET n = 4")
     with pytest.raises(StateError, match="does not know slot"):
         flow.stream()
@@ -359,14 +345,14 @@ def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_nex
             flow.create()
             with flow.streaming() as errors:
                 connection.execute("INSERT INTO a VALUES (1, 'x', 1)")
-                _until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1)
+                until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, "the first change")
                 connection.execute("ALTER ROLE cdc PASSWORD 'second'")
                 connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
                 connection.execute("INSERT INTO a VALUES (2, 'x', 2)")
                 time.sleep(2)
                 assert not errors
                 passwords.write_text("*:*:*:cdc:second\n")
-                _until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2)
+                until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2, "the second change")
             assert not errors
             # at a start it is refused at once
             passwords.write_text("*:*:*:cdc:third\n")

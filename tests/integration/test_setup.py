@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +30,7 @@ from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.records import INTENT, SLOT, PipelineState
 from tests.support.pipeline import Source, refused, refuses
+from tests.support.waiting import until
 
 
 def known(source: Source) -> PipelineState:
@@ -40,14 +41,6 @@ def known(source: Source) -> PipelineState:
 def seen(source: Source, text: str) -> bool:
     """Whether the slot streams a change with this text."""
     return any(text.encode() in change for change in source.changes())
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Poll for at most ten seconds."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -272,16 +265,16 @@ def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(
     with session(source, "a") as a, session(source, "e") as e:
         e.rollback()
         with being_created(source, source.pipeline) as creating:
-            wait_for(lambda: blocked_by(source, a), "the creation does not wait for a")
+            until(lambda: blocked_by(source, a), "the creation waits for a")
             with session(source, "b") as b:
                 source.execute(ddl)
                 a.commit()
-                wait_for(lambda: blocked_by(source, b), "the creation does not wait for b")
+                until(lambda: blocked_by(source, b), "the creation waits for b")
                 e.execute(
                     f"INSERT INTO items ({columns}) VALUES {values.replace('streamed', 'early')}".replace("(2", "(1")
                 )
                 b.commit()
-            wait_for(lambda: slot_exists(source), "the slot does not become consistent")
+            until(lambda: slot_exists(source), "the slot becomes consistent")
             e.commit()
             creating.result(20)
     assert "A published table was altered or truncated while slot" in caplog.text
@@ -316,7 +309,7 @@ def test_ddl_without_end_ends_the_creation(source: Source, monkeypatch: pytest.M
 def test_ddl_of_other_tables_does_not_matter(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     source.execute("CREATE TABLE other (id int PRIMARY KEY)")
     with session(source) as a, being_created(source, source.pipeline) as creating:
-        wait_for(lambda: blocked_by(source, a), "the creation does not wait")
+        until(lambda: blocked_by(source, a), "the creation waits")
         source.execute("TRUNCATE other", "ANALYZE items", "VACUUM items")
         a.commit()
         creating.result(20)

@@ -28,9 +28,10 @@ from airflow_bottledwater.publish.delivery import Channel
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.stream import engine
-from tests.support.faults import Proxy, until
+from tests.support.faults import Proxy
 from tests.support.paths import Follower
 from tests.support.topics import Flow
+from tests.support.waiting import until
 
 
 @pytest.fixture

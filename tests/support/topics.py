@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -190,3 +190,7 @@ class Flow:
         """Topic against table."""
         registry = self.pipeline.registry if self.pipeline.output_format == "avro" else None
         return compare(self.dsn, self.pipeline.kafka, registry, table, self.topic(table))
+
+
+MakeFlow = Callable[..., Flow]
+"""The fixture that makes one (``tests/support/fixtures.py``)."""

@@ -274,7 +274,7 @@ def test_a_slot_that_was_set_back_replays_silently(make_flow: MakeFlow, monkeypa
         found = slot.state(connection, flow.pipeline.slot)
     assert found is not None
     assert Position(found.confirmed) < max(positions(flow))
-    assert flow.stream()["published"] >= first["published"]
+    assert flow.stream()["published"] >= first["published"] > 0
     audit(flow, TABLES).check()
 
 

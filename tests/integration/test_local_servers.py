@@ -69,6 +69,7 @@ class TestPostgres:
     def test_stops_at_once_with_clients(self, stack: DataStack) -> None:
         with psycopg.connect(stack.postgres.dsn()):
             stack.postgres.stop("fast")
+            assert not stack.postgres.running
         stack.postgres.start()
 
     def test_is_found_by_its_folder(self, stack: DataStack) -> None:

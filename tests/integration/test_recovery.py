@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.backoff import Backoff
@@ -29,22 +29,13 @@ from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.store import facts_topic
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
-from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records, read
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def flow_statements() -> tuple[str, ...]:
     return ("CREATE TABLE a (id int PRIMARY KEY, t text, n int)",)
-
-
-def _limit(flow: Flow, size: int) -> None:
-    """Change what the table's topic takes."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    admin = AdminClient(flow.pipeline.kafka)
-    resource = ConfigResource("topic", flow.topic("a"), incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
 
 
 def _values(messages: list[Message]) -> list[Any]:
@@ -121,7 +112,7 @@ def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(
     )
     assert flow.stream()["dead_letters"] == 3
     assert redrive.redrive(flow.pipeline) == redrive.Result(failed=5)
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     # the row of 1, the update of 4 and the key change are still the newest of their keys
     assert redrive.redrive(flow.pipeline) == redrive.Result(published=3, overtaken=2)
     assert redrive.redrive(flow.pipeline) == redrive.Result()
@@ -144,7 +135,7 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     )
     flow.execute("TRUNCATE a")
     flow.stream()
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
     assert [m.op for m in flow.read("a")] == ["d"]
 
@@ -161,7 +152,7 @@ def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_ba
     flow.create()
     # the sweep finds no record of the key, and the new snapshot writes a letter of its own for the other row
     flow.snapshot()
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(published=2, overtaken=1)
     assert flow.compare("a").differences == []
 
@@ -182,7 +173,7 @@ def test_a_letter_does_not_bring_back_what_compaction_has_forgotten_the_delete_o
     end = flow.read("a")[-1].offset + 2
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_records([TopicPartition(flow.topic("a"), 0, end)])[TopicPartition(flow.topic("a"), 0)].result()
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(published=1, overtaken=2)
     assert _values(flow.read("a")) == [(3, 1)]
 
@@ -192,7 +183,7 @@ def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_lette
     flow.create()
     flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)")
     assert flow.stream()["dead_letters"] == 1
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     flow.execute("UPDATE a SET n = 2", "UPDATE a SET n = 1")
     flow.stream()
     assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=1)
@@ -205,7 +196,7 @@ def test_a_letter_of_a_row_that_has_changed_since_is_dropped_and_the_change_foll
     flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1), (2, repeat('x', 30000), 1)")
     assert flow.stream()["dead_letters"] == 2
     flow.execute("UPDATE a SET n = 2 WHERE id = 1", "DELETE FROM a WHERE id = 2")
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
     flow.stream()
     assert flow.compare("a").differences == []

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import airflow_bottledwater.provision.create as creation
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.postgres import publication, slot
@@ -193,7 +193,7 @@ def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) 
     with session(source) as running:
         running.execute("INSERT INTO items VALUES (2, 'running')")
         refused_in_time = source.pipeline.with_(create_slot_timeout=0.5)
-        with pytest.raises(Exception, match=f"still run after .* s: session {running.info.backend_pid} "):
+        with pytest.raises(Outage, match=f"still run after .* s: session {running.info.backend_pid} "):
             create(refused_in_time)
         running.commit()
     record = create(source.pipeline)
@@ -319,17 +319,19 @@ def test_ddl_of_other_tables_does_not_matter(source: Source, caplog: pytest.LogC
 def test_of_two_creations_one_wins_and_nothing_is_doubled(source: Source) -> None:
     barrier = threading.Barrier(2)
 
-    def create() -> object:
+    def attempt() -> object:
         barrier.wait()
         try:
             return create(source.pipeline)
-        except Exception as error:
+        except BottledWaterError as error:
             return error
 
     with ThreadPoolExecutor(2) as pool:
-        results = [future.result(60) for future in (pool.submit(create), pool.submit(create))]
+        results = [future.result(60) for future in (pool.submit(attempt), pool.submit(attempt))]
     record = create(source.pipeline)
-    assert all(isinstance(r, Exception) or r == record for r in results), results
+    made = [result for result in results if not isinstance(result, BottledWaterError)]
+    assert made, results
+    assert made == [record] * len(made)
     assert record.consistent_point == slot_state(source).confirmed
 
 

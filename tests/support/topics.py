@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.compare import Comparison, compare
@@ -194,3 +195,12 @@ class Flow:
 
 MakeFlow = Callable[..., Flow]
 """The fixture that makes one (``tests/support/fixtures.py``)."""
+
+
+def limit_records(flow: Flow, table: str, size: int) -> None:
+    """Change what the table's topic takes (``max.message.bytes``)."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, flow.topic(table), incremental_configs=[entry])
+    admin = AdminClient(flow.pipeline.kafka)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()

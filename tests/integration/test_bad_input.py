@@ -635,7 +635,8 @@ def test_a_broker_that_does_not_answer_is_an_outage_in_time(source: Source) -> N
     before, started = source.picture(), time.monotonic()
     with deaf, ThreadPoolExecutor() as pool:
         list(pool.map(attempt, servers))
-    assert time.monotonic() - started < 20
+    # librdkafka's own time-outs are minutes
+    assert time.monotonic() - started < 45
     assert source.picture() == before
 
 

@@ -119,7 +119,7 @@ class Transaction:
         """Let it become visible (a stalled commit that is cancelled has committed); at most once."""
         if self._stalled is not None:
             self._flow.execute(f"SELECT pg_cancel_backend({self.pid})")
-            self._stalled.join(20)
+            self._stalled.join(60)
             assert self.ended
             self._stalled = None
         elif not self.ended:
@@ -495,14 +495,14 @@ def test_a_rewrite_that_waits_behind_the_holder_ends_the_snapshot_in_time_and_no
             taking = pool.submit(flow.snapshot)
             try:
                 with pytest.raises(Outage, match=r"locks blocked others.*ALTER TABLE a"):
-                    taking.result(30)
+                    taking.result(60)
             finally:
                 # whoever waits for the ALTER while the holder waits for him would wait for ever
                 flow.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
                     " AND application_name = 'bottledwater snapshot holder'"
                 )
-    altering.join(20)
+    altering.join(60)
     assert not altering.is_alive()
     flow.snapshot()
     flow.execute("UPDATE a SET n = 5000000000 WHERE id = 1")
@@ -786,9 +786,9 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
             )
             until(lambda: flow.execute(queued), "the lane waits for its lock")
             flow.execute(f"SELECT pg_terminate_backend({holder})")
-            truncating.join(20)
+            truncating.join(60)
             try:
-                return reading.result(30)
+                return reading.result(60)
             except Outage as error:
                 lanes_end.append(error)
                 raise
@@ -864,7 +864,7 @@ def test_a_table_that_is_truncated_while_the_slot_is_built_is_streamed(make_flow
 
         ending = threading.Thread(target=end, daemon=True)
         ending.start()
-    ending.join(30)
+    ending.join(60)
     assert early.ended
     flow.snapshot()
     flow.execute("INSERT INTO a VALUES (12, 'later', 12)")

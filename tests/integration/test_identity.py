@@ -189,7 +189,7 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
         source.execute("INSERT INTO items VALUES (2, 'production')")
     finally:
         stopped.set()
-        thread.join(30)
+        thread.join(60)
     assert not errors
     assert engine.run(production, bounded=True)["published"] == 1
     # the advice: another slot name for the copy

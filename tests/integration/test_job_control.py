@@ -73,7 +73,7 @@ def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, forei
         until(lambda: _status(flow).get("state") == "streaming", "the stream runs", failed=errors)
         asked = control.request_stop(flow.pipeline, _cluster(flow))
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked["job"]["id"], timeout=20)
+        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked["job"]["id"], timeout=60)
         assert ended is not None
         assert ended["state"] == "stopped"
     assert not errors
@@ -116,7 +116,7 @@ def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once
     assert control.request_stop(flow.pipeline, cluster) is not None
     started = time.monotonic()
     engine.run(flow.pipeline)  # not bounded: it ends because it was asked to
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert _status(flow)["state"] == "stopped"
     # whoever starts it again has not asked for that
     with flow.streaming() as errors:

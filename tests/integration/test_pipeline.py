@@ -451,7 +451,7 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
         assert "Kept" in drop(flow.pipeline, when="retired")
         asked = control.request_stop(flow.pipeline, cluster, retire=True)
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, cluster, asked["job"]["id"], timeout=30)
+        ended = control.wait_ended(flow.pipeline, cluster, asked["job"]["id"], timeout=60)
         assert ended is not None
         assert ended["state"] == "stopped"
     assert not errors
@@ -479,7 +479,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
         stopped.interrupt(15)
     else:
         control.request_stop_of(flow.pipeline, start.cluster, start.job, interrupted=15 if how == "passed on" else 0)
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive() and not errors
     told = status.report(flow.pipeline)["job"]
     if how == "asked":

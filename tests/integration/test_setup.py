@@ -218,7 +218,7 @@ def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Sour
         started = time.monotonic()
         with pytest.raises(SlotError) as raised:
             create(pipeline)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         assert f"Slot {source.name!r} could not be created within 1 s" in str(raised.value)
         assert f"session {blocker.info.backend_pid} (postgres@" in str(raised.value)
         assert ("nightly report" in str(raised.value)) or who == "plain role"
@@ -276,7 +276,7 @@ def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(
                 b.commit()
             until(lambda: slot_exists(source), "the slot becomes consistent")
             e.commit()
-            creating.result(20)
+            creating.result(60)
     assert "A published table was altered or truncated while slot" in caplog.text
     source.execute(f"INSERT INTO items ({columns}) VALUES {values}")
     assert seen(source, "streamed")
@@ -312,7 +312,7 @@ def test_ddl_of_other_tables_does_not_matter(source: Source, caplog: pytest.LogC
         until(lambda: blocked_by(source, a), "the creation waits")
         source.execute("TRUNCATE other", "ANALYZE items", "VACUUM items")
         a.commit()
-        creating.result(20)
+        creating.result(60)
     assert "altered or truncated" not in caplog.text
 
 

@@ -39,8 +39,9 @@ DRIVER = (
 
 
 def test_a_job_is_known_at_once_and_leaves_its_exit_code_and_log(tmp_path: Path) -> None:
-    start(tmp_path, "echo hello; sleep 0.5; exit 7")
+    start(tmp_path, f"echo hello; while ! test -e {tmp_path}/go; do sleep 0.05; done; exit 7")
     assert supervise.exit_code(tmp_path) is None
+    (tmp_path / "go").touch()
     until(lambda: not supervise.running(tmp_path), "the job ends")
     assert supervise.exit_code(tmp_path) == 7
     assert supervise.log_tail(tmp_path) == "hello"
@@ -54,7 +55,8 @@ def test_stopped_the_driver_ends_in_order(tmp_path: Path) -> None:
     until((tmp_path / "driver.json").exists, "the driver says who it is")
     started = time.monotonic()
     assert supervise.stop(tmp_path)
-    assert time.monotonic() - started < 5
+    # in order, and not by force after the grace time
+    assert time.monotonic() - started < supervise.GRACE / 2
     assert supervise.exit_code(tmp_path) == 3
 
 
@@ -76,7 +78,7 @@ def test_without_its_supervisor_a_job_still_runs_and_can_be_stopped(tmp_path: Pa
     assert supervise.running(tmp_path)
     started = time.monotonic()
     assert supervise.stop(tmp_path)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < supervise.GRACE / 2
     assert not processes.alive(members) and not supervise.running(tmp_path)
     assert not list(tmp_path.glob("pipeline-*"))
 
@@ -108,7 +110,7 @@ def test_a_supervisor_that_was_gone_before_it_could_be_looked_at_does_not_run(
     assert json.loads((tmp_path / "supervisor.json").read_text())["started"] is None
     assert not supervise.running(tmp_path)
     started = time.monotonic()
-    assert supervise.stop(tmp_path) and time.monotonic() - started < 1
+    assert supervise.stop(tmp_path) and time.monotonic() - started < 5
 
 
 # ------------------------------------------------------------------ who started it is gone
@@ -193,8 +195,12 @@ def test_a_log_is_rotated_and_followed_over_it(tmp_path: Path) -> None:
 
 def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:
     limit = supervise.LOG_BYTES
-    start(tmp_path, f"head -c {limit + 5} /dev/zero | tr '\\0' x; echo; sleep 2.5; echo end; sleep 1000")
+    start(
+        tmp_path,
+        f"head -c {limit + 5} /dev/zero | tr '\\0' x; echo; while ! test -e {tmp_path}/go; do sleep 0.05; done; echo end; sleep 1000",
+    )
     until((tmp_path / "job.log.1").exists, "the log is rotated")
+    (tmp_path / "go").touch()
     until(lambda: supervise.log_tail(tmp_path, 1) == "end", "the log goes on")
     assert (tmp_path / "job.log").stat().st_size < 100
     assert (tmp_path / "job.log.1").stat().st_size >= limit

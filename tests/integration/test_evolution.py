@@ -17,7 +17,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import redrive
-from tests.support.topics import Flow, MakeFlow, read
+from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
 LEVELS = {"BACKWARD", "FORWARD", "FULL"}
@@ -82,7 +82,7 @@ def records(flow: Flow) -> dict[int, dict[str, Any] | None]:
 
 
 def letters(flow: Flow) -> list[Any]:
-    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+    return [m.value for m in flow.dead_letters()]
 
 
 def says(flow: Flow, id: int, expected: dict[str, Any]) -> bool:

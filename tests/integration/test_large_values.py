@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from airflow_bottledwater.errors import RecordError
-from tests.support.topics import MakeFlow, read
+from tests.support.topics import MakeFlow
 
 MIB = 1 << 20
 
@@ -91,7 +91,7 @@ def test_without_that_its_limit_is_said(make_flow: MakeFlow) -> None:
     assert flow.snapshot().dead_letters == 1
     flow.execute("INSERT INTO t SELECT 2, repeat(chr(1), 50000000)")
     assert flow.stream()["dead_letters"] == 1
-    letters = [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+    letters = [m.value for m in flow.dead_letters()]
     assert [letter["truncated"] for letter in letters] == [True, True]
     assert "has more than 1,048,588 bytes, which is the largest max.message.bytes" in letters[1]["error"]
     assert not any("again" in letter for letter in letters)

@@ -244,17 +244,11 @@ def test_a_record_that_cannot_be_encoded_stops_the_stream_before_its_transaction
     flow.change(on_error="log")
     counters = flow.stream()
     assert counters["dead_letters"] == 1
-    letters = _letters(flow)
+    letters = flow.dead_letters()
     assert len(letters) == 1
-    assert letters[0]["relation"] == "public.t"
-    assert letters[0]["op"] == "c"
+    assert letters[0].value["relation"] == "public.t"
+    assert letters[0].value["op"] == "c"
     assert latest(flow.pipeline.kafka, flow.topic("t"))[2] == 3
-
-
-def _letters(flow: Flow) -> list[dict[str, Any]]:
-    from tests.support.topics import read
-
-    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
 
 
 def test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousand_good_ones(
@@ -270,7 +264,7 @@ def test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousan
     flow.transaction(*statements)
     assert flow.stream()["dead_letters"] == 1
     assert len(flow.read("a")) == 9 + 999
-    assert len(_letters(flow)) == 2
+    assert len(flow.dead_letters()) == 2
 
 
 def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: MakeFlow) -> None:

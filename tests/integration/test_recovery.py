@@ -29,7 +29,7 @@ from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.store import facts_topic
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
-from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records, read
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records
 from tests.support.waiting import until
 
 
@@ -40,10 +40,6 @@ def flow_statements() -> tuple[str, ...]:
 
 def _values(messages: list[Message]) -> list[Any]:
     return [m.value and (m.value["id"], m.value["n"]) for m in messages]
-
-
-def _letters(flow: Flow) -> list[Message]:
-    return read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")
 
 
 # ---------------------------------------------------------------------- one bad record
@@ -67,10 +63,10 @@ def test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_wh
         flow.stream()
     assert again.value.position > positions[0]
     assert _values(flow.read("a")) == [(1, 1), (2, 2), (4, 4)]
-    assert [letter.value["pos"] for letter in _letters(flow)] == [positions[0]]
+    assert [letter.value["pos"] for letter in flow.dead_letters()] == [positions[0]]
     flow.change(skip_position=again.value.position)
     flow.stream()
-    assert len(_letters(flow)) == 2
+    assert len(flow.dead_letters()) == 2
 
 
 def test_a_truncate_that_stops_the_stream_can_be_passed(make_flow: MakeFlow) -> None:
@@ -94,7 +90,7 @@ def test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error
     counters = flow.stream()
     assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
     assert _values(flow.read("a")) == [(1, 1), (2, 1), (2, 2)]
-    assert "dropped or renamed" in _letters(flow)[0].value["error"]
+    assert "dropped or renamed" in flow.dead_letters()[0].value["error"]
 
 
 # ---------------------------------------------------------------------- dead letters
@@ -119,7 +115,7 @@ def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(
     assert flow.compare("a").differences == []
     assert_exactly_once_in_order(flow.read("a"))
     assert all(m.xid for m in flow.read("a") if m.pos)
-    assert {m.value for m in _letters(flow)[-5:]} == {None}
+    assert {m.value for m in flow.dead_letters()[-5:]} == {None}
     flow.execute("UPDATE a SET n = 99")
     flow.stream()
     assert flow.compare("a").differences == []

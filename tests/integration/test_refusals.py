@@ -32,7 +32,7 @@ from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.publish import delivery
 from airflow_bottledwater.publish.delivery import StreamPublisher
 from airflow_bottledwater.stream import engine
-from tests.support.topics import Flow, MakeFlow, read
+from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
 
@@ -79,10 +79,6 @@ def _add_partition(flow: Flow, topic: str) -> None:
     until(lambda: Topics(flow.pipeline.kafka).describe([topic])[topic].partitions == partitions, "the new partition")
 
 
-def _letters(flow: Flow) -> list[dict[str, Any]]:
-    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
-
-
 def _facts(flow: Flow) -> str:
     return f"_bottledwater.{flow.execute('SELECT current_database()')[0][0]}.{flow.pipeline.slot}"
 
@@ -120,7 +116,7 @@ def test_a_limit_that_is_lowered_while_the_stream_runs_blames_only_what_exceeds_
         )
         until(lambda: len(flow.read("a")) == 201, "all records but the refused", failed=errors)
     assert not errors
-    assert [letter["columns"]["name"][:3] for letter in _letters(flow)] == ["xxx"]
+    assert [letter.value["columns"]["name"][:3] for letter in flow.dead_letters()] == ["xxx"]
 
 
 def test_what_only_the_broker_knows_to_be_too_large_is_found_among_good_records(
@@ -135,7 +131,7 @@ def test_what_only_the_broker_knows_to_be_too_large_is_found_among_good_records(
     )
     assert flow.stream()["dead_letters"] == 2
     assert len(flow.read("a")) == 151
-    assert sorted(len(letter["columns"]["name"]) for letter in _letters(flow)) == [11000, 12000]
+    assert sorted(len(letter.value["columns"]["name"]) for letter in flow.dead_letters()) == [11000, 12000]
 
 
 @pytest.mark.parametrize("on_error", ["log", "exit"])
@@ -151,7 +147,7 @@ def test_a_position_that_its_topic_does_not_take_is_no_rows_fault(make_flow: Mak
         until(lambda: errors, "the stream fails")
     assert type(errors[0]) is Refused
     assert facts in str(errors[0])
-    assert not _letters(flow)
+    assert not flow.dead_letters()
     # the way out that it names
     _alter(flow, facts, max_message_bytes="1048588")
     flow.stream()
@@ -166,7 +162,7 @@ def test_clocks_that_differ_are_no_rows_fault(make_flow: MakeFlow, monkeypatch: 
         patch.setattr(publisher, "time", ahead)
         with pytest.raises(Refused, match=r"clocks.*message\.timestamp\.after\.max\.ms"):
             flow.snapshot()
-    assert not _letters(flow)
+    assert not flow.dead_letters()
     flow.snapshot()
     assert len(flow.read("a")) == 20
 
@@ -183,7 +179,7 @@ def test_a_topic_that_is_compacted_while_its_table_has_no_key_is_no_rows_fault(m
         until(lambda: errors, "the stream fails")
     assert isinstance(errors[0], StateError)
     assert flow.topic("a") in str(errors[0])
-    assert not _letters(flow)
+    assert not flow.dead_letters()
     _alter(flow, flow.topic("a"), cleanup_policy="delete")
     flow.stream()
     assert len(flow.read("a")) == 2
@@ -202,7 +198,7 @@ def test_a_row_of_a_snapshot_that_the_broker_refuses_is_a_dead_letter_or_is_name
     flow.change(on_error="log")
     assert flow.snapshot().dead_letters == 2
     assert len(flow.read("a")) == 198
-    assert len(_letters(flow)) == 2
+    assert len(flow.dead_letters()) == 2
 
 
 # ---------------------------------------------------------------- the same batch again
@@ -255,7 +251,7 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
 
     monkeypatch.setattr(delivery, "find_refused", gone_meanwhile)
     flow.stream()
-    assert [len(letter["columns"]["name"]) for letter in _letters(flow)] == [40000]
+    assert [len(letter.value["columns"]["name"]) for letter in flow.dead_letters()] == [40000]
     assert [m.key["id"] for m in flow.read("a") if m.value is not None] == [3]
 
 

@@ -8,7 +8,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import RecordError, Refused
-from tests.support.topics import MakeFlow, Message, read
+from tests.support.topics import MakeFlow, Message
 
 #: 9 kB in a column that is never compressed: stored out of line
 LARGE = "repeat('{}', 9000)"
@@ -95,7 +95,7 @@ def test_a_value_of_another_type_than_the_changes_is_a_record_error(make_flow: M
     flow.execute("UPDATE w SET v = 1 WHERE id = 3", f"ALTER TABLE w ALTER big TYPE {altered}", "UPDATE w SET v = 2")
     counters = flow.stream()
     assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
-    (letter,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")
+    (letter,) = flow.dead_letters()
     assert "the type of column 'big' was altered since" in letter.value["error"]
     assert [m.value["v"] for m in flow.read("w")] == [2] * 5
 

@@ -187,6 +187,10 @@ class Flow:
         """The records of a table's topic."""
         return read(self.kafka, self.topic(table), committed=committed)
 
+    def dead_letters(self) -> list[Message]:
+        """The records of the topic of dead letters."""
+        return read(self.kafka, f"{self.pipeline.topic_prefix}._bottledwater_dead_letters")
+
     def compare(self, table: str) -> Comparison:
         """Topic against table."""
         registry = self.pipeline.registry if self.pipeline.output_format == "avro" else None

@@ -46,7 +46,8 @@ lint: setup ## format, lint, import directions, types
 	@$(BIN)/mypy airflow_bottledwater
 
 test-unit: setup
-	@$(PYTEST) tests/unit -q
+	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in both processes at the same time
+	@$(PYTEST) tests/unit -q -n 2 --dist worksteal
 
 test-integration: setup
 	@$(PYTEST) tests/integration -q
@@ -71,7 +72,7 @@ test-mutants: setup ## each rule taken out once, to see that a test notices (MUT
 fuzz: setup ## damaged rows and random tables with new seeds for MINUTES=10
 	@end=$$(( $$(date +%s) + 60 * $(or $(MINUTES),10) )); while [ $$(date +%s) -lt $$end ]; do \
 	  seed=$$(od -An -N3 -tu4 /dev/urandom | tr -d ' '); echo "seed $$seed"; \
-	  $(PYTEST) tests/unit/encoding/test_fuzz.py tests/integration/test_types_against_postgres.py -q -n 2 -k "damaged or numeric or random" \
+	  BOTTLEDWATER_EXAMPLES=500 $(PYTEST) tests/unit/encoding/test_fuzz.py tests/integration/test_types_against_postgres.py -q -n 2 -k "damaged or numeric or random" \
 	    --hypothesis-seed=$$seed || exit 1; done
 
 bench: setup ## all benchmarks, or one (BENCH=name); sizes times BENCH_SCALE

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.state import store
 from airflow_bottledwater.warm import warm_up
+from tests.support.waiting import until
 
 log = logging.getLogger("bench")
 
@@ -119,7 +120,7 @@ def servers() -> Iterator[DataStack]:
         yield stack
 
 
-class Source:
+class Workload:
     """A fresh database with the table, and a pipeline over it that streams from now on.
 
     :param settings: of the pipeline, over those here.
@@ -183,7 +184,7 @@ class Source:
 
     def walsender(self) -> int:
         """The process id of the walsender that serves the pipeline's slot, waited for."""
-        return int(until(self._walsender, "the stream's replication connection"))
+        return int(until(self._walsender, "the stream's replication connection", 300))
 
     def _walsender(self) -> int | None:
         rows = self.execute(f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{self.pipeline.slot}'")
@@ -191,7 +192,7 @@ class Source:
 
     def released(self) -> None:
         """Wait until the server has noticed that a job is gone."""
-        until(lambda: not self._walsender(), "the end of the job's replication connection")
+        until(lambda: not self._walsender(), "the end of the job's replication connection", 300)
 
     def drop(self) -> None:
         """The database's slots: else they would keep WAL."""
@@ -199,16 +200,6 @@ class Source:
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
             " WHERE database = current_database() AND NOT active"
         )
-
-
-def until(condition: Callable[[], Any], what: str, *, timeout: float = 300.0, pause: float = 0.02) -> Any:
-    """What the condition gives, once it gives something."""
-    deadline = time.monotonic() + timeout
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout:.0f} s for {what}")
-        time.sleep(pause)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +213,7 @@ class Progress:
 class Follower:
     """Reads a slot's positions as they become visible to a ``read_committed`` consumer."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Workload) -> None:
         self._reader = store.Reader(source.pipeline.kafka, source.state_topic)
         self.history: list[Progress] = [Progress(0, time.time())]
 
@@ -288,7 +279,7 @@ class Job:
 
         :raises RuntimeError: it failed.
         """
-        until(lambda: supervise.exit_code(self.run) is not None, "the job's end", timeout=timeout)
+        until(lambda: supervise.exit_code(self.run) is not None, "the job's end", timeout)
         outcome = supervise.outcome(self.run)
         if outcome is None or not outcome["ok"]:
             raise RuntimeError(f"the job failed: {outcome}\n{self.log()}")
@@ -413,7 +404,7 @@ def copy_all(table: Table) -> str:
     return f"COPY (SELECT {select_list(table)} FROM {table.qualified}) TO STDOUT (FORMAT binary)"
 
 
-def recvlogical(source: Source, slot: str, end: str) -> float:
+def recvlogical(source: Workload, slot: str, end: str) -> float:
     """Seconds in which ``pg_recvlogical`` drains a slot up to an LSN to /dev/null."""
     pipeline = source.pipeline
     names = f'"{pipeline.publication_name}","{pipeline.publication_name}_unkeyed"'
@@ -429,7 +420,7 @@ def recvlogical(source: Source, slot: str, end: str) -> float:
     return time.monotonic() - started
 
 
-def consumer(source: Source, topic: str, *, committed: bool = True, start: int | None = None) -> Consumer:
+def consumer(source: Workload, topic: str, *, committed: bool = True, start: int | None = None) -> Consumer:
     """A consumer of a one-partition topic, from its present end on unless said otherwise, that is told what there is soon."""
     found = Consumer(
         {

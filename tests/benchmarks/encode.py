@@ -22,7 +22,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import copy
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.receive import Block
-from tests.benchmarks.common import Source, copy_all, drain, emit, scaled
+from tests.benchmarks.common import Workload, copy_all, drain, emit, scaled
 
 _ROWS = 2_000_000
 _WIDE_ROWS = 200_000
@@ -95,13 +95,13 @@ def timed_encode(
     return clock() - started
 
 
-def _timed_drain(source: Source, query: str) -> float:
+def _timed_drain(source: Workload, query: str) -> float:
     started = time.perf_counter()
     drain(source.dsn, query)
     return time.perf_counter() - started
 
 
-def _timed_both(source: Source, table: Table, query: str) -> float:
+def _timed_both(source: Workload, table: Table, query: str) -> float:
     encoder = Encoder(table, "avro")
     started = time.perf_counter()
     with connect(source.dsn) as connection:
@@ -110,7 +110,7 @@ def _timed_both(source: Source, table: Table, query: str) -> float:
     return time.perf_counter() - started
 
 
-def _timed_peer(source: Source, table: Table, rows: int) -> float:
+def _timed_peer(source: Workload, table: Table, rows: int) -> float:
     """psycopg's binary rows, fastavro's writer, and the frame of the registry's protocol."""
     key = fastavro.parse_schema(json.loads(avro.key_schema(table)))
     value = fastavro.parse_schema(json.loads(avro.value_schema(table)))
@@ -128,7 +128,7 @@ def _timed_peer(source: Source, table: Table, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def _measure(source: Source, table: Table, rows: int) -> tuple[dict[str, float], float]:
+def _measure(source: Workload, table: Table, rows: int) -> tuple[dict[str, float], float]:
     """Rates of both formats, of reading and encoding, and the size; and that of draining COPY."""
     query = copy_all(table)
     blocks = read_blocks(source.dsn, query)
@@ -145,7 +145,7 @@ def _measure(source: Source, table: Table, rows: int) -> tuple[dict[str, float],
 
 def run(stack: DataStack) -> None:
     """See the module; the second line is of a wide table."""
-    source = Source(stack)
+    source = Workload(stack)
     rows, peer_rows = scaled(_ROWS, 1000), scaled(_PEER_ROWS, 1000)
     source.insert(rows)
     source.execute("VACUUM ANALYZE bench")

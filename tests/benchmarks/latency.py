@@ -24,15 +24,15 @@ from tests.benchmarks.common import (
     RUNNER,
     Follower,
     Job,
-    Source,
+    Workload,
     consumer,
     emit,
     engines,
     log,
     percentiles,
     scaled,
-    until,
 )
+from tests.support.waiting import until
 
 _RATE = 200
 _SECONDS = 60
@@ -93,7 +93,7 @@ class _Watch:
         self._client.close()
 
 
-def _measure(source: Source, topic: str, identify: Callable[[bytes], int], first: int) -> dict[str, float]:
+def _measure(source: Workload, topic: str, identify: Callable[[bytes], int], first: int) -> dict[str, float]:
     transactions = scaled(_SECONDS * _RATE, 5 * _RATE)
     watches = [_Watch(consumer(source, topic, committed=c), identify) for c in (True, False)]
     context = multiprocessing.get_context("spawn")
@@ -102,7 +102,7 @@ def _measure(source: Source, topic: str, identify: Callable[[bytes], int], first
     writer.start()
     done = out.get(timeout=transactions / _RATE + 120)
     writer.join()
-    until(lambda: all(done[-1][0] in w.seen for w in watches), "the last transaction", timeout=120)
+    until(lambda: all(done[-1][0] in w.seen for w in watches), "the last transaction", 120)
     for watch in watches:
         watch.close()
     begun = done[0][1]
@@ -114,7 +114,7 @@ def _measure(source: Source, topic: str, identify: Callable[[bytes], int], first
 
 
 def _reference(stack: DataStack) -> dict[str, float]:
-    source = Source(stack)
+    source = Workload(stack)
     pipeline, topic = source.pipeline, f"{source.pipeline.slot}.plain"
     source.execute(f"CREATE PUBLICATION {pipeline.slot} FOR TABLE bench")
     slot = source.extra_slot("plain")
@@ -129,13 +129,13 @@ def _reference(stack: DataStack) -> dict[str, float]:
             "the plain script",
         )
         source.insert(10)
-        until(lambda: Topics(pipeline.kafka).ends(topic, 1)[0], "the plain script's first transaction")
+        until(lambda: Topics(pipeline.kafka).ends(topic, 1)[0], "the plain script's first transaction", 300)
         time.sleep(1)
         return _measure(source, topic, _plain_id, 1000)
     finally:
         script.terminate()
         script.wait()
-        until(lambda: not source.execute("SELECT 1 FROM pg_replication_slots WHERE active"), "the slot")
+        until(lambda: not source.execute("SELECT 1 FROM pg_replication_slots WHERE active"), "the slot", 300)
         source.drop()
 
 
@@ -144,7 +144,7 @@ def run(stack: DataStack) -> None:
     reference = _reference(stack)
     log.info("plain script: %s", reference)
     for engine in [*engines(), RUNNER]:
-        source = Source(stack, skip_snapshot=True)
+        source = Workload(stack, skip_snapshot=True)
         source.create()
         follower = Follower(source)
         with Job(source.pipeline, "stream", engine=engine) as job:

@@ -16,7 +16,7 @@ from tests.benchmarks.common import (
     RUNNER,
     Follower,
     Job,
-    Source,
+    Workload,
     emit,
     empty_job,
     engines,
@@ -85,7 +85,7 @@ def run(stack: DataStack) -> None:
     """See the module."""
     empty_job()  # its files are in the page cache then
     for engine in [*engines(), RUNNER]:
-        source = Source(stack, skip_snapshot=True)
+        source = Workload(stack, skip_snapshot=True)
         source.insert(600)
         source.create()
         follower = Follower(source)

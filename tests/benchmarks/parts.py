@@ -30,7 +30,7 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Sweep, pins, sweep_key
 from airflow_bottledwater.stream.assembler import Cutter
 from airflow_bottledwater.stream.source import Resolver
-from tests.benchmarks.common import Cpu, Source, copy_all, drain, emit, recvlogical, scaled
+from tests.benchmarks.common import Cpu, Workload, copy_all, drain, emit, recvlogical, scaled
 from tests.benchmarks.encode import read_blocks, timed_encode
 from tests.benchmarks.stream import receive
 
@@ -63,7 +63,7 @@ class _Stages:
         emit("parts", total, "ns/row", {}, path=path, stages=self.found, rows=self._rows, **more)
 
 
-def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
+def _encode(stack: DataStack, source: Workload, table: Table, rows: int) -> None:
     """CPU time: a row of one bigint, the key that it is again, and what each other column adds."""
 
     only = {
@@ -88,7 +88,7 @@ def _encode(stack: DataStack, source: Source, table: Table, rows: int) -> None:
     stages.emit("encode", whole_row=nanoseconds["whole"])
 
 
-def _session(source: Source, state: PipelineState, lane: str) -> PublishSession:
+def _session(source: Workload, state: PipelineState, lane: str) -> PublishSession:
     assert state.claim is not None
     return PublishSession(
         source.pipeline, state.claim, lane, pins(state.tables.values()), source.state_topic, Backoff(60)
@@ -101,7 +101,7 @@ def _publish(publishing: PublishSession, parts: list[Records]) -> None:
         publishing.transact([records], {sweep_key(0): Sweep((), True)})
 
 
-def _snapshot(stack: DataStack, source: Source, rows: int) -> None:
+def _snapshot(stack: DataStack, source: Workload, rows: int) -> None:
     state = read_state(source.pipeline, source.state_topic)
     pinned = next(iter(state.tables.values()))
     stages = _Stages(stack, rows)
@@ -153,7 +153,7 @@ def _publish_together(publishing: PublishSession, parts: list[Records]) -> None:
     publishing.transact(parts, {sweep_key(0): Sweep((), True)})
 
 
-def _stream(stack: DataStack, source: Source, changes: int) -> None:
+def _stream(stack: DataStack, source: Workload, changes: int) -> None:
     slots = [source.extra_slot(f"parts{i}") for i in range(3)]
     changes = source.churn(changes)
     end = source.flushed()
@@ -196,7 +196,7 @@ def _stream(stack: DataStack, source: Source, changes: int) -> None:
 def run(stack: DataStack) -> None:
     """See the module."""
     rows = scaled(_ROWS, 1000)
-    source = Source(stack, skip_snapshot=True)
+    source = Workload(stack, skip_snapshot=True)
     source.insert(rows)
     source.execute("VACUUM ANALYZE bench")
     source.create()

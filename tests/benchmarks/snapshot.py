@@ -15,7 +15,7 @@ from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, copy_query
 from airflow_bottledwater.snapshot import driver
-from tests.benchmarks.common import RUNNER, Cpu, Job, Source, consumer, drain, emit, empty_job, scaled
+from tests.benchmarks.common import RUNNER, Cpu, Job, Workload, consumer, drain, emit, empty_job, scaled
 
 _ROWS = 2_000_000
 #: snapshots before the measured ones: a broker takes about five million rows until its JVM has compiled what it runs, and a broker
@@ -25,7 +25,7 @@ _WARMING = 3
 _REPEAT = 3
 
 
-def _raw(source: Source, rows: int) -> float:
+def _raw(source: Workload, rows: int) -> float:
     table = source.table()
     middle = table.pages // 2
     halves = [copy_query(table, select_list(table), *ends) for ends in ((0, middle), (middle, LAST_BLOCK))]
@@ -35,7 +35,7 @@ def _raw(source: Source, rows: int) -> float:
     return rows / (time.perf_counter() - started)
 
 
-def _progress(source: Source) -> dict[str, float]:
+def _progress(source: Workload) -> dict[str, float]:
     """What the ranges' records say of the time: from the first to the last of them, and until completion was recorded."""
     reader = consumer(source, source.state_topic, start=0)
     at: dict[str, list[float]] = {}
@@ -56,7 +56,7 @@ def _progress(source: Source) -> dict[str, float]:
 
 def _publish(stack: DataStack, engine: str, rows: int) -> dict[str, Any]:
     """One snapshot of a new table, raw drains just before and after it."""
-    source = Source(stack)
+    source = Workload(stack)
     source.insert(rows)
     source.execute("VACUUM ANALYZE bench")
     source.create()

@@ -10,17 +10,18 @@ import statistics
 import time
 
 from airflow_bottledwater.local.stack import DataStack
-from tests.benchmarks.common import RUNNER, Job, Source, consumer, emit, empty_job, engines, log, scaled, until
+from tests.benchmarks.common import RUNNER, Job, Workload, consumer, emit, empty_job, engines, log, scaled
+from tests.support.waiting import until
 
 _STARTS = 5
 
 
-def _first(source: Source, engine: str) -> float:
+def _first(source: Workload, engine: str) -> float:
     reader = consumer(source, source.topic)
     source.insert(1)
     try:
         with Job(source.pipeline, "stream", engine=engine) as job:
-            message = until(lambda: reader.poll(0.05), "the first record", pause=0)
+            message = until(lambda: reader.poll(0.05), "the first record", 300, pause=0)
             assert message.error() is None, message.error()
             return time.time() - job.submitted
     finally:
@@ -33,7 +34,7 @@ def run(stack: DataStack) -> None:
     starts = scaled(_STARTS)
     empty_job()  # the files are in the page cache then, for everybody
     for engine in [*engines(), RUNNER]:
-        source = Source(stack, skip_snapshot=True)
+        source = Workload(stack, skip_snapshot=True)
         source.create()
         seconds, empty = [], []
         for _ in range(starts):

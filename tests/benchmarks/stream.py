@@ -24,7 +24,7 @@ from tests.benchmarks.common import (
     Cpu,
     Follower,
     Job,
-    Source,
+    Workload,
     emit,
     empty_job,
     engines,
@@ -45,7 +45,7 @@ def row_messages(block: Block) -> int:
     return int(np.isin(kinds, np.frombuffer(b"IUD", dtype=np.uint8)).sum())
 
 
-def receive(source: Source, slot: str, changes: int, *, keep: bool = False) -> tuple[float, list[Block]]:
+def receive(source: Workload, slot: str, changes: int, *, keep: bool = False) -> tuple[float, list[Block]]:
     """Seconds in which our receiver has a slot's changes, and the blocks if they are kept."""
     start = source.execute(f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{slot}'")[0][0]
     names = publication.names(source.pipeline.publication_name)
@@ -69,7 +69,7 @@ def run(stack: DataStack) -> None:
     """See the module."""
     empty_job()  # its files are in the page cache then
     for engine in [*engines(), RUNNER]:
-        source = Source(stack, skip_snapshot=True)
+        source = Workload(stack, skip_snapshot=True)
         source.insert(600)
         source.create()
         follower = Follower(source)

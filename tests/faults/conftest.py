@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from airflow_bottledwater.local.kafka import KafkaBroker
 from tests.support.faults import Jobs, ProxiedBroker
-from tests.support.topics import Flow
 
 COUNT = int(os.environ.get("BOTTLEDWATER_FAULTS", "1"))
 SEED = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
-
-MakeFlow = Callable[..., Flow]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,25 +32,15 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    """Makes a pipeline that names its transactions and waits for servers."""
-
-    def make(broker: KafkaBroker = kafka, **settings: object) -> Flow:
-        return Flow(
-            database,
-            broker,
-            None,
-            **{
-                "xid_header": True,
-                "range_bytes": 64 * 1024,
-                "batch_bytes": 64 * 1024,
-                "max_transaction_bytes": 64 * 1024,
-                "outage_timeout": 120.0,
-                **settings,
-            },
-        )
-
-    return make
+def flow_settings() -> dict[str, Any]:
+    """Transactions are named, batches are small, and servers are waited for."""
+    return {
+        "xid_header": True,
+        "range_bytes": 64 * 1024,
+        "batch_bytes": 64 * 1024,
+        "max_transaction_bytes": 64 * 1024,
+        "outage_timeout": 120.0,
+    }
 
 
 @pytest.fixture(scope="session")

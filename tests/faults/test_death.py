@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
-from worker import SNAPSHOT_POINTS, STREAM_POINTS
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
+from tests.faults.worker import SNAPSHOT_POINTS, STREAM_POINTS
 from tests.support.checker import recovery_times
-from tests.support.faults import Job, Jobs, until
-from tests.support.topics import Flow
+from tests.support.faults import Job, Jobs
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 from tests.support.writers import (
     ASYNCHRONOUS,
     PREPARING,
@@ -26,8 +26,6 @@ from tests.support.writers import (
     large_transaction,
     make_tables,
 )
-
-MakeFlow = Callable[..., Flow]
 
 TABLES = ("a", "b")
 ROWS = 8000

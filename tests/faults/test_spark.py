@@ -16,13 +16,12 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 from airflow_bottledwater.state import status
-from tests.support.faults import until
-from tests.support.topics import Flow, read
+from tests.support.topics import Flow, MakeFlow, read
+from tests.support.waiting import until
 from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
 pytestmark = pytest.mark.long
 
-MakeFlow = Callable[..., Flow]
 
 TABLES = ("a", "b")
 ROWS = 3000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,11 +15,10 @@ from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import ChangeSource
-from tests.support.faults import Job, Jobs, ProxiedBroker, until
-from tests.support.topics import Flow, read
+from tests.support.faults import Job, Jobs, ProxiedBroker
+from tests.support.topics import Flow, MakeFlow, read
+from tests.support.waiting import until
 from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
-
-MakeFlow = Callable[..., Flow]
 
 TABLES = ("a", "b")
 ROWS = 5000

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 import pytest
@@ -12,38 +10,28 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from airflow_bottledwater.errors import BottledWaterError, Refused, StateError
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.store import facts_topic
 from tests.support.pipeline import Source
-from tests.support.topics import Flow
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        flow = Flow(database, kafka, None, **settings)
-        flow.execute(
-            "CREATE TABLE a (id int PRIMARY KEY, other int NOT NULL, n int)",
-            "INSERT INTO a SELECT g, -g, g FROM generate_series(1, 50) g",
-        )
-        return flow
-
-    return make
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE a (id int PRIMARY KEY, other int NOT NULL, n int)",
+        "INSERT INTO a SELECT g, -g, g FROM generate_series(1, 50) g",
+    )
 
 
 def delete_topic(flow: Flow, topic: str) -> None:
     """Delete a topic and wait until it is gone."""
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_topics([topic])[topic].result()
-    deadline = time.monotonic() + 20
-    while topic in Topics(flow.pipeline.kafka).names():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
 def move_the_slot(flow: Flow) -> None:
@@ -72,10 +60,7 @@ def add_partitions(flow: Flow) -> None:
     admin = AdminClient(flow.pipeline.kafka)
     topic = flow.topic("a")
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
-    deadline = time.monotonic() + 20
-    while Topics(flow.pipeline.kafka).describe([topic])[topic].partitions != 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: Topics(flow.pipeline.kafka).describe([topic])[topic].partitions == 3, "the new partitions")
 
 
 def change_the_key(flow: Flow) -> None:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from airflow_bottledwater.errors import PreflightError, StateError
-from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import coverage, status
-from tests.support.topics import Flow
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
-MakeFlow = Callable[..., Flow]
+
+@pytest.fixture(autouse=True)
+def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What publishes the tables is compared three times a second."""
+    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> MakeFlow:
-    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
-
-    def make(**settings: Any) -> Flow:
-        flow = Flow(database, kafka, None, **settings)
-        for table in ("a", "b"):
-            flow.execute(
-                f"CREATE TABLE {table} (id int PRIMARY KEY, n int)",
-                f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 5) g",
-            )
-        return flow
-
-    return make
+def flow_statements() -> tuple[str, ...]:
+    return tuple(
+        statement
+        for table in ("a", "b")
+        for statement in (
+            f"CREATE TABLE {table} (id int PRIMARY KEY, n int)",
+            f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 5) g",
+        )
+    )
 
 
 def gap(flow: Flow, kind: str) -> list[str]:
@@ -82,13 +78,11 @@ def test_it_is_noticed_while_the_stream_runs(make_flow: MakeFlow) -> None:
     flow.create()
     flow.snapshot()
     with flow.streaming() as errors:
-        deadline = time.monotonic() + 20
         flow.execute("UPDATE a SET n = 0 WHERE id = 1")
-        while len(flow.read("a")) < 6 and time.monotonic() < deadline:
-            time.sleep(0.1)  # what is looked at when a stream starts was looked at
+        # what is looked at when a stream starts was looked at then
+        until(lambda: len(flow.read("a")) == 6, "the update", failed=errors)
         flow.execute(*gap(flow, "table"))
-        while not errors and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: errors, "the stream notices the gap")
     assert "public.a was removed from its publication and added again" in str(errors[0])
     assert isinstance(errors[0], StateError)
 
@@ -143,15 +137,13 @@ def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: Ma
             "INSERT INTO p SELECT g, g FROM generate_series(101, 105) g",
             "UPDATE p SET n = -1 WHERE id = 1",
         )
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+
+        def told() -> bool:
             job = status.report(flow.pipeline)["job"]
-            if job and job["progress"].get("not_followed") == ["public.p2"]:
-                break
             flow.execute("UPDATE p SET n = n - 1 WHERE id = 1")
-            time.sleep(0.2)
-        else:
-            raise AssertionError(job)
+            return bool(job) and job["progress"].get("not_followed") == ["public.p2"]
+
+        until(told, "the status names the partition", pause=0.2, failed=errors)
     assert not errors
     flow.create()
     flow.snapshot()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
-from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -19,9 +17,8 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import redrive
-from tests.support.topics import Flow, read
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
 LEVELS = {"BACKWARD", "FORWARD", "FULL"}
 PREPARE = (
@@ -48,16 +45,22 @@ CHANGES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker, registry: SchemaRegistry) -> MakeFlow:
-    def make(level: str, **settings: Any) -> Flow:
-        flow = Flow(database, kafka, registry, enums="enum", not_null="required", **settings)
-        flow.execute(*PREPARE, "INSERT INTO t VALUES (1, 1, 'x', 'sad', '(1,x)')")
-        flow.create()
-        SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-value", level=level)
-        flow.snapshot()
-        return flow
+def flow_settings() -> dict[str, Any]:
+    return {"enums": "enum", "not_null": "required"}
 
-    return make
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (*PREPARE, "INSERT INTO t VALUES (1, 1, 'x', 'sad', '(1,x)')")
+
+
+def snapshotted(make_flow: MakeFlow, registry: SchemaRegistry, level: str) -> Flow:
+    """A pipeline whose first row is published, under this level of compatibility."""
+    flow = make_flow(registry)
+    flow.create()
+    SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-value", level=level)
+    flow.snapshot()
+    return flow
 
 
 def records(flow: Flow) -> dict[int, dict[str, Any] | None]:
@@ -79,7 +82,7 @@ def records(flow: Flow) -> dict[int, dict[str, Any] | None]:
 
 
 def letters(flow: Flow) -> list[Any]:
-    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+    return [m.value for m in flow.dead_letters()]
 
 
 def says(flow: Flow, id: int, expected: dict[str, Any]) -> bool:
@@ -104,7 +107,7 @@ def test_a_change_of_columns_or_types_is_published_or_a_record_error(
     make_flow: MakeFlow, registry: SchemaRegistry, change: str, level: str
 ) -> None:
     statement, row, expected, levels = CHANGES[change]
-    flow = make_flow(level)
+    flow = snapshotted(make_flow, registry, level)
     flow.execute(statement, f"INSERT INTO t VALUES {row}")
     if level in levels:
         flow.stream()
@@ -128,20 +131,17 @@ def test_a_change_of_columns_or_types_is_published_or_a_record_error(
 
 
 @pytest.mark.parametrize("change", ["label", "attribute", "nullable"])
-def test_a_type_that_changes_while_the_stream_runs_is_read_anew(make_flow: MakeFlow, change: str) -> None:
+def test_a_type_that_changes_while_the_stream_runs_is_read_anew(
+    make_flow: MakeFlow, registry: SchemaRegistry, change: str
+) -> None:
     """Nothing in the stream says so: no Relation message comes, and a value that does not fit is the first that is heard of it."""
     statement, row, expected, _ = CHANGES[change]
-    flow = make_flow("BACKWARD")
+    flow = snapshotted(make_flow, registry, "BACKWARD")
     with flow.streaming() as errors:
         flow.execute("UPDATE t SET b = 'y'")
-        deadline = time.monotonic() + 30
-        while not says(flow, 1, {"b": "y"}):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: says(flow, 1, {"b": "y"}), "the update", failed=errors)
         flow.execute(statement, f"INSERT INTO t VALUES {row}")
-        while not errors:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: errors, "the stream notices the new type")
     (error,) = errors
     assert isinstance(error, Outage)
     assert "type in public.t was altered while the stream ran" in str(error)
@@ -149,8 +149,10 @@ def test_a_type_that_changes_while_the_stream_runs_is_read_anew(make_flow: MakeF
     assert says(flow, 2, expected)
 
 
-def test_attributes_that_the_catalog_does_not_know_are_a_record_error(make_flow: MakeFlow) -> None:
-    flow = make_flow("BACKWARD")
+def test_attributes_that_the_catalog_does_not_know_are_a_record_error(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = snapshotted(make_flow, registry, "BACKWARD")
     flow.execute("INSERT INTO t VALUES (2, 2, 'x', 'ok', '(1,y)')", "ALTER TYPE pair DROP ATTRIBUTE b")
     with pytest.raises(RecordError, match=r"column 'p': the value does not fit what the catalog says of its type"):
         flow.stream()
@@ -201,12 +203,9 @@ def test_a_key_that_changes_under_full_identity_stops_a_running_stream(database:
     flow = _full(database, kafka)
     with flow.streaming() as errors:
         flow.execute("UPDATE k SET other = 11 WHERE id = 1")
-        deadline = time.monotonic() + 20
-        while len(flow.read("k")) < 3 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: len(flow.read("k")) == 3, "the update", failed=errors)
         # the columns stay as they are, so the Relation message does, too
         flow.execute(*_NEW_KEY, "UPDATE k SET id = 5 WHERE other = 20")
-        while not errors and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: errors, "the stream notices the new key")
     assert "The key of public.k changed from (id) to (other)" in str(errors[0])
     assert [m.key for m in flow.read("k")] == [{"id": 1}, {"id": 2}, {"id": 1}]

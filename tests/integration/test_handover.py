@@ -34,9 +34,8 @@ from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from tests.support.topics import Flow, Message, assert_exactly_once_in_order
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order
+from tests.support.waiting import until
 
 VERSION = os.environ.get("BOTTLEDWATER_TEST_POSTGRES", "16")
 
@@ -56,8 +55,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    return lambda **settings: Flow(database, kafka, None, **{"lanes": 2, "create_slot_timeout": 20.0, **settings})
+def flow_settings() -> dict[str, Any]:
+    return {"lanes": 2, "create_slot_timeout": 20.0}
 
 
 def fill(flow: Flow, *tables: str, rows: int = 10) -> None:
@@ -67,16 +66,6 @@ def fill(flow: Flow, *tables: str, rows: int = 10) -> None:
             f"CREATE TABLE {table} (id bigint PRIMARY KEY, name text, n integer)",
             f"INSERT INTO {table} SELECT g, 'row ' || g, g FROM generate_series(1, {rows}) g",
         )
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Poll."""
-    over = threading.Event()
-    for _ in range(int(seconds / 0.02)):
-        if condition():
-            return
-        over.wait(0.02)
-    raise AssertionError(f"it did not happen in {seconds:.0f} s: {what}")
 
 
 class Transaction:
@@ -130,7 +119,7 @@ class Transaction:
         """Let it become visible (a stalled commit that is cancelled has committed); at most once."""
         if self._stalled is not None:
             self._flow.execute(f"SELECT pg_cancel_backend({self.pid})")
-            self._stalled.join(20)
+            self._stalled.join(60)
             assert self.ended
             self._stalled = None
         elif not self.ended:
@@ -506,14 +495,14 @@ def test_a_rewrite_that_waits_behind_the_holder_ends_the_snapshot_in_time_and_no
             taking = pool.submit(flow.snapshot)
             try:
                 with pytest.raises(Outage, match=r"locks blocked others.*ALTER TABLE a"):
-                    taking.result(30)
+                    taking.result(60)
             finally:
                 # whoever waits for the ALTER while the holder waits for him would wait for ever
                 flow.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
                     " AND application_name = 'bottledwater snapshot holder'"
                 )
-    altering.join(20)
+    altering.join(60)
     assert not altering.is_alive()
     flow.snapshot()
     flow.execute("UPDATE a SET n = 5000000000 WHERE id = 1")
@@ -797,9 +786,9 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
             )
             until(lambda: flow.execute(queued), "the lane waits for its lock")
             flow.execute(f"SELECT pg_terminate_backend({holder})")
-            truncating.join(20)
+            truncating.join(60)
             try:
-                return reading.result(30)
+                return reading.result(60)
             except Outage as error:
                 lanes_end.append(error)
                 raise
@@ -875,7 +864,7 @@ def test_a_table_that_is_truncated_while_the_slot_is_built_is_streamed(make_flow
 
         ending = threading.Thread(target=end, daemon=True)
         ending.start()
-    ending.join(30)
+    ending.join(60)
     assert early.ended
     flow.snapshot()
     flow.execute("INSERT INTO a VALUES (12, 'later', 12)")

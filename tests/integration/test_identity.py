@@ -27,17 +27,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import facts_topic, read_facts
 from airflow_bottledwater.stream import engine
 from tests.support.pipeline import Source
-from tests.support.topics import Flow, assert_exactly_once_in_order
-
-MakeFlow = Callable[..., Flow]
-
-
-@pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        return Flow(database, kafka, None, **settings)
-
-    return make
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 
 
 def two_tables(flow: Flow) -> None:
@@ -199,7 +189,7 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
         source.execute("INSERT INTO items VALUES (2, 'production')")
     finally:
         stopped.set()
-        thread.join(30)
+        thread.join(60)
     assert not errors
     assert engine.run(production, bounded=True)["published"] == 1
     # the advice: another slot name for the copy

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.stream import engine
 from tests.support.topics import Flow
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -36,13 +37,6 @@ def flow(database: str, kafka: KafkaBroker) -> Flow:
 def _cluster(flow: Flow) -> Cluster:
     with connect(flow.dsn) as connection:
         return identify(connection)
-
-
-def _until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _status(flow: Flow) -> dict[str, Any]:
@@ -76,10 +70,10 @@ def foreign(flow: Flow) -> Iterator[None]:
 
 def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, foreign: None) -> None:
     with flow.streaming() as errors:
-        _until(lambda: errors or _status(flow).get("state") == "streaming")
+        until(lambda: _status(flow).get("state") == "streaming", "the stream runs", failed=errors)
         asked = control.request_stop(flow.pipeline, _cluster(flow))
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked["job"]["id"], timeout=20)
+        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked["job"]["id"], timeout=60)
         assert ended is not None
         assert ended["state"] == "stopped"
     assert not errors
@@ -98,10 +92,10 @@ def test_an_error_in_the_control_thread_does_not_end_it(
 
     monkeypatch.setattr(store.Reader, "poll", fails)
     with flow.streaming() as errors:
-        _until(lambda: errors or len(failed) == 2)
-        _until(lambda: errors or _status(flow).get("state") == "streaming")
+        until(lambda: len(failed) == 2, "two failures", failed=errors)
+        until(lambda: _status(flow).get("state") == "streaming", "the stream runs", failed=errors)
         control.request_stop(flow.pipeline, _cluster(flow))
-        _until(lambda: _status(flow).get("state") == "stopped")
+        until(lambda: _status(flow).get("state") == "stopped", "the stream stops", failed=errors)
     assert not errors
     assert len([r for r in caplog.records if r.exc_info and "Heartbeats" in r.message]) == 1
 
@@ -122,14 +116,14 @@ def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once
     assert control.request_stop(flow.pipeline, cluster) is not None
     started = time.monotonic()
     engine.run(flow.pipeline)  # not bounded: it ends because it was asked to
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert _status(flow)["state"] == "stopped"
     # whoever starts it again has not asked for that
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         # the first heartbeat may come after the first record
-        _until(lambda: errors or _status(flow)["state"] == "streaming")
+        until(lambda: _status(flow)["state"] == "streaming", "the stream runs again", failed=errors)
     assert not errors
 
 
@@ -143,9 +137,9 @@ def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> Non
     control._request(flow.pipeline, cluster.pipeline(flow.pipeline.slot), asked["job"]["epoch"], retire=False)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         # the first heartbeat may come after the first record
-        _until(lambda: errors or _status(flow)["state"] == "streaming")
+        until(lambda: _status(flow)["state"] == "streaming", "the stream runs again", failed=errors)
     assert not errors
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from airflow_bottledwater.errors import RecordError
-from airflow_bottledwater.local.kafka import KafkaBroker
-from tests.support.topics import Flow, read
+from tests.support.topics import MakeFlow
 
-MakeFlow = Callable[..., Flow]
 MIB = 1 << 20
 
 #: one value, encoded as a lane and as the stream do it; prints the verdict, and by how much the peak grew, as a multiple of its size
@@ -69,14 +65,12 @@ def test_a_value_of_500_megabytes_takes_at_most_four_times_its_size(
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        flow = Flow(database, kafka, None, **settings)
-        flow.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
-        flow.execute("INSERT INTO t SELECT 1, repeat('x', 50000000)")
-        return flow
-
-    return make
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT 1, repeat('x', 50000000)",
+    )
 
 
 def test_a_row_of_50_megabytes_goes_both_ways_where_its_topic_takes_it(make_flow: MakeFlow) -> None:
@@ -97,7 +91,7 @@ def test_without_that_its_limit_is_said(make_flow: MakeFlow) -> None:
     assert flow.snapshot().dead_letters == 1
     flow.execute("INSERT INTO t SELECT 2, repeat(chr(1), 50000000)")
     assert flow.stream()["dead_letters"] == 1
-    letters = [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+    letters = [m.value for m in flow.dead_letters()]
     assert [letter["truncated"] for letter in letters] == [True, True]
     assert "has more than 1,048,588 bytes, which is the largest max.message.bytes" in letters[1]["error"]
     assert not any("again" in letter for letter in letters)

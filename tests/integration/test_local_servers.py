@@ -33,6 +33,7 @@ from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import ServerProcess
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.local.stack import DataStack
+from tests.support.waiting import until
 
 SCHEMA = {"type": "record", "name": "row", "fields": [{"name": "id", "type": "int"}]}
 
@@ -73,6 +74,7 @@ class TestPostgres:
     def test_stops_at_once_with_clients(self, stack: DataStack) -> None:
         with psycopg.connect(stack.postgres.dsn()):
             stack.postgres.stop("fast")
+            assert not stack.postgres.running
         stack.postgres.start()
 
     def test_is_found_by_its_folder(self, stack: DataStack) -> None:
@@ -264,8 +266,8 @@ class TestProcess:
             "print('started', flush=True); input()\n"
         )
         (tmp_path / "tests_sleeper.py").write_text(
-            f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-            f"from {Path(__file__).stem} import Sleeper\n"
+            f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+            f"from tests.integration.{Path(__file__).stem} import Sleeper\n"
         )
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         starter = subprocess.Popen(
@@ -277,10 +279,11 @@ class TestProcess:
         assert processes.alive(everybody)
         starter.send_signal(signal.SIGKILL)
         starter.communicate()
-        deadline = time.monotonic() + 5
-        while guarded and processes.alive(everybody) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert processes.alive(everybody) is not guarded
+        if guarded:
+            until(lambda: not processes.alive(everybody), "all of it has ended with who started it")
+        else:
+            time.sleep(1.0)
+            assert processes.alive(everybody)
         Sleeper(tmp_path).kill()
         assert not processes.alive(everybody)
 

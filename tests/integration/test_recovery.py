@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.backoff import Backoff
@@ -30,43 +29,17 @@ from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.store import facts_topic
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
-from tests.support.topics import Flow, Message, assert_exactly_once_in_order, read
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records
+from tests.support.waiting import until
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        flow = Flow(database, kafka, None, **settings)
-        flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text, n int)")
-        return flow
-
-    return make
-
-
-def _limit(flow: Flow, size: int) -> None:
-    """Change what the table's topic takes."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    admin = AdminClient(flow.pipeline.kafka)
-    resource = ConfigResource("topic", flow.topic("a"), incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
-
-
-def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def flow_statements() -> tuple[str, ...]:
+    return ("CREATE TABLE a (id int PRIMARY KEY, t text, n int)",)
 
 
 def _values(messages: list[Message]) -> list[Any]:
     return [m.value and (m.value["id"], m.value["n"]) for m in messages]
-
-
-def _letters(flow: Flow) -> list[Message]:
-    return read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")
 
 
 # ---------------------------------------------------------------------- one bad record
@@ -90,10 +63,10 @@ def test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_wh
         flow.stream()
     assert again.value.position > positions[0]
     assert _values(flow.read("a")) == [(1, 1), (2, 2), (4, 4)]
-    assert [letter.value["pos"] for letter in _letters(flow)] == [positions[0]]
+    assert [letter.value["pos"] for letter in flow.dead_letters()] == [positions[0]]
     flow.change(skip_position=again.value.position)
     flow.stream()
-    assert len(_letters(flow)) == 2
+    assert len(flow.dead_letters()) == 2
 
 
 def test_a_truncate_that_stops_the_stream_can_be_passed(make_flow: MakeFlow) -> None:
@@ -117,7 +90,7 @@ def test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error
     counters = flow.stream()
     assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
     assert _values(flow.read("a")) == [(1, 1), (2, 1), (2, 2)]
-    assert "dropped or renamed" in _letters(flow)[0].value["error"]
+    assert "dropped or renamed" in flow.dead_letters()[0].value["error"]
 
 
 # ---------------------------------------------------------------------- dead letters
@@ -135,14 +108,14 @@ def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(
     )
     assert flow.stream()["dead_letters"] == 3
     assert redrive.redrive(flow.pipeline) == redrive.Result(failed=5)
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     # the row of 1, the update of 4 and the key change are still the newest of their keys
     assert redrive.redrive(flow.pipeline) == redrive.Result(published=3, overtaken=2)
     assert redrive.redrive(flow.pipeline) == redrive.Result()
     assert flow.compare("a").differences == []
     assert_exactly_once_in_order(flow.read("a"))
     assert all(m.xid for m in flow.read("a") if m.pos)
-    assert {m.value for m in _letters(flow)[-5:]} == {None}
+    assert {m.value for m in flow.dead_letters()[-5:]} == {None}
     flow.execute("UPDATE a SET n = 99")
     flow.stream()
     assert flow.compare("a").differences == []
@@ -158,7 +131,7 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     )
     flow.execute("TRUNCATE a")
     flow.stream()
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
     assert [m.op for m in flow.read("a")] == ["d"]
 
@@ -175,7 +148,7 @@ def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_ba
     flow.create()
     # the sweep finds no record of the key, and the new snapshot writes a letter of its own for the other row
     flow.snapshot()
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(published=2, overtaken=1)
     assert flow.compare("a").differences == []
 
@@ -196,7 +169,7 @@ def test_a_letter_does_not_bring_back_what_compaction_has_forgotten_the_delete_o
     end = flow.read("a")[-1].offset + 2
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_records([TopicPartition(flow.topic("a"), 0, end)])[TopicPartition(flow.topic("a"), 0)].result()
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(published=1, overtaken=2)
     assert _values(flow.read("a")) == [(3, 1)]
 
@@ -206,7 +179,7 @@ def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_lette
     flow.create()
     flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)")
     assert flow.stream()["dead_letters"] == 1
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     flow.execute("UPDATE a SET n = 2", "UPDATE a SET n = 1")
     flow.stream()
     assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=1)
@@ -219,7 +192,7 @@ def test_a_letter_of_a_row_that_has_changed_since_is_dropped_and_the_change_foll
     flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1), (2, repeat('x', 30000), 1)")
     assert flow.stream()["dead_letters"] == 2
     flow.execute("UPDATE a SET n = 2 WHERE id = 1", "DELETE FROM a WHERE id = 2")
-    _limit(flow, 100_000)
+    limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
     flow.stream()
     assert flow.compare("a").differences == []
@@ -229,7 +202,7 @@ def test_dead_letters_are_not_touched_while_the_stream_runs(make_flow: MakeFlow)
     flow = make_flow(skip_snapshot=True)
     flow.create()
     with flow.streaming() as errors:
-        _until(lambda: bool((status.report(flow.pipeline)["slot"] or {}).get("active_pid")))
+        until(lambda: (status.report(flow.pipeline)["slot"] or {}).get("active_pid"), "the stream holds its slot")
         with pytest.raises(SlotInUse, match="Stop the stream first"):
             redrive.redrive(flow.pipeline)
     assert not errors
@@ -287,7 +260,7 @@ def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow)
     admin = AdminClient(flow.pipeline.kafka)
     topic = facts_topic(database, flow.pipeline.slot)
     admin.delete_topics([topic])[topic].result()
-    _until(lambda: topic not in Topics(flow.pipeline.kafka).names())
+    until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
     flow.execute("UPDATE a SET n = 4")
     with pytest.raises(StateError, match="does not know slot"):
         flow.stream()
@@ -359,14 +332,14 @@ def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_nex
             flow.create()
             with flow.streaming() as errors:
                 connection.execute("INSERT INTO a VALUES (1, 'x', 1)")
-                _until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1)
+                until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, "the first change")
                 connection.execute("ALTER ROLE cdc PASSWORD 'second'")
                 connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
                 connection.execute("INSERT INTO a VALUES (2, 'x', 2)")
                 time.sleep(2)
                 assert not errors
                 passwords.write_text("*:*:*:cdc:second\n")
-                _until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2)
+                until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2, "the second change")
             assert not errors
             # at a start it is refused at once
             passwords.write_text("*:*:*:cdc:third\n")

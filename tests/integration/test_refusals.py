@@ -33,9 +33,8 @@ from airflow_bottledwater.publish import session
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream import publisher as stream_publisher
 from airflow_bottledwater.stream.publisher import StreamPublisher
-from tests.support.topics import Flow, read
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +45,8 @@ def creating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    return lambda broker=kafka, **settings: Flow(database, broker, None, **{"skip_snapshot": True, **settings})
+def flow_settings() -> dict[str, Any]:
+    return {"skip_snapshot": True}
 
 
 def _admin(flow: Flow, ask: Callable[[AdminClient], dict[Any, Any]]) -> None:
@@ -67,29 +66,18 @@ def _alter(flow: Flow, topic: str, **config: str) -> None:
 
 def _delete(flow: Flow, topic: str) -> None:
     _admin(flow, lambda admin: admin.delete_topics([topic], operation_timeout=10))
-    _until(lambda: topic not in Topics(flow.pipeline.kafka).names())
+    until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
 def _make(flow: Flow, topic: str, partitions: int) -> None:
     _admin(flow, lambda admin: admin.create_topics([NewTopic(topic, partitions, 1)]))
-    _until(lambda: topic in Topics(flow.pipeline.kafka).names())
+    until(lambda: topic in Topics(flow.pipeline.kafka).names(), "the topic is there")
 
 
 def _add_partition(flow: Flow, topic: str) -> None:
     partitions = flow.pipeline.partitions + 1
     _admin(flow, lambda admin: admin.create_partitions([NewPartitions(topic, partitions)]))
-    _until(lambda: Topics(flow.pipeline.kafka).describe([topic])[topic].partitions == partitions)
-
-
-def _until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _letters(flow: Flow) -> list[dict[str, Any]]:
-    return [m.value for m in read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")]
+    until(lambda: Topics(flow.pipeline.kafka).describe([topic])[topic].partitions == partitions, "the new partition")
 
 
 def _facts(flow: Flow) -> str:
@@ -120,16 +108,16 @@ def test_a_limit_that_is_lowered_while_the_stream_runs_blames_only_what_exceeds_
     _table(flow)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (0, 'first')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         _alter(flow, flow.topic("a"), max_message_bytes="3000")
         flow.transaction(
             "INSERT INTO a SELECT g, repeat('y', 300) FROM generate_series(1, 100) g",
             f"INSERT INTO a VALUES (1000, {_large(5000)})",
             "INSERT INTO a SELECT g, repeat('y', 300) FROM generate_series(101, 200) g",
         )
-        _until(lambda: errors or len(flow.read("a")) == 201)
+        until(lambda: len(flow.read("a")) == 201, "all records but the refused", failed=errors)
     assert not errors
-    assert [letter["columns"]["name"][:3] for letter in _letters(flow)] == ["xxx"]
+    assert [letter.value["columns"]["name"][:3] for letter in flow.dead_letters()] == ["xxx"]
 
 
 def test_what_only_the_broker_knows_to_be_too_large_is_found_among_good_records(
@@ -144,7 +132,7 @@ def test_what_only_the_broker_knows_to_be_too_large_is_found_among_good_records(
     )
     assert flow.stream()["dead_letters"] == 2
     assert len(flow.read("a")) == 151
-    assert sorted(len(letter["columns"]["name"]) for letter in _letters(flow)) == [11000, 12000]
+    assert sorted(len(letter.value["columns"]["name"]) for letter in flow.dead_letters()) == [11000, 12000]
 
 
 @pytest.mark.parametrize("on_error", ["log", "exit"])
@@ -154,13 +142,13 @@ def test_a_position_that_its_topic_does_not_take_is_no_rows_fault(make_flow: Mak
     facts = _facts(flow)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (0, 'first')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         _alter(flow, facts, max_message_bytes="100")
         flow.execute("INSERT INTO a VALUES (1, 'second'), (2, 'third')")
-        _until(lambda: errors)
+        until(lambda: errors, "the stream fails")
     assert type(errors[0]) is Refused
     assert facts in str(errors[0])
-    assert not _letters(flow)
+    assert not flow.dead_letters()
     # the way out that it names
     _alter(flow, facts, max_message_bytes="1048588")
     flow.stream()
@@ -175,7 +163,7 @@ def test_clocks_that_differ_are_no_rows_fault(make_flow: MakeFlow, monkeypatch: 
         patch.setattr(publisher, "time", ahead)
         with pytest.raises(Refused, match=r"clocks.*message\.timestamp\.after\.max\.ms"):
             flow.snapshot()
-    assert not _letters(flow)
+    assert not flow.dead_letters()
     flow.snapshot()
     assert len(flow.read("a")) == 20
 
@@ -186,13 +174,13 @@ def test_a_topic_that_is_compacted_while_its_table_has_no_key_is_no_rows_fault(m
     flow.create()
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES ('first')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         _alter(flow, flow.topic("a"), cleanup_policy="compact")
         flow.execute("INSERT INTO a VALUES ('second')")
-        _until(lambda: errors)
+        until(lambda: errors, "the stream fails")
     assert isinstance(errors[0], StateError)
     assert flow.topic("a") in str(errors[0])
-    assert not _letters(flow)
+    assert not flow.dead_letters()
     _alter(flow, flow.topic("a"), cleanup_policy="delete")
     flow.stream()
     assert len(flow.read("a")) == 2
@@ -211,7 +199,7 @@ def test_a_row_of_a_snapshot_that_the_broker_refuses_is_a_dead_letter_or_is_name
     flow.change(on_error="log")
     assert flow.snapshot().dead_letters == 2
     assert len(flow.read("a")) == 198
-    assert len(_letters(flow)) == 2
+    assert len(flow.dead_letters()) == 2
 
 
 # ---------------------------------------------------------------- the same batch again
@@ -264,7 +252,7 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
 
     monkeypatch.setattr(stream_publisher, "find_refused", gone_meanwhile)
     flow.stream()
-    assert [len(letter["columns"]["name"]) for letter in _letters(flow)] == [40000]
+    assert [len(letter.value["columns"]["name"]) for letter in flow.dead_letters()] == [40000]
     assert [m.key["id"] for m in flow.read("a") if m.value is not None] == [3]
 
 
@@ -305,16 +293,16 @@ def test_letters_are_not_driven_into_a_topic_with_other_partitions(make_flow: Ma
 def test_a_topic_that_is_deleted_while_the_stream_runs_ends_it_and_is_not_made_again(
     make_flow: MakeFlow, creating: KafkaBroker, on_error: str
 ) -> None:
-    flow = make_flow(creating, on_error=on_error)
+    flow = make_flow(broker=creating, on_error=on_error)
     # librdkafka's default is to wait for half a minute that the topic comes back
     flow.change(kafka={**flow.pipeline.kafka, "topic.metadata.propagation.max.ms": "3000"})
     _table(flow)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         _delete(flow, flow.topic("a"))
         flow.execute("INSERT INTO a VALUES (2, 'b')")
-        _until(lambda: errors, 60)
+        until(lambda: errors, "the stream fails", 120)
     assert isinstance(errors[0], StateError), errors
     assert flow.topic("a") in str(errors[0])
     assert flow.topic("a") not in Topics(flow.pipeline.kafka).names()
@@ -337,10 +325,10 @@ def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(
     _table(flow)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
-        _until(lambda: errors or flow.read("a"))
+        until(lambda: flow.read("a"), "the first record", failed=errors)
         _delete(flow, flow.topic("a"))
         _make(flow, flow.topic("a"), flow.pipeline.partitions)
-        _until(lambda: errors)
+        until(lambda: errors, "the stream fails")
     assert isinstance(errors[0], StateError)
     assert "made again" in str(errors[0])
 

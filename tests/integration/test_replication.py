@@ -17,6 +17,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from tests.support.paths import Follower, Made, copied, encoded
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle
         started = time.monotonic()
         server.stop("fast")
         # the server's own backoff, wal_sender_timeout, is a minute
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         with pytest.raises(Outage):
             for _ in range(1000):
                 follower.stream.take(0.1)
@@ -166,7 +167,7 @@ def test_a_killed_session_is_an_outage_after_what_had_arrived(session: Connectio
         " WHERE active AND database = current_database()"
     )
     with pytest.raises(Outage):
-        for _ in range(100):
+        for _ in range(600):
             follower.stream.take(0.1)
     session.execute("INSERT INTO public.t VALUES (2, 2, 'y')")
     follower.stream.close()
@@ -178,12 +179,12 @@ def test_what_is_acknowledged_is_confirmed_by_the_slot(session: Connection, foll
     session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
     follower.batches()
     follower.stream.acknowledge(follower.cutter.position.lsn)
-    deadline = time.monotonic() + 10
     query = "SELECT confirmed_flush_lsn >= %s::text::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
     lsn = f"{follower.cutter.position.lsn >> 32:X}/{follower.cutter.position.lsn & 0xFFFFFFFF:X}"
-    while not session.execute(query, (lsn, follower.slot)).fetchone()[0]:  # type: ignore[index]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(
+        lambda: session.execute(query, (lsn, follower.slot)).fetchone()[0],  # type: ignore[index]
+        "the slot is where the stream was acknowledged",
+    )
 
 
 # ------------------------------------------------------------------ unchanged TOAST values

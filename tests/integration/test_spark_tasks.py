@@ -96,7 +96,7 @@ def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch:
     wait = time.sleep
 
     def run(_: str, task: Any) -> Any:
-        return failure if task.lane == 0 else wait(60)
+        return failure if task.lane == 0 else wait(120)
 
     monkeypatch.setattr(snapshot, "_run_lane", run)
     tasks: Any = [SimpleNamespace(lane=lane) for lane in (0, 1)]
@@ -105,7 +105,7 @@ def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch:
         snapshot.run_lanes(context, "", tasks)
     while context.statusTracker().getActiveJobsIds():
         wait(0.1)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 # ------------------------------------------------------------------ what a worker remembers

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import RecordError, Refused
-from airflow_bottledwater.local.kafka import KafkaBroker
-from tests.support.topics import Flow, Message, read
-
-MakeFlow = Callable[..., Flow]
+from tests.support.topics import MakeFlow, Message
 
 #: 9 kB in a column that is never compressed: stored out of line
 LARGE = "repeat('{}', 9000)"
 
 
 @pytest.fixture
-def make_flow(database: str, kafka: KafkaBroker) -> MakeFlow:
-    def make(**settings: Any) -> Flow:
-        flow = Flow(database, kafka, None, **{"skip_snapshot": True, **settings})
-        flow.execute(
-            "CREATE TABLE w (id int PRIMARY KEY, v int, big text)",
-            "ALTER TABLE w ALTER big SET STORAGE EXTERNAL",
-            f"INSERT INTO w SELECT g, 0, {LARGE.format('o')} || g FROM generate_series(1, 5) g",
-        )
-        return flow
+def flow_settings() -> dict[str, Any]:
+    return {"skip_snapshot": True}
 
-    return make
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE w (id int PRIMARY KEY, v int, big text)",
+        "ALTER TABLE w ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO w SELECT g, 0, {LARGE.format('o')} || g FROM generate_series(1, 5) g",
+    )
 
 
 def large(message: Message) -> str:
@@ -99,7 +95,7 @@ def test_a_value_of_another_type_than_the_changes_is_a_record_error(make_flow: M
     flow.execute("UPDATE w SET v = 1 WHERE id = 3", f"ALTER TABLE w ALTER big TYPE {altered}", "UPDATE w SET v = 2")
     counters = flow.stream()
     assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
-    (letter,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters")
+    (letter,) = flow.dead_letters()
     assert "the type of column 'big' was altered since" in letter.value["error"]
     assert [m.value["v"] for m in flow.read("w")] == [2] * 5
 

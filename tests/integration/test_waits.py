@@ -28,9 +28,11 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.stream import engine
-from tests.support.faults import Proxy, until
+from airflow_bottledwater.stream.source import ChangeSource
+from tests.support.faults import Proxy
 from tests.support.paths import Follower
 from tests.support.topics import Flow
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ SILENT: dict[str, tuple[Callable[[Flow, threading.Event], None], Any, str]] = {
     "snapshot: before the flush": (snapshotting, pg.Holder, "wait_flushed"),
     "snapshot: while lanes work": (snapshotting, pg.Holder, "alive"),
     "stream: before it is reached": (following, engine, "begin"),
-    "stream: before the slot is checked": (following, engine.ChangeSource, "_connect"),
+    "stream: before the slot is checked": (following, ChangeSource, "_connect"),
     "stream: before replication starts": (following, replication.ReplicationStream, "_start"),
     "stream: while it streams": (following, replication.ReplicationStream, "take"),
 }
@@ -146,12 +148,12 @@ def test_a_stop_is_answered_in_time_although_postgresql_is_silent(flow: Flow, si
     stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work, flow, stopped)
-        assert fell.wait(30)
+        assert fell.wait(60)
         time.sleep(0.3)
         stopped.set()
         started = time.monotonic()
         try:
-            working.result(20)
+            working.result(60)
         except StopRequested:
             pass
         assert time.monotonic() - started < 5
@@ -166,11 +168,11 @@ def test_a_silent_postgresql_is_an_outage_in_time(flow: Flow, silent: Any, monke
     work, fell = silent
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work, flow, threading.Event())
-        assert fell.wait(30)
+        assert fell.wait(60)
         started = time.monotonic()
         with pytest.raises(Outage):
-            working.result(30)
-        assert time.monotonic() - started < 15
+            working.result(60)
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("work", [creating, snapshotting])
@@ -190,7 +192,7 @@ def test_a_stop_is_answered_while_others_are_waited_for(
         stopped.set()
         started = time.monotonic()
         with pytest.raises(StopRequested):
-            working.result(20)
+            working.result(60)
         assert time.monotonic() - started < 5
         # an unfinished slot is given up on the server, too
         until(
@@ -223,7 +225,7 @@ def test_a_replication_connection_that_has_died_unnoticed_is_an_outage(
     )
     started = time.monotonic()
     with pytest.raises(Outage, match="no longer serves the job's connection"):
-        while time.monotonic() - started < 10:
+        while time.monotonic() - started < 60:
             follower.stream.take(0.1)
     follower.stream.close()
     follower.connection.close()
@@ -259,20 +261,21 @@ def test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock(direct: Flow) ->
     with ThreadPoolExecutor(2) as pool, locked(direct, "b") as blocker:
         others = pool.submit(lock_again_and_again)
         try:
-            direct.change(create_slot_timeout=4.0)
+            direct.change(create_slot_timeout=8.0)
             with pytest.raises(
                 Outage,
-                match=rf"did not get a lock on every table within 4 s.*session {blocker.info.backend_pid} .*on public.b",
+                match=rf"did not get a lock on every table within 8 s.*session {blocker.info.backend_pid} .*on public.b",
             ):
                 direct.snapshot()
         finally:
             ended.set()
-        others.result(20)
-        assert 0.2 < longest < 2.5
+        others.result(60)
+        # all locks are given back after about a second, not when it gives up
+        assert 0.2 < longest < 5.0
         taking = pool.submit(direct.snapshot)
         time.sleep(1.5)
         blocker.rollback()
-        assert taking.result(30).rows == 20
+        assert taking.result(60).rows == 20
 
 
 def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
@@ -292,12 +295,12 @@ def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
             try:
                 return [lane.run(direct.pipeline, task) for task in tasks]
             finally:
-                assert time.monotonic() - started < 8
+                assert time.monotonic() - started < 20
                 direct.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
                     " AND application_name = 'bottledwater snapshot holder'"
                 )
-                waiting.result(10)
+                waiting.result(60)
 
     with pytest.raises(
         Outage, match=r"A lane of the snapshot did not get a lock on public.a within 1 s.*ALTER TABLE a ADD extra"
@@ -315,16 +318,16 @@ def test_publishing_does_not_wait_for_ever_behind_a_vacuum(direct: Flow, added: 
         started = time.monotonic()
         with pytest.raises(Outage, match=rf"session {vacuum.info.backend_pid} .*ShareUpdateExclusiveLock on public.b"):
             direct.create()
-        assert time.monotonic() - started < 12
+        assert time.monotonic() - started < 30
         direct.change(create_slot_timeout=20.0)
         creation = pool.submit(direct.create)
         time.sleep(1.5)
         # others are not kept from their work meanwhile
         direct.execute(
-            "SET statement_timeout = '3s'", "VACUUM a", "INSERT INTO b VALUES (20, 1)", "ALTER TABLE a ADD x int"
+            "SET statement_timeout = '10s'", "VACUUM a", "INSERT INTO b VALUES (20, 1)", "ALTER TABLE a ADD x int"
         )
         vacuum.rollback()
-        creation.result(30)
+        creation.result(60)
 
 
 def test_a_locked_table_does_not_keep_the_stream_from_starting(direct: Flow) -> None:
@@ -333,8 +336,8 @@ def test_a_locked_table_does_not_keep_the_stream_from_starting(direct: Flow) -> 
     direct.execute("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)")
     with ThreadPoolExecutor(1) as pool, locked(direct, "a"):
         streaming = pool.submit(direct.stream)
-        assert streaming.result(10)["published"] == 2
-        assert len(pool.submit(preflight.run, direct.pipeline).result(10).tables) == 2
+        assert streaming.result(60)["published"] == 2
+        assert len(pool.submit(preflight.run, direct.pipeline).result(60).tables) == 2
 
 
 # ---------------------------------------------------------------------- ranges that are read slowly
@@ -417,7 +420,7 @@ def test_a_slot_that_is_being_created_is_not_called_lost(direct: Flow) -> None:
         pid = str(raised.value).partition("pg_terminate_backend(")[2].partition(")")[0]
         direct.execute(f"SELECT pg_terminate_backend({pid})")
         with pytest.raises(BottledWaterError):
-            first.result(20)
+            first.result(60)
         assert not direct.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{name}'")
         blocker.rollback()
     direct.create()

@@ -10,6 +10,7 @@ from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.records import Job
 from airflow_bottledwater.triggers.stream_error import Watch, read
 from tests.support.topics import Flow
+from tests.support.waiting import until
 
 
 def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_not(
@@ -26,10 +27,7 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     controller = Controller(flow.pipeline, cluster, job)
     controller.status.state = "streaming"
     controller.start()
-    begun = time.monotonic()
-    while read(pipeline, cluster, now=True)[0] is None:
-        assert time.monotonic() - begun < 60
-        time.sleep(0.2)
+    until(lambda: read(pipeline, cluster, now=True)[0] is not None, "the first heartbeat", pause=0.2)
     watch = Watch(pipeline, cluster, earlier="", max_silence=1.0, max_dead_letters=None)
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
@@ -39,9 +37,7 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     controller._ended.set()
     controller._thread.join()
     begun = time.monotonic()
-    while (event := watch.look()) is None:
-        assert time.monotonic() - begun < 30
-        time.sleep(0.2)
+    event = until(watch.look, "the silence is noticed", pause=0.2)
     assert time.monotonic() - begun > 6.0
     assert event["status"] == "failed" and f"process {job.pid} on {job.host}" in event["message"]
     controller.finish("stopped")
@@ -50,7 +46,5 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     # of another slot nobody ever reports
     nobody = Watch(pipeline.with_(slot="nobody"), cluster, earlier="", max_silence=1.0, max_dead_letters=None)
     begun = time.monotonic()
-    while (event := nobody.look()) is None:
-        assert time.monotonic() - begun < 30
-        time.sleep(0.2)
+    event = until(nobody.look, "nobody has reported", pause=0.2)
     assert "No job has ever reported" in event["message"] and time.monotonic() - begun > 7.0

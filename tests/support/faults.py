@@ -12,23 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from tests.support.topics import Flow
+from tests.support.waiting import until
 
-WORKER = Path(__file__).parent / "faults" / "worker.py"
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    """Wait for something; returns it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.05)
-    return found
+WORKER = Path(__file__).parents[1] / "faults" / "worker.py"
 
 
 class Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,54 +128,3 @@ def refuses(source: Source, pipeline: Pipeline, *texts: str) -> None:
     """Creating must raise an error of ours with these texts, and leave source, Kafka and registry as they were."""
     with refused(source, *texts):
         create(pipeline)
-
-
-@pytest.fixture
-def make_source(
-    kafka: KafkaBroker, registry: SchemaRegistry, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[[PostgresServer, str], Source]]:
-    """Sources with ``items``, a table with a primary key; at the end nobody may have logged the password."""
-    made: list[Source] = []
-
-    def make(server: PostgresServer, dsn: str) -> Source:
-        source = Source(server, dsn, kafka, registry)
-        made.append(source)
-        source.execute("CREATE TABLE items (id bigint PRIMARY KEY, name text)")
-        return source
-
-    caplog.set_level("DEBUG")
-    yield make
-    for source in made:
-        source.clean()
-    out, err = capfd.readouterr()
-    for seen in (out, err, logged(caplog)):
-        assert PASSWORD not in seen
-
-
-@pytest.fixture
-def source(make_source: Callable[[PostgresServer, str], Source], postgres: PostgresServer, database: str) -> Source:
-    """A fresh database on the server of all tests."""
-    return make_source(postgres, database)
-
-
-@pytest.fixture(scope="session")
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A server with tiny limits and prepared transactions; its WAL segments have 1 MB."""
-    settings = {
-        "max_connections": 15,
-        "max_locks_per_transaction": 10,
-        "max_prepared_transactions": 2,
-        "max_wal_senders": 2,
-        "max_replication_slots": 2,
-        "min_wal_size": "2MB",
-        "max_slot_wal_keep_size": "2MB",
-    }
-    folder = tmp_path_factory.mktemp("small")
-    with PostgresServer(folder, settings=settings, initdb_args=["--wal-segsize=1"]) as server:
-        yield server
-
-
-@pytest.fixture
-def small(make_source: Callable[[PostgresServer, str], Source], small_server: PostgresServer) -> Source:
-    """A fresh database on the server with tiny limits."""
-    return make_source(small_server, small_server.createdb(f"d{uuid.uuid4().hex[:8]}"))

@@ -7,7 +7,6 @@ import datetime
 import functools
 import ipaddress
 import os
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.state import store
 from tests.support.compare import compare
 from tests.support.topics import Flow
+from tests.support.waiting import until
 
 #: in every password, and nowhere else
 MARKER = b"Ma9ker"
@@ -190,7 +190,7 @@ def _made(folder: Path) -> Path:
 
 def documented_rights() -> list[Right]:
     """The table of docs/operations.md: what it lists is what the pipelines of the tests get."""
-    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     section = page.partition("\n## ACLs in Kafka\n")[2].partition("\n## ")[0]
     rights = []
     for line in section.splitlines():
@@ -327,10 +327,11 @@ class Secured(Flow):
     def _settle(self, rights: Iterable[Right], *, granted: bool) -> None:
         """The broker's authorizer follows the controller."""
         for right in rights:
-            deadline = time.monotonic() + 10
-            while bool(self.servers.admin.describe_acls(self._filter(right)).result(10)) is not granted:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            filtered = self._filter(right)
+            until(
+                lambda filtered=filtered: bool(self.servers.admin.describe_acls(filtered).result(10)) is granted,
+                f"the broker knows of {right}",
+            )
 
     def _acl(self, right: Right) -> AclBinding:
         return AclBinding(*self._terms(right))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.compare import Comparison
@@ -187,7 +188,24 @@ class Flow:
         """The records of a table's topic."""
         return read(self.kafka, self.topic(table), committed=committed)
 
+    def dead_letters(self) -> list[Message]:
+        """The records of the topic of dead letters."""
+        return read(self.kafka, f"{self.pipeline.topic_prefix}._bottledwater_dead_letters")
+
     def compare(self, table: str) -> Comparison:
         """Topic against table."""
         registry = self.pipeline.registry if self.pipeline.output_format == "avro" else None
         return compare(self.dsn, self.pipeline.kafka, registry, table, self.topic(table))
+
+
+MakeFlow = Callable[..., Flow]
+"""The fixture that makes one (``tests/support/fixtures.py``)."""
+
+
+def limit_records(flow: Flow, table: str, size: int) -> None:
+    """Change what the table's topic takes (``max.message.bytes``)."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, flow.topic(table), incremental_configs=[entry])
+    admin = AdminClient(flow.pipeline.kafka)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()

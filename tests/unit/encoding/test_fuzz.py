@@ -1,7 +1,11 @@
-"""Damaged rows: the kernels never crash, never read outside of a row, never write outside of their room."""
+"""Damaged rows: the kernels never crash, never read outside of a row, never write outside of their room.
+
+Each run has values of its own; ``BOTTLEDWATER_EXAMPLES`` says how many (``make fuzz`` takes more).
+"""
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import replace
 
@@ -16,6 +20,7 @@ from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from tests.support import wire as w
 from tests.support.paths import encode_block
 
+EXAMPLES = int(os.environ.get("BOTTLEDWATER_EXAMPLES", "120"))
 GUARD = 64
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 NUMERIC_1000_0 = (1000 << 16) + 4
@@ -303,7 +308,7 @@ def scratch_of(programs: Programs) -> Guarded:
     return made
 
 
-@settings(max_examples=500)
+@settings(max_examples=EXAMPLES)
 @given(st.data(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]), outputs)
 def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str, relation: int, size: int) -> None:
     programs = ALL[output_format, True]
@@ -411,7 +416,7 @@ def changes(draw: st.DrawFn) -> bytes:
     return message[:6] + draw(damaged(message[6:]))
 
 
-@settings(max_examples=500)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(changes(), min_size=1, max_size=4), st.sampled_from(["avro", "json"]), st.data(), outputs)
 def test_damaged_changes_are_verdicts(
     messages: list[bytes], output_format: str, data: st.DataObject, size: int

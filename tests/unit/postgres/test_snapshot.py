@@ -46,3 +46,18 @@ def test_the_plan_of_the_largest_table_is_a_small_record() -> None:
 def test_a_plan_with_more_ranges_is_read_as_it_was_stored() -> None:
     stored = {"filenode": 5, "definition": "d", "ranges": [[i * 2, i * 2 + 2, i % 3] for i in range(65_536)]}
     assert records.encode(records.decode("plan/1", stored))["ranges"][65_535] == (131_070, 131_072, 0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 256])
+def test_ranges_are_dealt_to_all_lanes_evenly_and_each_once(lanes: int) -> None:
+    plan = [(table(pages), ranges(table(pages), 16 << 20)) for pages in (0, 10_000, 2049, 500_000)]
+    dealt = list(deal(plan, lanes))
+    assert [(t, r) for t, r, _ in dealt] == [(t, r) for t, (_, parts) in enumerate(plan) for r in range(len(parts))]
+    load = [sum(lane == each for *_, lane in dealt) for each in range(lanes)]
+    assert sum(load) == len(dealt) > lanes or lanes == 256
+    assert max(load) - min(load) <= 1
+
+
+def test_small_tables_do_not_all_go_to_the_first_lane() -> None:
+    plan = [(table(1), ranges(table(1), 16 << 20))] * 6
+    assert [lane for *_, lane in deal(plan, 3)] == [0, 1, 2, 0, 1, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.state import store
@@ -16,7 +16,8 @@ values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(), values))
+@settings(max_examples=40)
+@given(st.dictionaries(st.text(), values, max_size=5))
 def test_a_fact_is_json_that_reads_back_the_same(fact: dict) -> None:  # type: ignore[type-arg]
     encoded = store.encode(fact)
     assert encoded is not None

@@ -1,0 +1,85 @@
+"""What is known of a publication, and in which ways changes can have been left out since."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from airflow_bottledwater.postgres.coverage import Coverage, Publication
+
+NAMES = {1: "public.a", 2: "public.b"}
+OURS = Publication(oid=500, xmin="70", owner=10, all_tables=False, sends="insert, update, delete, truncate")
+RECORDED = Coverage({"p": OURS}, {1: frozenset({901}), 2: frozenset({902, 903})})
+
+
+def changed(**fields: object) -> Coverage:
+    """The same tables, published by a publication that is another now."""
+    return replace(RECORDED, publications={"p": replace(OURS, **fields)})  # type: ignore[arg-type]
+
+
+def test_what_is_as_it_was_is_no_gap() -> None:
+    assert RECORDED.gaps(RECORDED, NAMES) == []
+
+
+@pytest.mark.parametrize(
+    ("today", "said"),
+    [
+        pytest.param(replace(RECORDED, publications={}), "Publication 'p' was dropped.", id="dropped"),
+        pytest.param(changed(oid=501), "Publication 'p' was dropped and created again.", id="made again"),
+        pytest.param(
+            changed(sends="insert", xmin="71"),
+            "Publication 'p' sends insert now; before, it sent insert, update, delete, truncate.",
+            id="fewer operations",
+        ),
+        pytest.param(
+            changed(sends="", xmin="71"),
+            "Publication 'p' sends nothing now; before, it sent insert, update, delete, truncate.",
+            id="no operation",
+        ),
+        pytest.param(changed(xmin="71"), "Publication 'p' was altered, and then altered back.", id="altered back"),
+        pytest.param(
+            replace(RECORDED, tables={2: frozenset({902})}), "Table public.a is no longer published.", id="taken out"
+        ),
+        pytest.param(
+            replace(RECORDED, tables={1: frozenset({950}), 2: frozenset({902})}),
+            "Table public.a was removed from its publication and added again.",
+            id="added again",
+        ),
+    ],
+)
+def test_what_hides_changes_is_a_gap(today: Coverage, said: str) -> None:
+    assert RECORDED.gaps(today, NAMES) == [said]
+
+
+def test_a_new_owner_is_no_gap() -> None:
+    """It makes a new version of the catalog row, too."""
+    assert RECORDED.gaps(changed(xmin="71", owner=11), NAMES) == []
+
+
+def test_a_table_that_another_entry_still_publishes_is_no_gap() -> None:
+    assert RECORDED.gaps(replace(RECORDED, tables={1: frozenset({901}), 2: frozenset({903, 999})}), NAMES) == []
+
+
+def test_only_tables_of_interest_are_compared() -> None:
+    assert RECORDED.gaps(replace(RECORDED, tables={2: frozenset({902})}), {2: "public.b"}) == []
+
+
+def test_a_table_that_nothing_published_when_it_was_recorded_is_no_gap() -> None:
+    recorded = replace(RECORDED, tables={1: frozenset({901})})
+    assert recorded.gaps(recorded, NAMES) == []
+
+
+def test_of_a_dropped_publication_its_tables_are_not_told_besides() -> None:
+    assert RECORDED.gaps(Coverage({}, {}), NAMES) == ["Publication 'p' was dropped."]
+
+
+def test_what_is_new_is_added_and_what_was_known_stays_as_it_was() -> None:
+    other = replace(OURS, oid=600)
+    today = Coverage({"p": replace(OURS, oid=501), "q": other}, {1: frozenset({950}), 3: frozenset({903})})
+    assert RECORDED.with_new(today) == Coverage({"p": OURS, "q": other}, {**RECORDED.tables, 3: frozenset({903})})
+
+
+def test_it_is_read_from_the_state_as_it_was_written() -> None:
+    assert Coverage.from_json(json.loads(json.dumps(RECORDED.to_json()))) == RECORDED

@@ -1,0 +1,87 @@
+"""Whether slot and topics are still those that the state describes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_bottledwater.errors import SlotError, SlotInUse, StateError
+from airflow_bottledwater.kafka.topics import Topic
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.postgres.slot import SlotState
+from airflow_bottledwater.state.identity import check_slot, check_topic
+from airflow_bottledwater.state.records import Pin
+
+CLUSTER = Cluster("7000", 1, "shop", 160000)
+RECORD = SlotRecord("orders", "7000", 1, "shop", consistent_point=100, oldest_xid=700)
+FOUND = SlotState("orders", "pgoutput", "logical", "shop", None, 200, "reserved", 0, 0, None)
+#: P, at or behind the slot, and before the end of the WAL
+POSITION, END = Position(200, 0), 300
+
+
+def test_a_slot_that_is_at_or_behind_what_was_published_is_the_one() -> None:
+    check_slot(FOUND, RECORD, CLUSTER, POSITION, END)
+    check_slot(replace(FOUND, confirmed=150), RECORD, CLUSTER, POSITION, END)
+    # inside a transaction, and at the very end of the WAL
+    check_slot(FOUND, RECORD, CLUSTER, Position(END, 5), END)
+
+
+@pytest.mark.parametrize(
+    ("found", "cluster", "position", "said"),
+    [
+        pytest.param(None, CLUSTER, POSITION, "does not exist any more", id="gone"),
+        pytest.param(
+            FOUND, replace(CLUSTER, system_identifier="8000"), POSITION, "This is another cluster", id="a copy"
+        ),
+        pytest.param(FOUND, replace(CLUSTER, timeline=2), POSITION, "is on timeline 2", id="promoted"),
+        pytest.param(replace(FOUND, confirmed=201), CLUSTER, POSITION, "somebody moved it", id="moved forward"),
+        pytest.param(FOUND, CLUSTER, Position(301, 0), "beyond the end of the server's WAL", id="server set back"),
+        pytest.param(replace(FOUND, database="other"), CLUSTER, POSITION, "belongs to database", id="other database"),
+        pytest.param(replace(FOUND, plugin="wal2json"), CLUSTER, POSITION, "not pgoutput", id="other plugin"),
+        pytest.param(replace(FOUND, wal_status="lost"), CLUSTER, POSITION, "was invalidated", id="lost its WAL"),
+    ],
+)
+def test_another_slot_or_another_server_is_refused(
+    found: SlotState | None, cluster: Cluster, position: Position, said: str
+) -> None:
+    with pytest.raises(SlotError, match=said):
+        check_slot(found, RECORD, cluster, position, END)
+
+
+def test_a_copy_of_the_cluster_is_named_before_the_slot_that_it_lacks() -> None:
+    """On a copy the advice to drop the slot and begin anew would be wrong."""
+    with pytest.raises(SlotError, match="for a copy of it, use another slot name"):
+        check_slot(None, RECORD, replace(CLUSTER, system_identifier="8000"), POSITION, END)
+
+
+def test_a_slot_that_is_still_being_made_is_in_use() -> None:
+    with pytest.raises(SlotInUse, match="is being created by process 42"):
+        check_slot(replace(FOUND, confirmed=0, active_pid=42), RECORD, CLUSTER, POSITION, END)
+
+
+TOPIC = Topic("shop.a", "id-1", 3, 1_000_000, "compact,delete", True, True)
+PIN = Pin("id-1", 3, keyed=True)
+
+
+def test_a_topic_that_is_as_it_was_pinned_passes() -> None:
+    check_topic("shop.a", TOPIC, PIN)
+    check_topic("shop.a", replace(TOPIC, cleanup="delete"), Pin("id-1", 3, keyed=False))
+    # a topic that is no table's only has to be there
+    check_topic("shop._events", replace(TOPIC, id="id-2", partitions=9), None)
+
+
+@pytest.mark.parametrize(
+    ("found", "pin", "said"),
+    [
+        pytest.param(None, PIN, "does not exist any more", id="gone"),
+        pytest.param(None, None, "does not exist any more", id="a service topic that is gone"),
+        pytest.param(replace(TOPIC, id="id-2"), PIN, "was deleted and made again", id="made again"),
+        pytest.param(replace(TOPIC, partitions=4), PIN, "has 4 partitions, it had 3", id="more partitions"),
+        pytest.param(TOPIC, Pin("id-1", 3, keyed=False), "is compacted now", id="compacted without keys"),
+    ],
+)
+def test_another_topic_of_the_name_is_refused(found: Topic | None, pin: Pin | None, said: str) -> None:
+    with pytest.raises(StateError, match=said):
+        check_topic("shop.a", found, pin)

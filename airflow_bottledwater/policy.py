@@ -8,7 +8,7 @@ from airflow_bottledwater import errors
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 
 
-class Act(enum.Enum):
+class ErrorAction(enum.Enum):
     """What the jobs do."""
 
     WAIT = "wait with back-off, then the same again"
@@ -20,25 +20,25 @@ class Act(enum.Enum):
 
 
 #: error class → act; the first class that matches, in this order
-ACTS: dict[type[BaseException], Act] = {
-    errors.SlotInUse: Act.WAIT,
-    errors.Outage: Act.WAIT,
-    NewProducerNeeded: Act.REOPEN,
-    RecordRefused: Act.RECORD,
-    errors.RecordError: Act.RECORD,
-    errors.StopRequested: Act.FINISH,
-    errors.TakenOver: Act.END,
-    errors.StaleBatch: Act.AGAIN,
-    errors.Refused: Act.END,
-    errors.BottledWaterError: Act.END,
+ERROR_ACTIONS: dict[type[BaseException], ErrorAction] = {
+    errors.SlotInUse: ErrorAction.WAIT,
+    errors.Outage: ErrorAction.WAIT,
+    NewProducerNeeded: ErrorAction.REOPEN,
+    RecordRefused: ErrorAction.RECORD,
+    errors.RecordError: ErrorAction.RECORD,
+    errors.StopRequested: ErrorAction.FINISH,
+    errors.TakenOver: ErrorAction.END,
+    errors.StaleBatch: ErrorAction.AGAIN,
+    errors.Refused: ErrorAction.END,
+    errors.BottledWaterError: ErrorAction.END,
 }
 
 
-def act(error: BaseException) -> Act:
+def act(error: BaseException) -> ErrorAction:
     """The row of the table for an error; anything unknown ends the job."""
-    return next((found for kind, found in ACTS.items() if isinstance(error, kind)), Act.END)
+    return next((found for kind, found in ERROR_ACTIONS.items() if isinstance(error, kind)), ErrorAction.END)
 
 
 def transient(error: BaseException) -> bool:
     """Whether submitting the job again may help."""
-    return act(error) in (Act.WAIT, Act.REOPEN, Act.AGAIN)
+    return act(error) in (ErrorAction.WAIT, ErrorAction.REOPEN, ErrorAction.AGAIN)

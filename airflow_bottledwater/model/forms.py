@@ -19,7 +19,7 @@ NotNull = Literal["nullable", "required"]
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class TypeOptions:
     """What a pipeline has chosen, as far as its output format has the choice.
 
     :param enums: ``enum`` is Avro's.
@@ -39,4 +39,4 @@ class Forms:
     not_null: NotNull = "nullable"
 
 
-DEFAULT_FORMS = Forms()
+DEFAULT_TYPE_OPTIONS = TypeOptions()

@@ -27,7 +27,7 @@ class ColumnType:
     :param extension: that made the base type; empty for none.
     :param attributes: of a composite.
     :param labels: of an enum that is published as one.
-    :param form: what the settings choose where the type has several (:class:`~airflow_bottledwater.model.forms.Forms`).
+    :param form: what the settings choose where the type has several (:class:`~airflow_bottledwater.model.forms.TypeOptions`).
     """
 
     oid: int

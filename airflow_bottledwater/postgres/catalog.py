@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
@@ -175,7 +175,7 @@ def _unfit(relation: _Relation) -> str:
 
 
 def load(
-    connection: Connection, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS, sizes: bool = False
+    connection: Connection, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS, sizes: bool = False
 ) -> list[Table]:
     """The tables with these oids, in schema and name order; a table that is gone is left out.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -65,7 +65,7 @@ class _Row:
 class _Catalog:
     """What was read of the types that columns are made of."""
 
-    def __init__(self, connection: Connection, wanted: set[int], forms: Forms) -> None:
+    def __init__(self, connection: Connection, wanted: set[int], forms: TypeOptions) -> None:
         self._forms = forms
         self._rows: dict[int, _Row] = {}
         self._attributes: dict[int, list[tuple[str, Declared, str | None]]] = {}
@@ -141,7 +141,9 @@ class _Catalog:
         return {"c": forms.composites, "r": forms.ranges, "m": forms.ranges, "e": forms.enums}.get(row.kind, "")
 
 
-def describe(connection: Connection, declared: Sequence[Declared], *, forms: Forms = DEFAULT_FORMS) -> list[ColumnType]:
+def describe(
+    connection: Connection, declared: Sequence[Declared], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS
+) -> list[ColumnType]:
     """The types of columns, in their order.
 
     :param forms: in one that is ``text``, a type is not looked into.

@@ -10,7 +10,7 @@ import psycopg
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.postgres import catalog, locks, slot
@@ -23,7 +23,7 @@ MAX_RANGES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ExportedSnapshot:
     """What a holder's transaction sees.
 
     :param snapshot: B.
@@ -54,7 +54,7 @@ def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
         )
 
 
-class Holder:
+class SnapshotExporter:
     """A session that keeps one snapshot until the last task has read under it.
 
     The order inside :meth:`open` is load-bearing: the locks first (an ALTER or TRUNCATE that commits between snapshot and
@@ -72,7 +72,7 @@ class Holder:
                 "Connect to the primary.",
             )
 
-    def open(self, tables: Sequence[Table], *, oldest_xid: int, timeout: float) -> Held:
+    def open(self, tables: Sequence[Table], *, oldest_xid: int, timeout: float) -> ExportedSnapshot:
         """Take locks, snapshot and export; a snapshot that still sees something older than X0 running is given back.
 
         :param oldest_xid: X0.
@@ -104,7 +104,7 @@ class Holder:
                 )
             pause(0.05)
 
-    def _try(self, tables: Sequence[Table]) -> Held:
+    def _try(self, tables: Sequence[Table]) -> ExportedSnapshot:
         execute = self._connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         # of all tables together: while it waits for the last, somebody else may wait for the first
@@ -123,7 +123,7 @@ class Holder:
         assert row is not None
         exported = execute("SELECT pg_export_snapshot()").fetchone()
         assert exported is not None
-        return Held(snapshot, parse_lsn(row[0]), exported[0])
+        return ExportedSnapshot(snapshot, parse_lsn(row[0]), exported[0])
 
     def wait_flushed(self, lsn: int, *, timeout: float) -> None:
         """Wait until the WAL is on disk up to L: the snapshot sees asynchronous commits that a crash can still undo, and a
@@ -154,7 +154,7 @@ class Holder:
                 )
             pause(0.02)
 
-    def load(self, oids: Sequence[int], *, forms: Forms = DEFAULT_FORMS) -> list[Table]:
+    def load(self, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> list[Table]:
         """The tables with their sizes, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
         holder for that session: no deadlock that PostgreSQL could see."""
         return catalog.load(self._connection, oids, forms=forms, sizes=True)
@@ -192,7 +192,7 @@ def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[t
     return [(start, LAST_BLOCK if i == len(starts) - 1 else starts[i + 1]) for i, start in enumerate(starts)]
 
 
-def begin_task(connection: Connection, table: Table, held: Held, *, lock_timeout: float) -> None:
+def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, lock_timeout: float) -> None:
     """Import the holder's snapshot into a task's session, after the task's own lock.
 
     The lock first: else a TRUNCATE that waited behind a dying holder gives the task an empty table.

@@ -261,7 +261,7 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
                 topics.make(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication))
         present = topics.describe(list(by_topic))
     control = store.Control(pipeline.kafka)
-    owners = store.read_facts(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    owners = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
     owner = cluster.pipeline(pipeline.slot)
     pinned = []
     for name, table in by_topic.items():

@@ -33,7 +33,7 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     """
     with session(pipeline.postgres, f"Identifying the cluster of slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)
-    topic = store.facts_topic(cluster.database, pipeline.slot)
+    topic = store.state_topic_name(cluster.database, pipeline.slot)
     known = read_state(pipeline, topic)
     other = replace(cluster, system_identifier=system_identifier)
     if cluster.system_identifier == system_identifier or known.system_identifier != system_identifier:
@@ -80,10 +80,10 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
     with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)
         present = slot.state(connection, pipeline.slot)
-        topic = store.facts_topic(cluster.database, pipeline.slot)
+        topic = store.state_topic_name(cluster.database, pipeline.slot)
         known = read_state(pipeline, topic)
         check_cluster(known, cluster, topic)
-        status = store.read_facts(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(
+        status = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(
             f"status/{cluster.pipeline(pipeline.slot)}", {}
         )
         if when == "never" or (when == "retired" and not status.get("retired")):

@@ -28,7 +28,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     """
     topics = Topics(pipeline.kafka)
     brokers = topics.brokers()
-    state_topic = store.facts_topic(found.cluster.database, pipeline.slot)
+    state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
     data = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in found.tables}
     service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
@@ -142,7 +142,7 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str]) -> list[str]:
     """Topics that another pipeline owns: of two, the one with the lower offset in the shared topic."""
     mine = cluster.pipeline(pipeline.slot)
-    facts = store.read_facts(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    facts = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
     problems = []
     for topic in topics:
         # facts come in the order of their offsets; clocks of two hosts would not do

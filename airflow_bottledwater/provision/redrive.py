@@ -36,7 +36,7 @@ from airflow_bottledwater.publish.current import Found
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.publish.toast import Completer, row_key, with_key
+from airflow_bottledwater.publish.toast import ToastResolver, row_key, with_key
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.records import pins, stream_id
@@ -86,7 +86,7 @@ def redrive(pipeline: Pipeline) -> Result:
         topics = pins(claim.state.tables.values())
         backoff = Backoff(pipeline.outage_timeout)
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
-        completer = Completer(pipeline.postgres, backoff.wait)
+        completer = ToastResolver(pipeline.postgres, backoff.wait)
         try:
             return _Redrive(pipeline, publishing, completer).run(set(topics))
         finally:
@@ -115,7 +115,7 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
 
 
 class _Redrive:
-    def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: Completer) -> None:
+    def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: ToastResolver) -> None:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
         self._letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]

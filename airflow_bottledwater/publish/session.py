@@ -23,7 +23,7 @@ from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.policy import Act, act
+from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
@@ -89,7 +89,7 @@ class PublishSession:
                 self.open()
                 return work()
             except Exception as error:
-                if act(error) is not Act.REOPEN:
+                if act(error) is not ErrorAction.REOPEN:
                     raise
                 log.warning("%s: a new producer reads the state and goes on.", error)
                 self.close()

@@ -50,7 +50,7 @@ class Completed:
     superseded: set[int] = field(default_factory=set)
 
 
-class Completer:
+class ToastResolver:
     """Fills in what rows lack.
 
     :param waiting: called while a re-read has to wait; may raise.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from airflow_bottledwater.errors import SettingError
-from airflow_bottledwater.model.forms import Forms
+from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.settings.groups import Connections, Errors, Limits, Pace, Source, Topics, Types
 from airflow_bottledwater.settings.kinds import Kind, kind_of, sentence_of
 
@@ -52,11 +52,11 @@ class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
         return self.publication or self.slot
 
     @property
-    def forms(self) -> Forms:
+    def forms(self) -> TypeOptions:
         """The forms of types that this output format has."""
         as_json = self.output_format == "json"
         exact = as_json and self.json_numeric == "number" and self.numeric != "double"
-        return Forms(
+        return TypeOptions(
             arrays=self.arrays,
             composites=self.composites,
             ranges=self.ranges,

@@ -23,7 +23,7 @@ from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identi
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
-from airflow_bottledwater.snapshot.lane import LaneTask, Part
+from airflow_bottledwater.snapshot.lane import Chunk, LaneTask
 from airflow_bottledwater.snapshot.sweep import sweep
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
@@ -122,13 +122,13 @@ class _Driver:
         if not wanted:
             log.info("The snapshot is complete.")
             return Result(len(known.tables), 0, 0, 0, 0, 0.0)
-        holder = pg.Holder(self._pipeline.postgres)
+        holder = pg.SnapshotExporter(self._pipeline.postgres)
         try:
             return self._take(holder, wanted, started)
         finally:
             holder.close()
 
-    def _take(self, holder: pg.Holder, wanted: list[int], started: float) -> Result:
+    def _take(self, holder: pg.SnapshotExporter, wanted: list[int], started: float) -> Result:
         known = self._claim.state
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
         tables = self._present(wanted, catalog.load(self._connection, wanted, forms=self._pipeline.forms))
@@ -141,11 +141,11 @@ class _Driver:
         tasks, skipped = self._plan(tables, held, oldest)
         log.info(
             "Boundary %s at %s: %d tables, %d ranges in %d lanes (%d done before).",
-            held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.parts) for t in tasks), len(tasks), skipped,
+            held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.chunks) for t in tasks), len(tasks), skipped,
         )  # fmt: skip
         self._controller.status.progress = {
             "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running), "insert_lsn": format_lsn(held.insert_lsn),
-            "ranges": sum(len(t.parts) for t in tasks) + skipped,
+            "ranges": sum(len(t.chunks) for t in tasks) + skipped,
         }  # fmt: skip
         totals = self._work(holder, tasks)
         # nothing of a lane that is still under way somewhere can become visible after this
@@ -158,7 +158,7 @@ class _Driver:
             len(tables),
             sum(t["rows"] for t in totals),
             sum(t["dead_letters"] for t in totals),
-            sum(len(t.parts) for t in tasks),
+            sum(len(t.chunks) for t in tasks),
             skipped,
             time.monotonic() - started,
         )
@@ -188,10 +188,10 @@ class _Driver:
         if changed:
             self._claim.write(changed)
 
-    def _plan(self, tables: Sequence[Table], held: pg.Held, oldest: int) -> tuple[list[LaneTask], int]:
+    def _plan(self, tables: Sequence[Table], held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
         """The stored plan, or a new one: written, with boundaries, before anything is published."""
         known = self._claim.state
-        facts: dict[str, StateRecord | None] = {}
+        changes: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
         fresh: list[tuple[Table, list[tuple[int, int]]]] = []
         for table in tables:
@@ -207,26 +207,26 @@ class _Driver:
                     "%s was rewritten or altered since its snapshot began: it is read again from its start.",
                     table.qualified,
                 )
-                facts |= {progress_key(table.oid, part): None for part in range(len(stored.ranges))}
+                changes |= {progress_key(table.oid, chunk): None for chunk in range(len(stored.ranges))}
             fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
             if table.oid not in known.boundaries:
                 ends = self._published(known, table)
                 # only where nothing of the table was ever published may the stream leave out what the snapshot has
                 boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
-                facts[boundary_key(table.oid)] = boundary
+                changes[boundary_key(table.oid)] = boundary
                 if any(ends) and table.keyed and not self._pipeline.share_topics:
-                    facts[sweep_key(table.oid)] = Sweep(tuple(ends), False)
+                    changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         dealt: dict[int, list[tuple[int, int, int]]] = {}
         for t, r, number in pg.deal(fresh, self._pipeline.lanes):
-            table, parts = fresh[t]
-            dealt.setdefault(table.oid, []).append((*parts[r], number))
+            table, chunks = fresh[t]
+            dealt.setdefault(table.oid, []).append((*chunks[r], number))
         for table, _ in fresh:
             plans[table.oid] = Plan(table.filenode, catalog.definition(table), tuple(dealt[table.oid]))
-            facts[plan_key(table.oid)] = plans[table.oid]
+            changes[plan_key(table.oid)] = plans[table.oid]
         numbers = sorted({lane_number for plan in plans.values() for _, _, lane_number in plan.ranges})
         self._claim.record_ids([lane_id(self._claim.prefix, number) for number in numbers])
-        if facts:
-            self._claim.write(facts)
+        if changes:
+            self._claim.write(changes)
         return self._tasks(plans, numbers, held)
 
     def _published(self, known: PipelineState, table: Table) -> list[int]:
@@ -266,12 +266,14 @@ class _Driver:
         finally:
             publishing.close()
 
-    def _tasks(self, plans: dict[int, Plan], numbers: Sequence[int], held: pg.Held) -> tuple[list[LaneTask], int]:
+    def _tasks(
+        self, plans: dict[int, Plan], numbers: Sequence[int], held: pg.ExportedSnapshot
+    ) -> tuple[list[LaneTask], int]:
         state = self._claim.state
         pinned = state.tables
         tasks, skipped = [], 0
         for number in numbers:
-            parts = []
+            chunks = []
             for oid, plan in plans.items():
                 for i, (first, last, of_lane) in enumerate(plan.ranges):
                     if of_lane != number:
@@ -280,18 +282,18 @@ class _Driver:
                     if done is not None and done.done:
                         skipped += 1
                     else:
-                        parts.append(Part(oid, i, first, last))
-            if parts:
-                mine = {p.oid for p in parts}
+                        chunks.append(Chunk(oid, i, first, last))
+            if chunks:
+                mine = {p.oid for p in chunks}
                 tasks.append(
                     LaneTask(
                         number, self._claim.job, self._claim.prefix, self._claim.topic, held,
-                        tuple(t for oid, t in pinned.items() if oid in mine), tuple(parts),
+                        tuple(t for oid, t in pinned.items() if oid in mine), tuple(chunks),
                     )
                 )  # fmt: skip
         return tasks, skipped
 
-    def _work(self, holder: pg.Holder, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+    def _work(self, holder: pg.SnapshotExporter, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
         """Run the lanes and meanwhile watch the holder, the queue behind its locks, and the progress."""
         if not tasks:
             return []
@@ -349,11 +351,12 @@ class _Driver:
         for table in tables:
             plan = state.plan(table.oid)
             assert plan is not None
-            for part in range(len(plan.ranges)):
-                done = state.done(table.oid, part)
+            for chunk in range(len(plan.ranges)):
+                done = state.done(table.oid, chunk)
                 if done is None or not done.done:
                     raise Outage(
-                        f"Range {part} of {table.qualified} has no record of its completion.", "Run the snapshot again."
+                        f"Range {chunk} of {table.qualified} has no record of its completion.",
+                        "Run the snapshot again.",
                     )
 
 

@@ -26,7 +26,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import copy, pgoutput, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import Held
+from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.publish.dead_letter import MAX_BYTES, DeadLetter, column_texts
 from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
@@ -47,7 +47,7 @@ _INTEGERS = (20, 21, 23)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Chunk:
     """A range of a table.
 
     :param number: its place in the table's plan.
@@ -67,9 +67,9 @@ class LaneTask:
     job: Job
     prefix: str
     state_topic: str
-    held: Held
+    held: ExportedSnapshot
     tables: tuple[PinnedTable, ...]
-    parts: tuple[Part, ...]
+    chunks: tuple[Chunk, ...]
 
 
 class _Slow(BottledWaterError):
@@ -116,21 +116,21 @@ class _Lane:
         self._connection.close()
 
     def run(self) -> dict[str, int]:
-        for part in self._task.parts:
-            pending = [(part.first, part.last)]
+        for chunk in self._task.chunks:
+            pending = [(chunk.first, chunk.last)]
             while pending:
                 self._check_stopped()
                 try:
-                    self._session.run(functools.partial(self._take, part, *pending[0]))
+                    self._session.run(functools.partial(self._take, chunk, *pending[0]))
                 except _Slow:
-                    pending[0:1] = self._split(part, *pending[0])
+                    pending[0:1] = self._split(chunk, *pending[0])
                 else:
                     pending.pop(0)
         return self._totals
 
-    def _take(self, part: Part, first: int, last: int) -> None:
+    def _take(self, chunk: Chunk, first: int, last: int) -> None:
         """Publish what the state says is left of the blocks [first, last)."""
-        done = self._session.state.done(part.oid, part.number)
+        done = self._session.state.done(chunk.oid, chunk.number)
         if done is not None:
             if done.done:
                 return
@@ -138,17 +138,17 @@ class _Lane:
             if first >= last:
                 return
         try:
-            self._publish(part, first, last, done.rows if done else 0)
+            self._publish(chunk, first, last, done.rows if done else 0)
         except RecordRefused as error:
-            self._find_refused(part, first, last, error)
+            self._find_refused(chunk, first, last, error)
             raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
 
-    def _split(self, part: Part, first: int, last: int) -> list[tuple[int, int]]:
+    def _split(self, chunk: Chunk, first: int, last: int) -> list[tuple[int, int]]:
         """Two halves of a range that takes too long.
 
         :raises RecordError: it is a single block.
         """
-        table = self._tables[part.oid].table
+        table = self._tables[chunk.oid].table
         # the size as the holder found it, under its locks
         end = last if last < snapshot.LAST_BLOCK else max(table.pages, first + 2)
         middle = (first + end) // 2
@@ -157,12 +157,12 @@ class _Lane:
                 f"One block of {table.qualified} takes longer than half of transaction_timeout.",
                 "Raise transaction_timeout.",
             )
-        log.info("Range %d of %s is split at block %d.", part.number, table.qualified, middle)
+        log.info("Range %d of %s is split at block %d.", chunk.number, table.qualified, middle)
         return [(first, middle), (middle, last)]
 
-    def _publish(self, part: Part, first: int, last: int, rows_before: int) -> None:
+    def _publish(self, chunk: Chunk, first: int, last: int, rows_before: int) -> None:
         """One transaction: the rows of blocks [first, last) and the range's progress."""
-        pinned = self._tables[part.oid]
+        pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
         counts = {"rows": 0, "dead_letters": 0}
         progress: dict[str, StateRecord] = {}
@@ -186,7 +186,7 @@ class _Lane:
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
             rows = rows_before + counts["rows"]
-            progress[progress_key(part.oid, part.number)] = self._progress(rows, last, done=last == part.last)
+            progress[progress_key(chunk.oid, chunk.number)] = self._progress(rows, last, done=last == chunk.last)
 
         try:
             # the transaction begins with its first record: blocks without a visible row may take any time to read
@@ -259,15 +259,15 @@ class _Lane:
         value = DeadLetter(pinned.version, "r", "", message, rejection.reason, whole).encode(limit)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
 
-    def _find_refused(self, part: Part, first: int, last: int, error: RecordRefused) -> None:
+    def _find_refused(self, chunk: Chunk, first: int, last: int, error: RecordRefused) -> None:
         """Read the blocks [first, last) once more and find the rows that the broker refuses; the next attempt sets them aside.
 
         :raises BottledWaterError: no row has a fault, see :func:`~airflow_bottledwater.publish.refusals.rule_out`.
         """
-        pinned = self._tables[part.oid]
+        pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
         known, size = len(self._refused), 0
-        progress = {progress_key(part.oid, part.number): self._progress(0, last, done=False)}
+        progress = {progress_key(chunk.oid, chunk.number): self._progress(0, last, done=False)}
         try:
             rule_out(self._session, error, [], progress)
             for block in self._blocks(pinned, first, last, idle=self._check_stopped):

@@ -12,7 +12,7 @@ from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
-from airflow_bottledwater.spark.carry import Failure, received, returned, unpack
+from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
 from airflow_bottledwater.state import control
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream import engine

@@ -18,7 +18,7 @@ import click
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark.carry import unpack
+from airflow_bottledwater.spark.error_codec import unpack
 from airflow_bottledwater.spark.submit import refuse_speculation
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
-from airflow_bottledwater.spark.carry import Failure, received, returned
+from airflow_bottledwater.spark.error_codec import Failure, received, returned
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from airflow_bottledwater.errors import BottledWaterError, StaleBatch
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.spark.carry import pack
+from airflow_bottledwater.spark.error_codec import pack
 
 # Spark imports this module in five processes, two of which work: these import the rest when they begin
 if TYPE_CHECKING:

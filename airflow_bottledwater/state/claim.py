@@ -23,7 +23,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import CLAIM, IDS, Ids, Job, StateRecord, encode, facts_id, id_prefix
+from airflow_bottledwater.state.records import CLAIM, IDS, Ids, Job, StateRecord, encode, id_prefix, state_writer_id
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +49,15 @@ def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
 def read_state(
     pipeline: Pipeline, topic: str, admin: Topics | None = None, *, must_exist: bool = False
 ) -> PipelineState:
-    """All facts, to the topic's end; an open transaction in it ends with its producer's time-out at the latest.
+    """All records, to the topic's end; an open transaction in it ends with its producer's time-out at the latest.
 
     :param admin: the caller's client, where it has one.
-    :param must_exist: the topic was there before; else one that is missing has no facts.
+    :param must_exist: the topic was there before; else one that is missing has no records.
     :raises Outage: they cannot be read, or a transaction stays open.
     :raises StateError: the topic is gone that was there.
     """
     timeout = pipeline.transaction_timeout + 30
-    return PipelineState(store.read_facts(pipeline.kafka, topic, timeout=timeout, admin=admin, must_exist=must_exist))
+    return PipelineState(store.read_records(pipeline.kafka, topic, timeout=timeout, admin=admin, must_exist=must_exist))
 
 
 def read_behind(
@@ -104,7 +104,7 @@ def _ids(known: Sequence[str], *more: str) -> Ids:
 
 
 class Claim:
-    """A claimed slot: writes facts, each group in one transaction.
+    """A claimed slot: writes records, each group in one transaction.
 
     :param kind: what the job does: create, snapshot, stream or drop.
     :raises TakenOver: another job claimed the slot at the same time.
@@ -113,16 +113,16 @@ class Claim:
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, kind: str, backoff: Backoff) -> None:
         self.pipeline, self.cluster = pipeline, cluster
-        self.topic = store.facts_topic(cluster.database, pipeline.slot)
+        self.topic = store.state_topic_name(cluster.database, pipeline.slot)
         self.prefix = id_prefix(cluster, pipeline.slot)
         self._backoff = backoff
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
         ensure_state_topics(pipeline, self.topic, self._admin)
-        self._producer = self._make(facts_id(self.prefix))
+        self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
         before = self._claim(kind)
-        self._initialise([i for i in before.ids if i != facts_id(self.prefix)])
+        self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
         backoff.over()
@@ -139,7 +139,7 @@ class Claim:
                 transaction_timeout=self.pipeline.transaction_timeout,
                 waiting=self._backoff.wait,
             )
-        self._initialise([i for i in known.ids if i != facts_id(self.prefix)])
+        self._initialise([i for i in known.ids if i != state_writer_id(self.prefix)])
         self._producer.open()
 
     def _claim(self, kind: str) -> PipelineState:
@@ -150,12 +150,12 @@ class Claim:
             # The topic is there, whatever a broker says that has just started: taken for empty, the epoch would begin anew and
             # the ids be forgotten.
             before = PipelineState(
-                store.read_facts(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
+                store.read_records(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
             )
             check_cluster(before, self.cluster, self.topic)
             self.job = Job.next(before.claim, kind)
             try:
-                self._send({CLAIM: self.job, IDS: _ids(before.ids, facts_id(self.prefix))})
+                self._send({CLAIM: self.job, IDS: _ids(before.ids, state_writer_id(self.prefix))})
                 return before
             except NewProducerNeeded as error:
                 # fenced by another claim, or an outcome that only the state can tell
@@ -189,7 +189,7 @@ class Claim:
 
     def initialise_all(self) -> None:
         """Once more, when the work is done: nothing that is still under way can become visible after it."""
-        self._initialise([i for i in self.state.ids if i != facts_id(self.prefix)])
+        self._initialise([i for i in self.state.ids if i != state_writer_id(self.prefix)])
         self.refresh()
 
     def refresh(self) -> PipelineState:
@@ -201,8 +201,8 @@ class Claim:
         check(self.state, self.job)
         return self.state
 
-    def _read_on(self) -> store.Facts:
-        """The facts up to the topic's present end, with one reader for as long as it works: a driver asks every two seconds."""
+    def _read_on(self) -> store.RawRecords:
+        """The records up to the topic's present end, with one reader for as long as it works: a driver asks every two seconds."""
         end = self._admin.ends(self.topic, 1)[0]
         if self._reader is not None and end < self._reader.at:
             # another topic of this name
@@ -226,7 +226,7 @@ class Claim:
             self.write({IDS: _ids(self.state.ids, *missing)})
 
     def write(self, values: Mapping[str, StateRecord | None]) -> None:
-        """Write facts in one transaction; repeated until it is known to be there.
+        """Write records in one transaction; repeated until it is known to be there.
 
         :raises TakenOver: another job has claimed the slot.
         """
@@ -235,7 +235,7 @@ class Claim:
                 self._send(values)
                 break
             except NewProducerNeeded as error:
-                log.warning("Writing facts: %s", error)
+                log.warning("Writing records: %s", error)
                 self._producer.open()
                 self.refresh()
         self._backoff.over()

@@ -205,7 +205,7 @@ class Controller:
 
 def read_status(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
     """The last status of a pipeline."""
-    found = store.read_facts(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(status_key(name))
+    found = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(status_key(name))
     return found if found is None or _epoch(found) else None
 
 

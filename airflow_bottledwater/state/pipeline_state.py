@@ -137,9 +137,9 @@ class PipelineState:
         """A table's plan."""
         return self.get(plan_key(oid), Plan)
 
-    def done(self, oid: int, part: int) -> Progress | None:
+    def done(self, oid: int, chunk: int) -> Progress | None:
         """A range's progress record."""
-        return self.get(progress_key(oid, part), Progress)
+        return self.get(progress_key(oid, chunk), Progress)
 
     def sweep(self, oid: int) -> Sweep | None:
         """The sweep that a table's snapshot asks for."""

@@ -44,9 +44,9 @@ def plan_key(oid: int) -> str:
     return f"plan/{oid}"
 
 
-def progress_key(oid: int, part: int) -> str:
+def progress_key(oid: int, chunk: int) -> str:
     """The key of one range's progress."""
-    return f"progress/{oid}/{part}"
+    return f"progress/{oid}/{chunk}"
 
 
 def sweep_key(oid: int) -> str:
@@ -300,7 +300,7 @@ def id_prefix(cluster: Cluster, slot: str) -> str:
     return f"bottledwater-{cluster.system_identifier}-{cluster.database}-{slot}"
 
 
-def facts_id(prefix: str) -> str:
+def state_writer_id(prefix: str) -> str:
     """Of whoever drives a job and writes facts."""
     return f"{prefix}-facts"
 

@@ -20,8 +20,8 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
     with session(pipeline.postgres, "Reading the slot") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
-    known = read_state(pipeline, store.facts_topic(cluster.database, pipeline.slot))
-    check_cluster(known, cluster, store.facts_topic(cluster.database, pipeline.slot))
+    known = read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot))
+    check_cluster(known, cluster, store.state_topic_name(cluster.database, pipeline.slot))
     boundaries = known.boundaries
     tables = []
     for oid, pinned in sorted(known.tables.items(), key=lambda item: item[1].table.qualified):

@@ -1,4 +1,4 @@
-"""The two state topics, which are all the memory there is: facts, written in transactions, and status and control, not.
+"""The two state topics, which are all the memory there is: records, written in transactions, and status and control, not.
 
 ``_bottledwater.<database>.<slot>`` belongs to one slot, so that no other pipeline's open transaction hides our position.
 ``_bottledwater`` is shared and never transactional: a job that waits in a commit still sees ``stop``.
@@ -61,11 +61,11 @@ def unfit(topic: Topic) -> str:
     )
 
 
-Facts = dict[str, dict[str, Any]]
+RawRecords = dict[str, dict[str, Any]]
 
 
-def facts_topic(database: str, slot: str) -> str:
-    """The topic of one slot's facts."""
+def state_topic_name(database: str, slot: str) -> str:
+    """The topic of one slot's records."""
     return f"_bottledwater.{mangle(database)}.{slot}"
 
 
@@ -101,7 +101,7 @@ def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
 class Reader:
     """Folds a one-partition compacted topic into a dictionary, to its end and then on.
 
-    Others write to the shared topic, too: what is malformed there is left out, with one warning. A slot's facts are our own.
+    Others write to the shared topic, too: what is malformed there is left out, with one warning. A slot's records are our own.
     """
 
     def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True) -> None:
@@ -110,14 +110,14 @@ class Reader:
         self._consumer = _consumer(config, "read_committed" if committed else "read_uncommitted")
         self._consumer.assign([TopicPartition(topic, 0, 0)])
         self._at = 0
-        self.values: Facts = {}
+        self.values: RawRecords = {}
         #: offset at which each key was last written
         self.offsets: dict[str, int] = {}
 
     def poll(self, timeout: float) -> list[tuple[str, dict[str, Any] | None]]:
         """What is new; waits at most ``timeout`` seconds for it.
 
-        :raises StateError: a record of a slot's facts is malformed.
+        :raises StateError: a record of a slot's records is malformed.
         """
         changes = []
         with errors(self._config):
@@ -162,7 +162,7 @@ class Reader:
         """The offset behind the last record that was read."""
         return self._at
 
-    def read_to(self, end: int, *, timeout: float, waiting: Callable[[str], None] | None = None) -> Facts:
+    def read_to(self, end: int, *, timeout: float, waiting: Callable[[str], None] | None = None) -> RawRecords:
         """Read until the offset ``end`` is passed.
 
         The end is a high watermark, not the last stable offset: what lies behind a foreign open transaction would be missed.
@@ -187,7 +187,7 @@ class Reader:
         self._consumer.close()
 
 
-def read_facts(
+def read_records(
     config: Mapping[str, str],
     topic: str,
     *,
@@ -195,8 +195,8 @@ def read_facts(
     committed: bool = True,
     admin: Topics | None = None,
     must_exist: bool = False,
-) -> Facts:
-    """All facts of the topic up to its present end; nothing if there is no such topic.
+) -> RawRecords:
+    """All records of the topic up to its present end; nothing if there is no such topic.
 
     :param admin: the caller's client, where it has one.
     :param must_exist: the topic was there before.

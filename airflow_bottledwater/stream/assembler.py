@@ -60,7 +60,7 @@ from airflow_bottledwater.stream.assemble import (
 )
 
 
-class Cutter:
+class TransactionAssembler:
     """Blocks in, batches out.
 
     :param start: P; what lies before is left out.
@@ -301,6 +301,6 @@ def _assemble_nothing() -> None:
     def resolve(*_: object) -> Version:
         raise AssertionError("an empty block has no Relation message")
 
-    cutter = Cutter(Position(0), {}, resolve, limit=1, most=1)
+    cutter = TransactionAssembler(Position(0), {}, resolve, limit=1, most=1)
     cutter.add(Block(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)))
     cutter.cut()

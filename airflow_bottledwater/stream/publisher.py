@@ -25,7 +25,7 @@ from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.publish.toast import Completed, Completer
+from airflow_bottledwater.publish.toast import Completed, ToastResolver
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.records import POSITION, Reached, stream_id
@@ -69,7 +69,7 @@ class StreamPublisher:
         self._session = PublishSession(
             pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff
         )
-        self._completer = Completer(pipeline.postgres, backoff.wait)
+        self._completer = ToastResolver(pipeline.postgres, backoff.wait)
         #: changes that the broker is known to refuse, by their position, and why
         self._refused: dict[Position, str] = {}
 

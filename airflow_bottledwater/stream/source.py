@@ -9,7 +9,7 @@ from collections.abc import Callable
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import CredentialsRefused, SlotError, SlotInUse, StaleBatch
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.policy import Act, act
+from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
 from airflow_bottledwater.postgres.replication import ReplicationStream
@@ -18,7 +18,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import check_slot
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
-from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.relations import Resolver
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables = state.tables
-        self._cutter = Cutter(
+        self._cutter = TransactionAssembler(
             position,
             state.boundaries,
             Resolver(pipeline, self._tables),
@@ -65,12 +65,12 @@ class ChangeSource:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """See :attr:`Cutter.statistics`."""
+        """See :attr:`TransactionAssembler.statistics`."""
         return self._cutter.statistics
 
     @property
     def skipped_by_table(self) -> dict[str, int]:
-        """See :attr:`Cutter.skipped_by_table`."""
+        """See :attr:`TransactionAssembler.skipped_by_table`."""
         return self._cutter.skipped_by_table
 
     def acknowledge(self, position: Position) -> None:
@@ -93,7 +93,7 @@ class ChangeSource:
                 self._backoff.over() if batch is not None else None
                 return batch
             except Exception as error:
-                if act(error) is not Act.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
+                if act(error) is not ErrorAction.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
                     raise
                 self._disconnect()
                 self._backoff.wait(error)

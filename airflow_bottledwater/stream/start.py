@@ -56,7 +56,7 @@ class Start:
 def begin(pipeline: Pipeline) -> Start:
     """Claim the slot and check that the stream may go on from where the state says.
 
-    :raises StateError: the snapshot is not complete, or facts are missing.
+    :raises StateError: the snapshot is not complete, or records are missing.
     :raises SlotError: the slot is not the one that the state describes.
     """
     with session(pipeline.postgres, "Starting the stream") as connection:
@@ -68,7 +68,7 @@ def begin(pipeline: Pipeline) -> Start:
             if record is None:
                 raise StateError(
                     f"The state topic {claimed.topic!r} does not know slot {pipeline.slot!r}.",
-                    "Create it first; if its facts were lost, drop the slot and start again with a snapshot.",
+                    "Create it first; if its records were lost, drop the slot and start again with a snapshot.",
                 )
             if not known.complete:
                 raise StateError(

@@ -138,7 +138,7 @@ class Workload:
             **{"slot": name, "topic_prefix": name, "tables": "bench", "replication_factor": 1, **settings},
         )
         self.topic = f"{name}.bench"
-        self.state_topic = store.facts_topic(name, name)
+        self.state_topic = store.state_topic_name(name, name)
         self._next = 1
 
     def execute(self, *statements: str) -> list[tuple[Any, ...]]:

@@ -24,11 +24,11 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.publish.toast import Completer
+from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Sweep, pins, sweep_key
-from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.source import Resolver
 from tests.benchmarks.common import Cpu, Workload, copy_all, drain, emit, recvlogical, scaled
 from tests.benchmarks.encode import read_blocks, timed_encode
@@ -167,7 +167,7 @@ def _stream(stack: DataStack, source: Workload, changes: int) -> None:
     def cut() -> list[Batch]:
         assert state.slot is not None
         start = state.position or Position(state.slot.consistent_point)
-        cutter = Cutter(
+        cutter = TransactionAssembler(
             start, {}, Resolver(pipeline, state.tables), limit=pipeline.batch_bytes, most=pipeline.max_transaction_bytes
         )
         found = []
@@ -181,7 +181,7 @@ def _stream(stack: DataStack, source: Workload, changes: int) -> None:
     batches = stages.time("assembled", cut)
     stages.time("pickled, both ways (Spark only)", lambda: [pickle.loads(pickle.dumps(b, 5)) for b in batches])
     publishing = _session(source, state, "bench-stream")
-    completer = Completer(source.dsn, lambda _: None)
+    completer = ToastResolver(source.dsn, lambda _: None)
     programs = publishing.programs(batches[0].versions, copied=False)
     completed = stages.time("completed", lambda: [completer.complete(b, programs) for b in batches])
     encoded = stages.time("encoded", lambda: [encode_changes(c, programs).records for c in completed])

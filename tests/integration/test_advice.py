@@ -13,7 +13,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state.store import facts_topic
+from airflow_bottledwater.state.store import state_topic_name
 from tests.support.pipeline import Source
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -123,7 +123,7 @@ def test_a_slot_without_records_is_taken_up_with_a_snapshot_when_it_is_adopted(m
     flow = make_flow()
     flow.create()
     flow.snapshot()
-    delete_topic(flow, facts_topic(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot))
+    delete_topic(flow, state_topic_name(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot))
     flow.execute("DELETE FROM a WHERE id = 7")
     with pytest.raises(StateError, match="does not know slot"):
         flow.stream()

@@ -25,7 +25,7 @@ from psycopg import sql
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.model.forms import Forms
+from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Table, quote
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
@@ -148,7 +148,7 @@ def test_every_case_is_what_the_file_says(server: tuple[str, Connection], forms:
         connection.execute(statement)
     connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
     wanted = [case for case in CASES if case.get("forms", {}) == json.loads(forms) and supported(connection, case)]
-    follower = Follower(dsn, forms=Forms(**json.loads(forms)))
+    follower = Follower(dsn, forms=TypeOptions(**json.loads(forms)))
     by_type: dict[str, list[Case]] = {}
     for case in wanted:
         by_type.setdefault(case["type"], []).append(case)

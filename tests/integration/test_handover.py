@@ -152,7 +152,7 @@ FLUSH_LSN = "SELECT pg_current_wal_flush_lsn()::text"
 
 
 def before_the_holders(patch: pytest.MonkeyPatch, **acts: Callable[[], object]) -> list[str]:
-    """Act once before the holder's first statement of a kind (a name of the constants above); gives what was done."""
+    """ErrorAction once before the holder's first statement of a kind (a name of the constants above); gives what was done."""
     usual, done = pg.connect, list[str]()
 
     def before(query: str) -> None:
@@ -202,7 +202,7 @@ def holder_of(flow: Flow) -> int:
 def known(flow: Flow) -> PipelineState:
     """What the state topic says."""
     database = conninfo_to_dict(flow.dsn)["dbname"]
-    return read_state(flow.pipeline, store.facts_topic(str(database), flow.pipeline.slot))
+    return read_state(flow.pipeline, store.state_topic_name(str(database), flow.pipeline.slot))
 
 
 def boundary(flow: Flow, table: str = "a") -> Boundary:
@@ -243,7 +243,7 @@ def half(flow: Flow, ranges: int = 2) -> driver.RunLanes:
     """Lanes of which the first ends after some ranges, and the others do nothing."""
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        lane.run(flow.pipeline, replace(tasks[0], parts=tasks[0].parts[:ranges]))
+        lane.run(flow.pipeline, replace(tasks[0], parts=tasks[0].chunks[:ranges]))
         raise Outage("The cluster went away.")
 
     return run_lanes

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.postgres.snapshot import Holder
+from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from tests.support.topics import Flow
 from tests.support.writers import Writers, audit, make_tables
 
@@ -56,13 +56,13 @@ class _Watched:
 
 
 def _watch(patch: pytest.MonkeyPatch, dice: random.Random | None) -> None:
-    original = Holder.__init__
+    original = SnapshotExporter.__init__
 
-    def init(self: Holder, dsn: str) -> None:
+    def init(self: SnapshotExporter, dsn: str) -> None:
         original(self, dsn)
         self._connection = _Watched(self._connection, dsn, dice)  # type: ignore[assignment]
 
-    patch.setattr(Holder, "__init__", init)
+    patch.setattr(SnapshotExporter, "__init__", init)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -17,14 +17,14 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightErro
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres.connect import connect, identify
-from airflow_bottledwater.postgres.snapshot import Holder
+from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.store import facts_topic, read_facts
+from airflow_bottledwater.state.store import read_records, state_topic_name
 from airflow_bottledwater.stream import engine
 from tests.support.pipeline import Source
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
@@ -61,16 +61,16 @@ def test_a_rename_while_the_locks_are_taken_is_noticed(make_flow: MakeFlow, monk
     flow = make_flow(tables="a")
     two_tables(flow)
     flow.create()
-    original = Holder.open
+    original = SnapshotExporter.open
     swapped = threading.Event()
 
-    def open_after_a_swap(self: Holder, *arguments: Any, **more: Any) -> Any:
+    def open_after_a_swap(self: SnapshotExporter, *arguments: Any, **more: Any) -> Any:
         if not swapped.is_set():
             swapped.set()
             flow.execute(*SWAP)
         return original(self, *arguments, **more)
 
-    monkeypatch.setattr(Holder, "open", open_after_a_swap)
+    monkeypatch.setattr(SnapshotExporter, "open", open_after_a_swap)
     with pytest.raises(Outage, match="Run the snapshot again"):
         flow.snapshot()
     flow.snapshot()
@@ -90,7 +90,9 @@ def test_a_topic_is_not_given_to_the_table_that_took_the_name_of_its_own(
     with pytest.raises(PreflightError, match="holds the rows of another table") as refused:
         flow.create()
     assert str(before) in str(refused.value)
-    known = read_state(flow.pipeline, facts_topic(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot))
+    known = read_state(
+        flow.pipeline, state_topic_name(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot)
+    )
     assert set(known.tables) == {before}
     # the advice: drop the slot and start again
     drop(flow.pipeline, when="always")
@@ -146,7 +148,7 @@ def staging(source: Source, small: Source) -> Iterator[Source]:
         connection.execute(f"DROP DATABASE {database} WITH (FORCE)")
 
 
-ACTS: dict[str, Callable[[Source], object]] = {
+ERROR_ACTIONS: dict[str, Callable[[Source], object]] = {
     "preflight": lambda other: preflight.run(other.pipeline),
     "create": lambda other: create(other.pipeline),
     "snapshot": lambda other: driver.run(other.pipeline, driver.in_threads(other.pipeline)),
@@ -163,7 +165,7 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
     source.execute("INSERT INTO items VALUES (1, 'production')")
     create(production)
     driver.run(production, driver.in_threads(production))
-    topic = facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name)
+    topic = state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name)
     stopped = threading.Event()
     errors: list[BaseException] = []
 
@@ -178,12 +180,12 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
     try:
         claim = None
         while claim is None or claim["kind"] != "stream":
-            claim = read_facts(production.kafka, topic).get("claim")
-        for name, act in ACTS.items():
+            claim = read_records(production.kafka, topic).get("claim")
+        for name, act in ERROR_ACTIONS.items():
             with pytest.raises(BottledWaterError, match="belongs to the cluster with system identifier") as refused:
                 act(staging)
             assert "drop-slot --when always" not in str(refused.value), name
-            assert read_facts(production.kafka, topic)["claim"] == claim, name
+            assert read_records(production.kafka, topic)["claim"] == claim, name
         with pytest.raises(StateError, match="is alive"):
             forget(staging.pipeline, claimed_by(production))
         source.execute("INSERT INTO items VALUES (2, 'production')")

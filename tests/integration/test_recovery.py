@@ -26,7 +26,7 @@ from airflow_bottledwater.provision.create import assume_complete
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import reached
-from airflow_bottledwater.state.store import facts_topic
+from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records
@@ -258,7 +258,7 @@ def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow)
         assume_complete(flow.pipeline, last)
     database = flow.execute("SELECT current_database()")[0][0]
     admin = AdminClient(flow.pipeline.kafka)
-    topic = facts_topic(database, flow.pipeline.slot)
+    topic = state_topic_name(database, flow.pipeline.slot)
     admin.delete_topics([topic])[topic].result()
     until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
     flow.execute("UPDATE a SET n = 4")

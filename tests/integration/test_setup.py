@@ -36,7 +36,7 @@ from tests.support.waiting import until
 
 def known(source: Source) -> PipelineState:
     """What is recorded."""
-    return read_state(source.pipeline, store.facts_topic(conninfo_to_dict(source.dsn)["dbname"], source.name))
+    return read_state(source.pipeline, store.state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name))
 
 
 def seen(source: Source, text: str) -> bool:

@@ -16,7 +16,7 @@ from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.spark import carry, continuous, job, snapshot, source
+from airflow_bottledwater.spark import continuous, error_codec, job, snapshot, source
 from airflow_bottledwater.spark import stream as micro_batch
 from airflow_bottledwater.spark.submit import LOCAL_CONF
 from airflow_bottledwater.stream import engine
@@ -79,7 +79,7 @@ def _away(_: int) -> Any:
     def work() -> None:
         raise Outage(f"The broker is away in attempt {TaskContext.get().attemptNumber()}.")  # type: ignore[union-attr]
 
-    return carry.returned(work)
+    return error_codec.returned(work)
 
 
 def test_an_outage_is_tried_again(context: SparkContext) -> None:
@@ -92,7 +92,7 @@ def test_an_outage_is_tried_again(context: SparkContext) -> None:
 
 
 def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = carry.Failure(str(carry.pack(TakenOver("Another job has it."))))
+    failure = error_codec.Failure(str(error_codec.pack(TakenOver("Another job has it."))))
     wait = time.sleep
 
     def run(_: str, task: Any) -> Any:

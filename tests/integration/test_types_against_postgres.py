@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
@@ -320,7 +320,7 @@ def supported(connection: Connection, kind: str) -> bool:
     return True
 
 
-def load(connection: Connection, name: str, forms: Forms = DEFAULT_FORMS) -> Table:
+def load(connection: Connection, name: str, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> Table:
     row = connection.execute("SELECT %s::text::regclass::oid::bigint", (name,)).fetchone()
     assert row is not None
     (table,) = catalog.load(connection, [row[0]], forms=forms)
@@ -568,7 +568,7 @@ KINDS = sorted({*VALUES} - {"xml", *(k for k in VALUES if k.removeprefix("public
 
 #: double is left to the conformance file: it refuses what is too large for one
 FORMS = st.builds(
-    Forms,
+    TypeOptions,
     arrays=st.sampled_from(["array", "array", "text"]),
     composites=st.sampled_from(["record", "record", "text"]),
     ranges=st.sampled_from(["text", "record"]),

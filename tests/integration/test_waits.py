@@ -101,9 +101,9 @@ SILENT: dict[str, tuple[Callable[[Flow, threading.Event], None], Any, str]] = {
     "create: before the slot": (creating, slot, "create"),
     "create: before the new transaction id": (creating, slot, "fresh_xid"),
     "snapshot: before it is reached": (snapshotting, driver, "Claim"),
-    "snapshot: before the locks": (snapshotting, pg.Holder, "open"),
-    "snapshot: before the flush": (snapshotting, pg.Holder, "wait_flushed"),
-    "snapshot: while lanes work": (snapshotting, pg.Holder, "alive"),
+    "snapshot: before the locks": (snapshotting, pg.SnapshotExporter, "open"),
+    "snapshot: before the flush": (snapshotting, pg.SnapshotExporter, "wait_flushed"),
+    "snapshot: while lanes work": (snapshotting, pg.SnapshotExporter, "alive"),
     "stream: before it is reached": (following, engine, "begin"),
     "stream: before the slot is checked": (following, ChangeSource, "_connect"),
     "stream: before replication starts": (following, replication.ReplicationStream, "_start"),
@@ -285,7 +285,7 @@ def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
     direct.change(lock_queue_limit=1.0)
     # usually the driver is first to notice
     monkeypatch.setattr(lane, "_LATER", 0.0)
-    monkeypatch.setattr(pg.Holder, "waiting_behind", lambda _: [])
+    monkeypatch.setattr(pg.SnapshotExporter, "waiting_behind", lambda _: [])
 
     def lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
         with ThreadPoolExecutor(1) as pool:

@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         "a walsender that ended is an outage",
         "policy.py",
-        "    errors.Outage: Act.WAIT,\n",
-        "    errors.Outage: Act.END,\n",
+        "    errors.Outage: ErrorAction.WAIT,\n",
+        "    errors.Outage: ErrorAction.END,\n",
         f"{_PIPELINE}::test_a_walsender_that_is_terminated_is_reconnected",
     ),
     Mutant(
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "a range that is done is not published again",
         "snapshot/lane.py",
-        "done = self._session.state.done(part.oid, part.number)",
+        "done = self._session.state.done(chunk.oid, chunk.number)",
         "done = None",
         f"{_ZOMBIES}::test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again",
     ),
@@ -676,7 +676,7 @@ MUTANTS = (
     ),
     Mutant(
         "Spark does not repeat a permanent error",
-        "spark/carry.py",
+        "spark/error_codec.py",
         "        if transient(error):",
         "        if True:",
         f"{_TASKS}::test_a_lanes_permanent_error_is_not_tried_again",
@@ -825,7 +825,7 @@ MUTANTS = (
     Mutant(
         "a row of a snapshot that the broker refuses is found",
         "snapshot/lane.py",
-        "            self._find_refused(part, first, last, error)\n",
+        "            self._find_refused(chunk, first, last, error)\n",
         "            raise RecordError(str(error)) from error\n",
         f"{_REFUSALS}::test_a_row_of_a_snapshot_that_the_broker_refuses_is_a_dead_letter_or_is_named",
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs, select_list
 from airflow_bottledwater.errors import SlotInUse
-from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.model.relation import Column, Table, quote
 from airflow_bottledwater.model.version import Version
@@ -21,8 +21,8 @@ from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import encode_changes
-from airflow_bottledwater.publish.toast import Completed, Completer
-from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.publish.toast import Completed, ToastResolver
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 
 KEY_ID, VALUE_ID = 7, 2**31 - 1
 
@@ -116,7 +116,7 @@ def texts(connection: Connection, table: Table) -> list[list[str | None]]:
     ]
 
 
-def encoded(batch: Batch, completer: Completer, output_format: str) -> tuple[list[Made], Completed]:
+def encoded(batch: Batch, completer: ToastResolver, output_format: str) -> tuple[list[Made], Completed]:
     """A batch of one table's changes."""
     programs = compile_programs(
         [(v.table, Target(0, 5, KEY_ID, VALUE_ID)) for v in batch.versions], output_format, copied=False
@@ -144,7 +144,7 @@ class Follower:
         name: str = "",
         limit: int = 1 << 30,
         most: int = 1 << 30,
-        forms: Forms = DEFAULT_FORMS,
+        forms: TypeOptions = DEFAULT_TYPE_OPTIONS,
         **options: int,
     ) -> None:
         self.forms = forms
@@ -152,8 +152,8 @@ class Follower:
         self.connection = connect(dsn)
         self.slot = name or f"s{time.monotonic_ns()}"
         self.start = slot.create(dsn, self.connection, self.slot, timeout=30)
-        self.cutter = Cutter(Position(self.start), {}, self._resolve, limit=limit, most=most)
-        self.completer = Completer(dsn, lambda what: None)
+        self.cutter = TransactionAssembler(Position(self.start), {}, self._resolve, limit=limit, most=most)
+        self.completer = ToastResolver(dsn, lambda what: None)
         self._publications = [publication]
         self._options = options
         self.stream = self.open()

@@ -283,7 +283,7 @@ class Secured(Flow):
     @property
     def topics(self) -> list[str]:
         """All topics of the pipeline."""
-        facts = store.facts_topic(str(conninfo_to_dict(self.dsn)["dbname"]), self.pipeline.slot)
+        facts = store.state_topic_name(str(conninfo_to_dict(self.dsn)["dbname"]), self.pipeline.slot)
         own = [f"{self.pipeline.topic_prefix}.{name}" for name in ("sales.a", *_SERVICE)]
         return [*own, facts, store.CONTROL_TOPIC]
 

@@ -18,7 +18,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.store import facts_topic
+from airflow_bottledwater.state.store import state_topic_name
 from tests.support.checker import Change, Checker, Record, Report, uncommitted_rule
 from tests.support.topics import Flow, read, read_all
 
@@ -279,7 +279,7 @@ def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> lis
 def state_topic(flow: Flow) -> str:
     """The topic of the pipeline's facts."""
     database = flow.execute("SELECT current_database()")[0][0]
-    return facts_topic(database, flow.pipeline.slot)
+    return state_topic_name(database, flow.pipeline.slot)
 
 
 def positions(flow: Flow) -> list[Position]:

@@ -15,7 +15,7 @@ from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import BottledWaterError, SettingError
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
-from airflow_bottledwater.policy import ACTS, act
+from airflow_bottledwater.policy import ERROR_ACTIONS, act
 from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, GROUPS, SETTINGS, Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_what_is_done_about_an_error_is_what_the_policy_says(kind: type[BottledW
 
 def test_no_error_is_documented_that_is_gone() -> None:
     assert set(re.findall(r"^### (\w+)$", ERRORS, re.MULTILINE)) == {kind.__name__ for kind in CLASSES}
-    assert set(ACTS) <= set(CLASSES)
+    assert set(ERROR_ACTIONS) <= set(CLASSES)
 
 
 # ---------------------------------------------------------------------- types

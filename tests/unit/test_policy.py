@@ -9,7 +9,7 @@ import pytest
 
 from airflow_bottledwater import errors
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
-from airflow_bottledwater.policy import ACTS, Act, act, transient
+from airflow_bottledwater.policy import ERROR_ACTIONS, ErrorAction, act, transient
 
 
 def made(kind: type[errors.BottledWaterError]) -> errors.BottledWaterError:
@@ -28,29 +28,29 @@ CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.BottledWaterError)
 ]
 EXPECTED = {
-    errors.Outage: Act.WAIT,
-    errors.Interrupted: Act.WAIT,
-    errors.SlotInUse: Act.WAIT,
-    errors.RecordError: Act.RECORD,
-    errors.StopRequested: Act.FINISH,
-    errors.StaleBatch: Act.AGAIN,
+    errors.Outage: ErrorAction.WAIT,
+    errors.Interrupted: ErrorAction.WAIT,
+    errors.SlotInUse: ErrorAction.WAIT,
+    errors.RecordError: ErrorAction.RECORD,
+    errors.StopRequested: ErrorAction.FINISH,
+    errors.StaleBatch: ErrorAction.AGAIN,
 }
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_error_has_its_row(kind: type[errors.BottledWaterError]) -> None:
-    assert any(issubclass(kind, row) for row in ACTS)
-    assert act(made(kind)) is EXPECTED.get(kind, Act.END)
+    assert any(issubclass(kind, row) for row in ERROR_ACTIONS)
+    assert act(made(kind)) is EXPECTED.get(kind, ErrorAction.END)
 
 
 def test_the_publishers_errors_have_their_rows() -> None:
-    assert act(NewProducerNeeded("x")) is Act.REOPEN
-    assert ACTS[RecordRefused] is Act.RECORD
+    assert act(NewProducerNeeded("x")) is ErrorAction.REOPEN
+    assert ERROR_ACTIONS[RecordRefused] is ErrorAction.RECORD
 
 
 def test_an_unknown_error_ends_the_job() -> None:
-    assert act(ValueError("x")) is Act.END
-    assert act(KeyboardInterrupt()) is Act.END
+    assert act(ValueError("x")) is ErrorAction.END
+    assert act(KeyboardInterrupt()) is ErrorAction.END
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater.errors import SettingError
-from airflow_bottledwater.model.forms import DEFAULT_FORMS, Forms
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.settings import SETTINGS, Pipeline, merge, read_config_file
 from airflow_bottledwater.settings.kinds import Choice, kind_of, sentence_of
 
@@ -317,12 +317,12 @@ def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
         "arrays": "text", "composites": "text", "ranges": "record", "regs": "name",
     }  # fmt: skip
     both = {"arrays": "text", "composites": "text", "ranges": "record", "regs": "name"}
-    assert Pipeline.of(postgres="host=db", **asked).forms == Forms(enums="enum", not_null="required", **both)
-    assert Pipeline.of(postgres="host=db", output_format="json", **asked).forms == Forms(
+    assert Pipeline.of(postgres="host=db", **asked).forms == TypeOptions(enums="enum", not_null="required", **both)
+    assert Pipeline.of(postgres="host=db", output_format="json", **asked).forms == TypeOptions(
         numeric="number", documents="value", geometries="geojson", **both
     )
     # a double stays one, in both
     assert Pipeline.of(
         postgres="host=db", output_format="json", numeric="double", json_numeric="number"
-    ).forms == Forms(numeric="double")
-    assert Pipeline.of(postgres="host=db").forms == DEFAULT_FORMS
+    ).forms == TypeOptions(numeric="double")
+    assert Pipeline.of(postgres="host=db").forms == DEFAULT_TYPE_OPTIONS

@@ -18,8 +18,8 @@ from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import CurrentRows, Found, Key
 from airflow_bottledwater.publish.dead_letter import column_texts
-from airflow_bottledwater.publish.toast import Completed, Completer
-from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.publish.toast import Completed, ToastResolver
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
 
 TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), ("toast", w.plain(w.TEXT)), key=["id"], oid=7)
@@ -44,13 +44,15 @@ def complete(
     messages: list[bytes], table: Table = TABLE, current: dict[bytes, bytes] | None = None
 ) -> tuple[list[RowMessage], Completed, FakeTable]:
     """:param current: key → the value that the table has now; by default it no longer has any row."""
-    cutter = Cutter(Position(0), {}, lambda message, current: Version(table, "t"), limit=10**9, most=10**9)
+    cutter = TransactionAssembler(
+        Position(0), {}, lambda message, current: Version(table, "t"), limit=10**9, most=10**9
+    )
     relation = w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in table.columns])
     cutter.add(w.block([w.xlog(m) for m in (w.begin(9, 3), relation, *messages, w.commit(9, 10))]))
     assert cutter.cut() is None
     batch = cutter.flush(empty=False)
     assert isinstance(batch, Batch)
-    completer = Completer("", lambda what: None)
+    completer = ToastResolver("", lambda what: None)
     completer.current = now = FakeTable(current or {})
     done = completer.complete(batch, compile_programs([(table, Target(0, 1))], "json", copied=False))
     rows = [pgoutput.row(bytes(done.batch.data[at : at + size])) for at, size in done.batch.changes[:, 1:3].tolist()]

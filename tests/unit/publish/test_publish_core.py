@@ -28,15 +28,15 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import copy as pg_copy
 from airflow_bottledwater.postgres import snapshot as pg_snapshot
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import Held
+from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.publish import session as module
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
-from airflow_bottledwater.snapshot.lane import LaneTask, Part
+from airflow_bottledwater.snapshot.lane import Chunk, LaneTask
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import POSITION, Job, PinnedTable, encode, table_key
-from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import Start
 from tests.support import wire as w
@@ -165,7 +165,7 @@ def pipeline(**changes: Any) -> Pipeline:
 # ------------------------------------------------------------------ the two pipelines
 def batch(*transactions: Sequence[bytes], start: int = 0) -> Batch:
     """Transactions of inserts; a row's key is its value."""
-    cutter = Cutter(Position(start), {}, lambda *_: PINNED.version, limit=10**9, most=10**9)
+    cutter = TransactionAssembler(Position(start), {}, lambda *_: PINNED.version, limit=10**9, most=10**9)
     messages = [w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in TABLE.columns])]
     for n, values in enumerate(transactions, 1):
         messages += [
@@ -212,7 +212,7 @@ def snapshot(broker: Broker, *ranges: Sequence[bytes], monkeypatch: pytest.Monke
         pg_copy, "rows", lambda connection, query, idle: iter([copied(*ranges[n]) for n in range(*query)])
     )
     task = LaneTask(
-        0, JOB, "prefix", "state", Held(Snapshot(5, 5, ()), 1, "x"), (PINNED,), tuple(Part(7, n, n, n + 1) for n in range(len(ranges)))
+        0, JOB, "prefix", "state", ExportedSnapshot(Snapshot(5, 5, ()), 1, "x"), (PINNED,), tuple(Chunk(7, n, n, n + 1) for n in range(len(ranges)))
     )  # fmt: skip
     lane.run(pipeline(**changes), task)
 

@@ -18,7 +18,7 @@ import pytest
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
 from airflow_bottledwater.spark import job, supervise
-from airflow_bottledwater.spark.carry import pack
+from airflow_bottledwater.spark.error_codec import pack
 from tests.support.waiting import until
 
 

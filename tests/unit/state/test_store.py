@@ -30,5 +30,5 @@ def test_nothing_is_a_tombstone() -> None:
 
 
 def test_every_slot_has_a_topic_of_its_own() -> None:
-    assert store.facts_topic("shop", "orders") == "_bottledwater.shop.orders"
-    assert store.facts_topic("Mein Laden", "orders") == "_bottledwater.Mein_20_Laden.orders"
+    assert store.state_topic_name("shop", "orders") == "_bottledwater.shop.orders"
+    assert store.state_topic_name("Mein Laden", "orders") == "_bottledwater.Mein_20_Laden.orders"

@@ -18,7 +18,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.stream.assembler import Cutter
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
 
 OIDS = (16384, 16390, 2**32 - 5)
@@ -163,7 +163,7 @@ def content(batch: Batch) -> list[Change]:
 class Run:
     batches: list[Batch] = field(default_factory=list)
     resolved: list[tuple[int, int]] = field(default_factory=list)
-    cutter: Cutter | None = None
+    cutter: TransactionAssembler | None = None
 
     @property
     def changes(self) -> list[Change]:
@@ -183,7 +183,7 @@ def run(
 ) -> Run:
     """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks."""
     made = Run()
-    cutter = made.cutter = Cutter(start, boundaries, resolver(made.resolved), limit=limit, most=most)
+    cutter = made.cutter = TransactionAssembler(start, boundaries, resolver(made.resolved), limit=limit, most=most)
     blocks = itertools.count(1)
     while True:
         messages = list(served(history, cutter.position.lsn))
@@ -409,7 +409,7 @@ def test_the_statistics_count_what_boundaries_leave_out(case: tuple[History, Pos
 
 
 def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
-    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
     cutter.add(
         w.block([w.xlog(w.begin(100, 7)), w.keepalive(99), w.xlog(relation(1, 0)), w.xlog(w.insert(1, b"", b""))])
     )
@@ -418,7 +418,7 @@ def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
 
 
 def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch() -> None:
-    cutter = Cutter(Position(5, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter = TransactionAssembler(Position(5, 0), {}, resolver([]), limit=10**6, most=10**6)
     cutter.add(w.block([w.keepalive(99)]))
     assert cutter.cut() is None
     assert cutter.flush(empty=False) is None
@@ -428,7 +428,7 @@ def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch()
 
 def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:
     large = w.insert(1, b"id", bytes(3 << 20))
-    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=1, most=1)
+    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=1, most=1)
     cutter.add(
         w.block([w.xlog(w.begin(9, 1)), w.xlog(relation(1, 0)), w.xlog(large), w.xlog(large), w.xlog(w.commit(9, 10))])
     )
@@ -458,7 +458,7 @@ def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:
     ],
 )
 def test_what_does_not_follow_the_protocol_is_a_protocol_error(message: bytes) -> None:
-    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
     cutter.add(w.block([w.xlog(w.begin(9, 1)), message]))
     with pytest.raises(ProtocolError):
         cutter.cut()
@@ -466,7 +466,7 @@ def test_what_does_not_follow_the_protocol_is_a_protocol_error(message: bytes) -
 
 @pytest.mark.parametrize("kind", [b"Y", b"O", b"M"])
 def test_messages_that_say_nothing_of_rows_are_left_out(kind: bytes) -> None:
-    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
     cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(kind + bytes(12)), w.xlog(w.commit(9, 10))]))
     assert cutter.cut() is None
     batch = cutter.flush(empty=True)
@@ -476,7 +476,7 @@ def test_messages_that_say_nothing_of_rows_are_left_out(kind: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [b"b", b"P", b"K", b"r", b"p", b"S", b"E", b"c", b"A", b"?"])
 def test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published(kind: bytes) -> None:
-    cutter = Cutter(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
+    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
     cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(w.commit(9, 10)), w.xlog(kind + bytes(40))]))
     with pytest.raises(ProtocolError, match=f"message of kind '{re.escape(kind.decode())}'.*two_phase"):
         cutter.cut()

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_bottledwater import errors
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.spark.carry import CarriedError, Failure, pack, received, returned, unpack
+from airflow_bottledwater.spark.error_codec import Failure, PackedError, pack, received, returned, unpack
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from airflow_bottledwater.spark.carry import CarriedError, Failure, pack, receiv
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_is_found_in_the_text_that_spark_makes_of_it(error: BottledWaterError) -> None:
-    text = f"py4j.Py4JJavaError: … Traceback:\n  CarriedError: {pack(error)}\n\tat org.apache.spark …"
+    text = f"py4j.Py4JJavaError: … Traceback:\n  PackedError: {pack(error)}\n\tat org.apache.spark …"
     found = unpack(text)
     assert type(found) is type(error)
     assert found is not None and (found.what, found.remedy) == (error.what, error.remedy)
@@ -64,7 +64,7 @@ def test_what_passes_is_raised_so_that_spark_starts_the_task_again() -> None:
     def away() -> None:
         raise errors.Outage("The broker is away.")
 
-    with pytest.raises(CarriedError, match="The broker is away"):
+    with pytest.raises(PackedError, match="The broker is away"):
         returned(away)
 
 

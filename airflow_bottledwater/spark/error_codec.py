@@ -23,17 +23,17 @@ _MARK = re.compile(r"bottledwater-error:([A-Za-z0-9+/=]+)")
 T = TypeVar("T")
 
 
-class CarriedError(RuntimeError):
+class PackedError(RuntimeError):
     """Text of one of our errors with a token from which :func:`unpack` makes it again."""
 
 
-def pack(error: BottledWaterError) -> CarriedError:
+def pack(error: BottledWaterError) -> PackedError:
     """An exception for Spark to carry."""
     data = {"kind": type(error).__name__, "what": error.what, "remedy": error.remedy}
     if isinstance(error, RecordError):
         data |= {"position": error.position, "topic": error.topic}
     token = base64.b64encode(json.dumps(data).encode()).decode()
-    return CarriedError(f"{error} [bottledwater-error:{token}]")
+    return PackedError(f"{error} [bottledwater-error:{token}]")
 
 
 def unpack(text: str) -> BottledWaterError | None:
@@ -69,7 +69,7 @@ class Failure:
 def returned(work: Callable[[], T]) -> T | Failure:
     """In a task: what the work gives, or its error if Spark is not to start the task again.
 
-    :raises CarriedError: it may.
+    :raises PackedError: it may.
     """
     # here and not above: it brings the publisher and numba, which take a second
     from airflow_bottledwater.policy import transient

@@ -7,6 +7,10 @@ from typing import Any
 _NAME = "Bottled Water"
 
 
+def _modules(*names: str, room: str) -> list[dict[str, Any]]:
+    return [{"integration-name": _NAME, "python-modules": [f"airflow_bottledwater.{room}.{name}" for name in names]}]
+
+
 def get_provider_info() -> dict[str, Any]:
     """Provider metadata (airflow/provider_info.schema.json)."""
     return {
@@ -20,47 +24,10 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
-        "operators": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "airflow_bottledwater.operators.preflight",
-                    "airflow_bottledwater.operators.slot",
-                    "airflow_bottledwater.operators.snapshot",
-                    "airflow_bottledwater.operators.stream",
-                ],
-            }
-        ],
-        "sensors": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "airflow_bottledwater.sensors.slot_lag",
-                    "airflow_bottledwater.sensors.stream_error",
-                ],
-            }
-        ],
-        "triggers": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "airflow_bottledwater.triggers.stream",
-                    "airflow_bottledwater.triggers.slot_lag",
-                    "airflow_bottledwater.triggers.stream_error",
-                ],
-            }
-        ],
-        "hooks": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "airflow_bottledwater.hooks.pipeline",
-                    "airflow_bottledwater.hooks.schema_registry",
-                    "airflow_bottledwater.hooks.source",
-                    "airflow_bottledwater.hooks.spark_job",
-                ],
-            }
-        ],
+        "operators": _modules("preflight", "slot", "snapshot", "stream", room="operators"),
+        "sensors": _modules("slot_lag", "stream_error", room="sensors"),
+        "triggers": _modules("stream", "slot_lag", "stream_error", room="triggers"),
+        "hooks": _modules("pipeline", "schema_registry", "source", "spark_job", room="hooks"),
         "connection-types": [
             {
                 "connection-type": "schema_registry",

@@ -54,7 +54,7 @@ class Programs:
         return np.zeros((3, self.width), dtype=np.int64)
 
     def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
-        """A kernel's verdict as a sentence.
+        """What a kernel found wrong, as a sentence.
 
         :param offset: where the value is in its row, in bytes; -1: not in it.
         """

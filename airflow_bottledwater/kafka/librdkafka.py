@@ -105,15 +105,15 @@ COUNTERS = 5
 _AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 
 
-#: a broker's verdict on a record or its topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_MSG, MSG_SIZE_TOO_LARGE, TOPIC_EXCEPTION,
+#: a broker's rejection of a record or its topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_MSG, MSG_SIZE_TOO_LARGE, TOPIC_EXCEPTION,
 #: TOPIC_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD (rd_kafka_resp_err_t), and librdkafka's
 #: _UNKNOWN_TOPIC, and _INVALID_DIFFERENT_RECORD for the records that only share the batch of a refused one
-VERDICTS = (3, 2, 10, 17, 29, 32, 44, 87, -188, -138)
+REJECTIONS = (3, 2, 10, 17, 29, 32, 44, 87, -188, -138)
 
 
 @compiled
-def _is_verdict(error):
-    return error in VERDICTS
+def _is_rejection(error):
+    return error in REJECTIONS
 
 
 @numba.cfunc(
@@ -127,11 +127,11 @@ def _delivered(producer, message, counters):
         return
     counters[1] += 1
     # what fails with a refused record (its partition's sequence, the transaction's end) must not hide it
-    verdict, known = _is_verdict(np.int64(error)), _is_verdict(counters[2])
-    if known and not verdict:
+    rejection, known = _is_rejection(np.int64(error)), _is_rejection(counters[2])
+    if known and not rejection:
         return
     number = np.int64(np.uint32(message[16])) | (np.int64(message[17]) << 32)
-    if counters[2] == 0 or (verdict and not known) or number < counters[3]:
+    if counters[2] == 0 or (rejection and not known) or number < counters[3]:
         counters[2] = np.int64(error)
         counters[3] = number
 

@@ -213,7 +213,7 @@ class Publisher:
             if code == rd.QUEUE_FULL:
                 rd.poll(self._handle, 10)
                 self._raise_if_failed()
-            elif code in rd.VERDICTS:
+            elif code in rd.REJECTIONS:
                 raise RecordRefused(
                     f"Kafka refuses a record of topic {self._topics[records.table[i, wire.R_TOPIC]]!r}: {rd.name(code)}.",
                     i,
@@ -250,7 +250,7 @@ class Publisher:
 
     def _raise_if_failed(self) -> None:
         code = int(self._counters[rd.FIRST_ERROR])
-        if code in rd.VERDICTS:
+        if code in rd.REJECTIONS:
             raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counters[rd.FIRST_FAILED]), code)
 
     def _commit(self) -> None:

@@ -23,7 +23,7 @@ from airflow_bottledwater.state import control, status
 #: seconds that the writers go on while the stream runs
 STREAM_SECONDS = 20.0
 #: seconds for one phase of the run before the demo gives up
-PATIENCE = 240.0
+STALLED = 240.0
 #: seconds between two reports
 _EVERY = 4.0
 
@@ -109,8 +109,8 @@ class _Run:
             if streaming_since and time.monotonic() - streaming_since > STREAM_SECONDS and not stopped:
                 self._end()
                 stopped = True
-            if time.monotonic() - self._phase > PATIENCE:
-                raise DemoFailed(f"Nothing happened for {PATIENCE:.0f} s; tasks: {self._states}.")
+            if time.monotonic() - self._phase > STALLED:
+                raise DemoFailed(f"Nothing happened for {STALLED:.0f} s; tasks: {self._states}.")
 
     def _look_at_tasks(self) -> None:
         """Tell of tasks whose state has changed."""
@@ -171,10 +171,10 @@ class _Run:
 
         def caught_up() -> bool:
             self._look()
-            told = [self._seen.get("position"), (self._seen.get("job") or {}).get("position")]
-            return all(position and int(position.partition("/")[0], 16) >= target for position in told)
+            reported = [self._seen.get("position"), (self._seen.get("job") or {}).get("position")]
+            return all(position and int(position.partition("/")[0], 16) >= target for position in reported)
 
-        until(caught_up, timeout=PATIENCE, otherwise=lambda: "the stream did not reach the end of the WAL", pause=0.5)
+        until(caught_up, timeout=STALLED, otherwise=lambda: "the stream did not reach the end of the WAL", pause=0.5)
         self._show()
 
 

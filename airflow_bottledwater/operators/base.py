@@ -173,7 +173,7 @@ def failing() -> Iterator[None]:
 
 
 def known_event(event: dict[str, Any] | None) -> dict[str, Any]:
-    """A sensor's verdict from its trigger.
+    """What a sensor's trigger has found.
 
     :raises JobFailed: it is none; a sensor that succeeded on it would let the DAG go on.
     """

@@ -41,12 +41,12 @@ def in_rounds(
 ) -> T:
     """Try until the locks are to be had; between two attempts none is held, so that who waits for us gets his turn.
 
-    :param conflicting: the lock modes that stand in our way, by which is told who does.
+    :param conflicting: the lock modes that stand in our way, which tells who does.
     :param attempt: ends its transaction if it raises one of :data:`BUSY`.
     :param what: is done, for the message.
     :raises Outage: it took longer than ``timeout`` seconds; the message names who has the locks.
     """
-    deadline, rest, told = time.monotonic() + timeout, 0.2, ""
+    deadline, rest, last_logged = time.monotonic() + timeout, 0.2, ""
     while True:
         try:
             return attempt()
@@ -57,9 +57,9 @@ def in_rounds(
                 f"{what} did not get a lock on every table within {timeout:.0f} s. In the way: {who}.",
                 "Let them end, or end them (pg_terminate_backend), and try again.",
             )
-        if who != told:
+        if who != last_logged:
             log.info("%s waits for table locks that other sessions hold: %s.", what, who)
-            told = who
+            last_logged = who
         pause(rest)
         rest = min(rest * 1.6, 2.0)
 

@@ -114,36 +114,41 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
             )
         claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
         try:
-            cluster = claim.cluster
-            oldest_xid = slot.fresh_xid(connection)
-            record = SlotRecord(
-                pipeline.slot,
-                cluster.system_identifier,
-                cluster.timeline,
-                cluster.database,
-                present.confirmed,
-                oldest_xid,
-            )
-            pinned = _pin(pipeline, cluster, findings.tables, oldest_xid)
-            oids = sorted(p.table.oid for p in pinned)
-            covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
-            now = time.time()
-            claim.write(
-                {
-                    COVERAGE: covered,
-                    INTENT: Intent(pipeline.slot, pipeline.publication_name, now, cluster.system_identifier),
-                    SLOT: record,
-                    **{table_key(p.table.oid): p for p in pinned},
-                    COMPLETE: Complete(tuple(oids), True, now),
-                    POSITION: Reached(position.lsn, position.ordinal, now),
-                }
-            )
+            record = _assume(pipeline, claim, connection, findings.tables, present.confirmed, position)
         finally:
             claim.close()
     log.warning(
         "Slot %r continues from the given position %s; whether everything before it was published is not checked.",
         pipeline.slot,
         position,
+    )
+    return record
+
+
+def _assume(
+    pipeline: Pipeline,
+    claim: Claim,
+    connection: Connection,
+    tables: Sequence[Table],
+    confirmed: int,
+    position: Position,
+) -> SlotRecord:
+    """Write the records of a pipeline whose snapshot is complete, and whose stream is at a position."""
+    cluster, oldest_xid, now = claim.cluster, slot.fresh_xid(connection), time.time()
+    record = SlotRecord(
+        pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
+    )
+    pinned = _pin(pipeline, cluster, tables, oldest_xid)
+    oids = sorted(p.table.oid for p in pinned)
+    claim.write(
+        {
+            COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
+            INTENT: Intent(pipeline.slot, pipeline.publication_name, now, cluster.system_identifier),
+            SLOT: record,
+            **{table_key(p.table.oid): p for p in pinned},
+            COMPLETE: Complete(tuple(oids), True, now),
+            POSITION: Reached(position.lsn, position.ordinal, now),
+        }
     )
     return record
 
@@ -237,11 +242,11 @@ def _make_slot(
 
 
 def _tell(name: str) -> Callable[[list[str]], None]:
-    told: set[str] = set()
+    logged: set[str] = set()
 
     def waiting(blockers: list[str]) -> None:
-        if new := set(blockers) - told:
-            told.update(new)
+        if new := set(blockers) - logged:
+            logged.update(new)
             log.info("Slot %r waits for running transactions: %s", name, "; ".join(sorted(new)))
 
     return waiting

@@ -1,6 +1,6 @@
 """Dead letters, published at last: on request, with the stream stopped and under its id.
 
-A letter is published only if the source still has the row as the letter holds it (or, of a delete, still lacks it), and no newer
+A dead letter is published only if the source still has the row as the dead letter holds it (or, of a delete, still lacks it), and no newer
 record of its key is in the topic. Else it is dropped: publishing it would overwrite a newer value, or bring a row back that
 was deleted. The topic alone does not tell: compaction removes tombstones.
 """
@@ -52,7 +52,7 @@ class Result:
 
     :param overtaken: dropped, since the source has another row of that key today or none, their key has a newer record, or their
         table was truncated since.
-    :param failed: still refused; their letters stay.
+    :param failed: still refused; their dead letters stay.
     :param incomplete: too large to hold their row; they stay.
     """
 
@@ -63,7 +63,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
+class _DeadLetter:
     key: bytes
     content: dict[str, Any]
 
@@ -77,7 +77,7 @@ class _Letter:
 
 
 def redrive(pipeline: Pipeline) -> Result:
-    """Publish the pipeline's dead letters; each goes in one transaction with its letter's tombstone.
+    """Publish the pipeline's dead letters; each goes in one transaction with its dead letter's tombstone.
 
     :raises SlotInUse: the stream runs.
     :raises StateError: there is no such pipeline.
@@ -117,56 +117,65 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
 class _Redrive:
     def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: ToastResolver) -> None:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
-        self._letters_topic = publishing.topics[publishing.dead_letters]
+        self._dead_letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]
 
     def run(self, topics: set[str]) -> Result:
         result = Result()
-        ready: list[tuple[_Letter, Records]] = []
-        for letter in self._letters(topics):
-            if "again" not in letter.content:
+        ready: list[tuple[_DeadLetter, Records]] = []
+        for dead_letter in self._dead_letters(topics):
+            if "again" not in dead_letter.content:
                 result.incomplete += 1
                 continue
             try:
-                ready.append((letter, self._encode(letter)))
+                ready.append((dead_letter, self._encode(dead_letter)))
             except (RecordError, SchemaRefused) as error:
-                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
+                log.warning(
+                    "%s at %s: %s", dead_letter.content["relation"], dead_letter.position or "the snapshot", error
+                )
                 result.failed += 1
         newer = self._newer(ready)
         current = self._current(ready)
-        for letter, records in ready:
-            held = current.get(letter.key)
+        for dead_letter, records in ready:
+            held = current.get(dead_letter.key)
             if held is not None and held.unknown:
-                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", held.unknown)
+                log.warning(
+                    "%s at %s: %s",
+                    dead_letter.content["relation"],
+                    dead_letter.position or "the snapshot",
+                    held.unknown,
+                )
                 result.failed += 1
                 continue
             rows = [
                 i
                 for i in range(len(records))
-                if not self._overtaken(letter, records, i, newer) and (held is None or held.allows(records, i))
+                if not self._overtaken(dead_letter, records, i, newer) and (held is None or held.allows(records, i))
             ]
             kept = Records(records.table[rows], records.data, records.headers)
             try:
-                self._send(letter, kept)
+                self._send(dead_letter, kept)
             except RecordRefused as error:
-                log.warning("%s at %s: %s", letter.content["relation"], letter.position or "the snapshot", error)
+                log.warning(
+                    "%s at %s: %s", dead_letter.content["relation"], dead_letter.position or "the snapshot", error
+                )
                 result.failed += 1
             else:
                 result.published += bool(rows)
                 result.overtaken += not rows
         return result
 
-    def _letters(self, topics: set[str]) -> list[_Letter]:
+    def _dead_letters(self, topics: set[str]) -> list[_DeadLetter]:
         """Those of this pipeline's topics, the snapshot's first, then by position."""
-        found: dict[bytes, _Letter] = {}
-        for message in scan(self._pipeline.kafka, self._letters_topic, self._ends(self._letters_topic)):
+        found: dict[bytes, _DeadLetter] = {}
+        for message in scan(self._pipeline.kafka, self._dead_letters_topic, self._ends(self._dead_letters_topic)):
             if message.value() is None:
                 found.pop(message.key(), None)
                 continue
             content = json.loads(message.value())
             if content["topic"] in topics:
-                found[message.key()] = _Letter(message.key(), content)
-        return sorted(found.values(), key=lambda letter: letter.position)
+                found[message.key()] = _DeadLetter(message.key(), content)
+        return sorted(found.values(), key=lambda dead_letter: dead_letter.position)
 
     def _ends(self, topic: str) -> list[int]:
         return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])
@@ -178,13 +187,13 @@ class _Redrive:
         subject, schema = f"{version.topic}-value", avro.value_schema(version.table)
         return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
 
-    def _encode(self, letter: _Letter) -> Records:
+    def _encode(self, dead_letter: _DeadLetter) -> Records:
         """:raises RecordError: it still cannot be published.
         :raises SchemaRefused: nor has it a schema.
         """
-        again = letter.content["again"]
+        again = dead_letter.content["again"]
         data = np.frombuffer(bytearray(base64.b64decode(again["message"])), dtype=np.uint8)
-        position = Position.parse(letter.position) if letter.position else Position(0)
+        position = Position.parse(dead_letter.position) if dead_letter.position else Position(0)
         change = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
         change[0, wire.C_KIND], change[0, wire.C_LENGTH] = data[0], len(data)
         change[0, wire.C_LSN], change[0, wire.C_ORDINAL] = position
@@ -192,13 +201,13 @@ class _Redrive:
         change[0, wire.C_XID] = again.get("xid", 0)
         change[0, wire.C_FLAGS] = again.get("xid", 0) << wire.FLAG_XID_SHIFT
         version = self._with_schema(Version.from_json(again))
-        programs = self._publishing.programs([version], copied=letter.copied)
+        programs = self._publishing.programs([version], copied=dead_letter.copied)
         completed = self._completer.complete(Batch(position, position, data, change, (version,)), programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
-        if letter.copied:
+        if dead_letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
         encoded = encode_changes(completed, programs, headers=headers, largest=self._publishing.largest_record)
-        if letter.copied:
+        if dead_letter.copied:
             encoded.records.table[:, wire.R_OP] = ord(_SNAPSHOT)
         rejections = [*encoded.rejections, *oversized(self._publishing, encoded.records)]
         reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
@@ -206,12 +215,12 @@ class _Redrive:
             raise RecordError("; ".join(reasons))
         return encoded.records
 
-    def _newer(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[tuple[str, bytes], str]:
-        """Per topic and key of the letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether it
-        is newer than a letter, the source tells, and not the clocks of two hosts."""
+    def _newer(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
+        """Per topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether it
+        is newer than a dead letter, the source tells, and not the clocks of two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
-        for letter, records in ready:
-            wanted[letter.content["topic"]] |= {
+        for dead_letter, records in ready:
+            wanted[dead_letter.content["topic"]] |= {
                 key for i in range(len(records)) if (key := _key(records, i)) is not None
             }
         found: dict[tuple[str, bytes], str] = {}
@@ -229,38 +238,38 @@ class _Redrive:
                         found[topic, key] = max(found.get((topic, key), ""), event["pos"])
         return found
 
-    def _current(self, ready: Iterable[tuple[_Letter, Records]]) -> dict[bytes, _Held]:
-        """Of each letter with a key what the source holds today: one look-up for all letters of a relation version."""
-        by_table: dict[tuple[str, bool], list[tuple[_Letter, Table, pgoutput.RowMessage]]] = defaultdict(list)
-        for letter, _ in ready:
-            again = letter.content["again"]
+    def _current(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[bytes, _Held]:
+        """Of each dead letter with a key what the source holds today: one look-up for all dead letters of a relation version."""
+        by_table: dict[tuple[str, bool], list[tuple[_DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
+        for dead_letter, _ in ready:
+            again = dead_letter.content["again"]
             table = Version.from_json(again).table
             if table.key:
                 message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
-                by_table[json.dumps(again["table"]), letter.copied].append((letter, table, message))
+                by_table[json.dumps(again["table"]), dead_letter.copied].append((dead_letter, table, message))
         held: dict[bytes, _Held] = {}
-        for (_, copied), letters in by_table.items():
-            table = letters[0][1]
+        for (_, copied), dead_letters in by_table.items():
+            table = dead_letters[0][1]
             converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
-            keys = {row_key(table, side) for _, _, m in letters for side in (m.old, m.new) if side is not None}
+            keys = {row_key(table, side) for _, _, m in dead_letters for side in (m.old, m.new) if side is not None}
             found = self._completer.current.read(table, sorted(keys), range(len(table.columns)), as_text=converted)
-            for letter, _, message in letters:
-                held[letter.key] = _held(table, message, found, converted)
+            for dead_letter, _, message in dead_letters:
+                held[dead_letter.key] = _held(table, message, found, converted)
         return held
 
     @staticmethod
-    def _overtaken(letter: _Letter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
+    def _overtaken(dead_letter: _DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
         key = _key(records, i)
-        return key is not None and newer.get((letter.content["topic"], key), "") > letter.position
+        return key is not None and newer.get((dead_letter.content["topic"], key), "") > dead_letter.position
 
-    def _send(self, letter: _Letter, records: Records) -> None:
-        tombstone = single(self._publishing.dead_letters, 0, letter.key, None)
+    def _send(self, dead_letter: _DeadLetter, records: Records) -> None:
+        tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)
         begun = False
 
         def work() -> None:
             nonlocal begun
-            # whether an attempt before this one was committed, the letter itself tells
-            if not begun or letter.key in {x.key for x in self._letters({letter.content["topic"]})}:
+            # whether an attempt before this one was committed, the dead letter itself tells
+            if not begun or dead_letter.key in {x.key for x in self._dead_letters({dead_letter.content["topic"]})}:
                 begun = True
                 self._publishing.transact([records, tombstone], {})
 
@@ -269,10 +278,10 @@ class _Redrive:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the source holds of a letter's keys today.
+    """What the source holds of a dead letter's keys today.
 
-    :param gone: no row has the key that the letter deletes, or moves its row away from.
-    :param same: the row that the letter writes is there as the letter has it.
+    :param gone: no row has the key that the dead letter deletes, or moves its row away from.
+    :param same: the row that the dead letter writes is there as the dead letter has it.
     :param unknown: why this cannot be told.
     """
 
@@ -281,12 +290,12 @@ class _Held:
     unknown: str = ""
 
     def allows(self, records: Records, i: int) -> bool:
-        """Whether a record of the letter may be published."""
+        """Whether a record of the dead letter may be published."""
         return self.gone if records.table[i, wire.R_VALUE_LEN] < 0 else self.same
 
 
 def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> _Held:
-    """:param converted: columns whose text the server made of the value: a snapshot's letter has that in their place."""
+    """:param converted: columns whose text the server made of the value: a snapshot's dead letter has that in their place."""
     lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
     if lost:
         return _Held(gone=False, same=False, unknown=lost[0])

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.operators.base import failing, known_event, number
-from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, judge
+from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, evaluate
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -72,7 +72,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
             most = self._max_lag()
             with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
                 row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
-        event = judge(str(self.slot), row, most)
+        event = evaluate(str(self.slot), row, most)
         return event is not None and self._conclude(event)
 
     def _max_lag(self) -> int:
@@ -80,7 +80,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         return int(number("max_lag", self.max_lag) or 0)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """The trigger's verdict."""
+        """What the trigger has found."""
         self._conclude(known_event(event))
 
     def _conclude(self, event: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from airflow_bottledwater.operators.base import (
     known_event,
     number,
 )
-from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, judge, limit, read
+from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, evaluate, limit, read
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -162,7 +162,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         self, pipeline: Pipeline, status: dict[str, Any] | None, *, earlier: str, silent: float
     ) -> dict[str, Any] | None:
         max_silence, max_dead_letters = self._limits()
-        return judge(
+        return evaluate(
             status,
             silent=silent,
             most=limit(pipeline, max_silence),
@@ -179,7 +179,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         return number("max_silence", self.max_silence) or 0.0, None if letters is None else int(letters)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """The trigger's verdict."""
+        """What the trigger has found."""
         self._conclude(known_event(event))
 
     def _conclude(self, event: dict[str, Any]) -> bool:

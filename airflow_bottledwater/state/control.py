@@ -126,7 +126,7 @@ class Controller:
 
     def _run(self) -> None:
         reader: store.Reader | None = None
-        told = 0.0
+        last_written = 0.0
         while not self._ended.is_set():
             try:
                 if reader is None:
@@ -134,8 +134,8 @@ class Controller:
                 for key, value in reader.poll(0.2):
                     if key == request_key(self.name) and value is not None:
                         self._hear(value)
-                if time.monotonic() - told >= self._pipeline.heartbeat_interval:
-                    told = time.monotonic()
+                if time.monotonic() - last_written >= self._pipeline.heartbeat_interval:
+                    last_written = time.monotonic()
                     self._write(wait=0)
                 self._silent = ""
             except Exception as error:

@@ -1,4 +1,4 @@
-"""The two state topics, which are all the memory there is: records, written in transactions, and status and control, not.
+"""The two state topics, which hold all that a pipeline remembers: a slot's records, written in transactions, and status and requests, which are not.
 
 ``_bottledwater.<database>.<slot>`` belongs to one slot, so that no other pipeline's open transaction hides our position.
 ``_bottledwater`` is shared and never transactional: a job that waits in a commit still sees ``stop``.

@@ -18,7 +18,7 @@ LAG_SQL = (
 )
 
 
-def judge(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
+def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
     """What a look at pg_replication_slots means: an event, or None to look again."""
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
@@ -65,7 +65,7 @@ class SlotLagTrigger(BaseTrigger):
                 ) as connection:
                     row = await (await connection.execute(LAG_SQL, (self.slot,))).fetchone()
             except (psycopg.OperationalError, Outage) as error:
-                # away for a moment: the lag is not known, which is no verdict
+                # away for a moment: the lag is not known, which says nothing
                 self.log.warning("The source does not answer: %s", str(error).splitlines()[0])
                 # new credentials would be in the connection
                 dsn = ""
@@ -73,6 +73,6 @@ class SlotLagTrigger(BaseTrigger):
             except BottledWaterError as error:
                 yield TriggerEvent({"status": "failed", "slot": self.slot, "message": str(error)})
                 return
-            if (event := judge(self.slot, row, self.max_lag)) is not None:
+            if (event := evaluate(self.slot, row, self.max_lag)) is not None:
                 yield TriggerEvent(event)
                 return

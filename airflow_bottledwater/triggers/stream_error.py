@@ -118,12 +118,12 @@ def ended(status: dict[str, Any] | None) -> str:
     return status["job"]["id"] if status and status["job"]["kind"] == "stream" and status["state"] in _ENDED else ""
 
 
-def judge(
+def evaluate(
     status: dict[str, Any] | None, *, silent: float, most: float, earlier: str, max_dead_letters: int | None
 ) -> dict[str, Any] | None:
     """What a status means: an event, or None to look again.
 
-    A failure of a transient cause is no verdict at once, since the stream operator submits the job again; nor is the end of an
+    A failure of a transient cause does not count at once, since the stream operator submits the job again; nor is the end of an
     earlier job. Both are when nobody has reported anything else for a while.
 
     :param silent: seconds in which the status did not change, by the reader's own clock; no clock of another host counts.
@@ -170,7 +170,7 @@ def _failed(message: str, position: str = "") -> dict[str, Any]:
 class Watch:
     """One look after the other at one pipeline's status; to be closed.
 
-    :param earlier: see :func:`judge`.
+    :param earlier: see :func:`evaluate`.
     :param max_silence: see :func:`limit`; more where the pipeline's settings make a job wait longer.
     """
 
@@ -202,7 +202,7 @@ class Watch:
 
     def _judge(self, *, now: bool) -> dict[str, Any] | None:
         status, changed = self._statuses.get(self._name, now=now)
-        return judge(
+        return evaluate(
             status,
             silent=time.monotonic() - max(changed, self._began),
             most=self._most,

@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "an overtaken letter is dropped",
         "provision/redrive.py",
-        'return key is not None and newer.get((letter.content["topic"], key), "") > letter.position',
+        'return key is not None and newer.get((dead_letter.content["topic"], key), "") > dead_letter.position',
         "return False",
         f"{_RECOVERY}::test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_letter",
     ),

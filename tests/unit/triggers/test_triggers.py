@@ -223,7 +223,7 @@ def test_only_when_the_task_was_ended_the_job_is(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None) -> None:
-    event = slot_lag.judge("orders", row, 100)
+    event = slot_lag.evaluate("orders", row, 100)
     assert (event and event["status"]) == status
     if status == "failed":
         assert event and "'orders'" in event["message"]
@@ -278,7 +278,7 @@ def test_what_a_streams_status_means(
     if status is not None:
         # no clock of another host decides anything
         status = {**status, "at": time.time() + 1e6}
-    event = stream_error.judge(status, silent=silent, most=600, earlier="j0", max_dead_letters=limit)
+    event = stream_error.evaluate(status, silent=silent, most=600, earlier="j0", max_dead_letters=limit)
     if verdict in (None, "ok"):
         assert (event and event["status"]) == verdict
     else:

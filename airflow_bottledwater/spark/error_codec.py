@@ -38,12 +38,14 @@ def pack(error: BottledWaterError) -> PackedError:
 
 def unpack(text: str) -> BottledWaterError | None:
     """The error that a text carries, if it does."""
-    found = _MARK.search(text)
-    if found is None:
-        return None
-    data: dict[str, Any] = json.loads(base64.b64decode(found[1]))
-    kind = getattr(errors, data.pop("kind"), BottledWaterError)
-    what, remedy = data.pop("what"), data.pop("remedy")
+    # the last: an error that quotes another one has its own token behind it
+    tokens = _MARK.findall(text)
+    try:
+        data: dict[str, Any] = json.loads(base64.b64decode(tokens[-1], validate=True))
+        kind = getattr(errors, data.pop("kind"), BottledWaterError)
+        what, remedy = data.pop("what"), data.pop("remedy")
+    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # none at all, or one that was cut
     if kind is RecordError:
         return RecordError(what, remedy, **data)
     if kind is errors.Interrupted:

@@ -85,3 +85,16 @@ def test_a_bug_is_no_error_of_ours_and_passes_as_it_is() -> None:
 
 def test_a_result_is_a_result() -> None:
     assert received(returned(lambda: {"rows": 7})) == {"rows": 7}
+
+
+def test_of_an_error_that_quotes_another_the_outer_one_comes_out() -> None:
+    inner = pack(errors.Outage("The broker is away."))
+    found = unpack(str(pack(errors.Refused(f"The lane ended: {inner}"))))
+    assert type(found) is errors.Refused
+
+
+@pytest.mark.parametrize("cut", [1, 3, 40])
+def test_a_token_that_was_cut_carries_nothing(cut: int) -> None:
+    text = str(pack(errors.Outage("The broker is away.", "Wait."))).rstrip("]")
+    assert unpack(text[:-cut]) is None
+    assert unpack("quoted: bottledwater-error:abc") is None

@@ -12,6 +12,7 @@ from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.reject import Rejection, too_large
 from airflow_bottledwater.publish.session import LARGEST
 from airflow_bottledwater.publish.toast import Completed
@@ -32,6 +33,24 @@ class Encoded:
     records: Records
     rows: range
     rejections: list[Rejection] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class EncodedBatch:
+    """A batch of changes that is ready to be published.
+
+    :param records: of all rows, those of rejected ones too.
+    """
+
+    batch: Batch
+    completed: Completed
+    records: Records
+    rejections: list[Rejection] = field(default_factory=list)
+
+    def change(self, rejection: Rejection) -> npt.NDArray[np.int64]:
+        """The change that is rejected."""
+        found: npt.NDArray[np.int64] = self.completed.batch.changes[rejection.row]
+        return found
 
 
 def _room_for(largest: int) -> int:

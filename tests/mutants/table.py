@@ -105,9 +105,9 @@ MUTANTS = (
     ),
     Mutant(
         "a skipped position is this position only",
-        "stream/publisher.py",
-        "return str(_position(change)) == self._pipeline.skip_position.upper()",
-        "return bool(self._pipeline.skip_position)",
+        "stream/stops.py",
+        "return str(position_of(change)) == pipeline.skip_position.upper()",
+        "return bool(pipeline.skip_position)",
         f"{_RECOVERY}::test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told",
     ),
     Mutant(

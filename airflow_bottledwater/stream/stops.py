@@ -1,0 +1,62 @@
+"""What of a batch ends the stream: the first TRUNCATE or rejected row that nobody has decided to go on over."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.program import Programs
+from airflow_bottledwater.errors import RecordError
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.encode import EncodedBatch
+from airflow_bottledwater.settings import Pipeline
+
+
+def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
+    """The first TRUNCATE, if ``on_truncate`` is stop."""
+    if pipeline.on_truncate != "stop":
+        return None
+    truncates = batch.changes[batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE]
+    change = next((c for c in truncates if not _skips(pipeline, c)), None)
+    if change is None:
+        return None
+    position = position_of(change)
+    return RecordError(
+        f"TRUNCATE of {batch.versions[int(change[wire.C_RELATION])].table.qualified} at {position}, and on_truncate is stop.",
+        f"Everything before its transaction is published. Set on_truncate to event to go on, or skip_position to {position} to "
+        "let this one pass.",
+        position=str(position),
+    )
+
+
+def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
+    """The first rejection that nobody has decided to go on over, if ``on_error`` is exit."""
+    if pipeline.on_error != "exit":
+        return None
+    stopping = [r for r in encoded.rejections if not _skips(pipeline, encoded.change(r))]
+    if not stopping:
+        return None
+    first = min(stopping, key=lambda r: r.row)
+    change = encoded.change(first)
+    relation, position = int(change[wire.C_RELATION]), position_of(change)
+    topic = encoded.batch.versions[relation].topic
+    return RecordError(
+        f"The change of {programs.tables[relation].qualified} at {position} cannot be published to topic {topic!r}: {first.reason}.",
+        "Everything before its transaction is published. Mend the cause and start again; or go on with on_error = log, which "
+        f"writes it to the dead-letter topic; or with skip_position = {position}, which does so with this change alone.",
+        position=str(position),
+        topic=topic,
+    )
+
+
+def _skips(pipeline: Pipeline, change: npt.NDArray[np.int64]) -> bool:
+    """Whether a person has decided to go on over this one change."""
+    return str(position_of(change)) == pipeline.skip_position.upper()
+
+
+def position_of(change: npt.NDArray[np.int64]) -> Position:
+    """What names a change however often its batch is cut, completed and encoded."""
+    return Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))

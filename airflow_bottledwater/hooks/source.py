@@ -7,22 +7,19 @@ from typing import Any
 
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
-from psycopg import conninfo, pq
 
 from airflow_bottledwater.hooks.connections import aconnection, connection
 
 #: set by us for each session (:mod:`airflow_bottledwater.postgres.connect`), whatever a connection says
 _OURS = frozenset(["replication", "client_encoding"])
 
-#: keys of a Postgres connection's extra that libpq knows (PQconndefaults); others belong to other tools
-_LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - _OURS
-
-#: of these the ones that libpq itself does not show (dispchar ``*`` of PQconninfoOption)
-_SECRET = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*")
-
 
 def dsn_of(found: Any) -> str:
     """A Postgres connection as libpq's connection string; its secrets are masked in logs from then on."""
+    # here and not above: a DAG processor does without, and libpq takes a fifth of a second
+    from psycopg import conninfo, pq
+
+    options = {option.keyword.decode(): option for option in pq.Conninfo.get_defaults()}
     extra = json.loads(found.extra or "{}")
     own: dict[str, Any] = {
         "host": found.host,
@@ -32,12 +29,14 @@ def dsn_of(found: Any) -> str:
         "password": found.password,
     }
     parts = {
-        **{name: _text(value) for name, value in extra.items() if name in _LIBPQ},
+        # other keys belong to other tools
+        **{name: _text(value) for name, value in extra.items() if name in options and name not in _OURS},
         **{name: value for name, value in own.items() if value not in (None, "")},
     }
     dsn = conninfo.make_conninfo(**{name: value for name, value in parts.items() if value not in (None, "")})
     for name, value in conninfo.conninfo_to_dict(dsn).items():
-        if name in _SECRET and value:
+        # those that libpq itself does not show (dispchar of PQconninfoOption)
+        if value and options[name].dispchar == b"*":
             mask_secret(str(value))
     return dsn
 

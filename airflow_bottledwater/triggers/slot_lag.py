@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import psycopg
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
@@ -55,6 +54,9 @@ class SlotLagTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event."""
+        # here and not above: sensors import this module, and a DAG processor does without libpq
+        import psycopg
+
         dsn = ""
         while True:
             await asyncio.sleep(self.poll_interval)

@@ -84,7 +84,7 @@ def test_airflow_finds_the_provider(tmp_path: Path) -> None:
     assert found["description"].startswith("Change data capture")
 
 
-HEAVY = ("pyspark", "numba", "llvmlite", "numpy", "pandas", "confluent_kafka", "fastavro")
+HEAVY = ("pyspark", "numba", "llvmlite", "numpy", "pandas", "confluent_kafka", "fastavro", "psycopg")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Both treat the errors of a transaction alike, see :class:`~airflow_bottledwater.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,18 +124,24 @@ class TransactionalProducer:
         :raises NewProducerNeeded: they were not taken.
         """
         failed = self._begin(messages)
-        while self._open_producer.flush(_SLICE):
-            if not failed:
-                self._wait(f"Kafka does not confirm records of {self.transactional_id!r}")
-        self._abort()
+        try:
+            while self._open_producer.flush(_SLICE):
+                if not failed:
+                    self._wait(f"Kafka does not confirm records of {self.transactional_id!r}")
+        except KafkaException as error:
+            raise NewProducerNeeded(f"Sending failed: {error.args[0].str()}.") from None
+        finally:
+            self._abort()
         if failed:
             raise NewProducerNeeded(f"Kafka refuses a record: {failed[0].str()}.")
 
     def close(self) -> None:
         """Give the producer up; an open transaction is left to the next owner of the id (or to its time-out)."""
         if self._producer is not None:
-            self._producer.purge()
-            self._producer.flush(0)
+            # one that was fenced refuses everything
+            with contextlib.suppress(KafkaException):
+                self._producer.purge()
+                self._producer.flush(0)
         self._producer = None
 
     @property

@@ -243,7 +243,7 @@ def half(flow: Flow, ranges: int = 2) -> driver.RunLanes:
     """Lanes of which the first ends after some ranges, and the others do nothing."""
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        lane.run(flow.pipeline, replace(tasks[0], parts=tasks[0].chunks[:ranges]))
+        lane.run(flow.pipeline, replace(tasks[0], chunks=tasks[0].chunks[:ranges]))
         raise Outage("The cluster went away.")
 
     return run_lanes

@@ -296,12 +296,12 @@ def slot_exists(source: Source) -> bool:
 def test_ddl_without_end_ends_the_creation(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = slot.create
 
-    def create(*args: object, **options: object) -> int:
+    def altered_meanwhile(*args: object, **options: object) -> int:
         point = usual(*args, **options)  # type: ignore[arg-type]
         source.execute("TRUNCATE items")
         return point
 
-    monkeypatch.setattr(creation.slot, "create", create)
+    monkeypatch.setattr(creation.slot, "create", altered_meanwhile)
     with pytest.raises(SlotError, match=r"altered or truncated during each of 5 attempts.*Try again while no DDL runs"):
         create(source.pipeline)
     assert not slot_exists(source)

@@ -96,7 +96,7 @@ def waiting_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
 #: where PostgreSQL falls silent: what is done, and before which function's call
 SILENT: dict[str, tuple[Callable[[Flow, threading.Event], None], Any, str]] = {
     "create: before it is reached": (creating, preflight, "run"),
-    "create: before the catalog is read": (creating, preflight, "_tables"),
+    "create: before the catalog is read": (creating, preflight, "check_tables"),
     "create: before the publications": (creating, creation.publication, "create"),
     "create: before the slot": (creating, slot, "create"),
     "create: before the new transaction id": (creating, slot, "fresh_xid"),

@@ -127,7 +127,7 @@ def test_a_snapshot_is_resumed_after_deletes_key_changes_and_moved_rows(make_flo
     flow.create()
 
     def first_half(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        lane.run(flow.pipeline, LaneTask(**{**_fields(tasks[0]), "parts": tasks[0].chunks[:2]}))
+        lane.run(flow.pipeline, LaneTask(**{**_fields(tasks[0]), "chunks": tasks[0].chunks[:2]}))
         raise Outage("The cluster went away.")
 
     with pytest.raises(Outage, match="went away"):
@@ -151,7 +151,7 @@ def test_a_table_that_was_rewritten_during_its_snapshot_is_read_again(make_flow:
     flow.create()
 
     def half(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        lane.run(flow.pipeline, LaneTask(**{**_fields(tasks[0]), "parts": tasks[0].chunks[:2]}))
+        lane.run(flow.pipeline, LaneTask(**{**_fields(tasks[0]), "chunks": tasks[0].chunks[:2]}))
         raise Outage("The cluster went away.")
 
     with pytest.raises(Outage):

@@ -477,6 +477,13 @@ MUTANTS = (
         "tests/integration/test_source_unharmed.py::test_a_parent_is_published_without_its_children",
     ),
     Mutant(
+        "a string of a replication command is written as its grammar has it",
+        "postgres/replication.py",
+        """return sql.SQL("'" + text.replace("'", "''") + "'")""",
+        "return sql.Literal(text)",
+        f"{_PIPELINE}::test_names_of_any_kind_are_quoted_wherever_they_stand",
+    ),
+    Mutant(
         "a full old row with generated columns is not published",
         "postgres/catalog.py",
         'identity == "f" and generated and connection.info.server_version >= 180000',

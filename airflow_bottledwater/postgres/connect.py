@@ -248,7 +248,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
         if "FATAL" in message and not _PASSING.search(message):
             kind = CredentialsRefused if "authentication failed" in message else Refused
-            remedy = _remedy(message, params.get("user") or "…")
+            remedy = _remedy(message, params.get("user"))
             raise kind(f"{describe(dsn)} refuses the connection: {message}.", remedy) from None
         if "no password supplied" in message:
             raise CredentialsRefused(
@@ -290,12 +290,13 @@ def _parse(dsn: str) -> dict[str, Any]:
     return known
 
 
-def _remedy(message: str, role: str) -> str:
+def _remedy(message: str, user: str | None) -> str:
     if "password" in message or "authentication" in message:
         return "Check user and password, and that pg_hba.conf has a line for this host (for replication too)."
     if "does not exist" in message:
         return "Check the database and the role in the connection."
     if "pg_hba" in message or "replication" in message:
+        role = sql.Identifier(user).as_string(None) if user else "…"
         return (
             f"Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER ROLE {role} REPLICATION "
             f"(on RDS and Aurora: GRANT rds_replication TO {role})."

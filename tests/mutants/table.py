@@ -509,7 +509,7 @@ MUTANTS = (
         "the holder gives its locks back while it waits for one",
         "postgres/locks.py",
         'sql.Literal(f"{1000 + tables}ms")',
-        'sql.Literal(f"{3500 + tables}ms")',
+        'sql.Literal(f"{6500 + tables}ms")',
         "tests/integration/test_waits.py::test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock",
     ),
     Mutant(

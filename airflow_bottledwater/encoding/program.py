@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from psycopg import sql
 
 from airflow_bottledwater.encoding import types, wire
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 
 Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -125,10 +126,10 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
     )
 
 
-def select_list(table: Table) -> str:
+def select_list(table: Table) -> sql.Composed:
     """The columns of a COPY query; what has no kernel is converted by the server."""
-    parts = []
+    parts: list[sql.Composable] = []
     for column in table.columns:
-        name, convert = quote(column.name), types.mapping(column.type).convert
+        name, convert = sql.Identifier(column.name), types.mapping(column.type).convert
         parts.append(name if convert is None else types.unless_null(convert, name))
-    return ", ".join(parts)
+    return sql.SQL(", ").join(parts)

@@ -13,28 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from psycopg import sql
+
 from airflow_bottledwater.encoding import names, wire
-from airflow_bottledwater.model.relation import ColumnType, quote
+from airflow_bottledwater.model.relation import ColumnType
 
 Schema = Any
-Sql = Callable[[str], str]
+Sql = Callable[[sql.Composable], sql.Composable]
 
 
-def to_text(value: str) -> str:
+def to_text(value: sql.Composable) -> sql.Composed:
     """PostgreSQL's own text of a value, as SQL: ``format`` calls the output function (``v::text`` differs for char(n) and bool)."""
-    return f"pg_catalog.format('%s', {value})"
+    return sql.SQL("pg_catalog.format('%s', {})").format(value)
 
 
-def to_texts(value: str) -> str:
+def to_texts(value: sql.Composable) -> sql.Composed:
     """The same of every element of an array, unless their type has a cast to text of its own (pg_cast): such types have a row
     here, or their arrays stay whole (:data:`_OWN_CASTS`)."""
-    return f"{value}::pg_catalog.text[]"
+    return sql.SQL("{}::pg_catalog.text[]").format(value)
 
 
-def unless_null(convert: Sql, value: str) -> str:
+def unless_null(convert: Sql, value: sql.Composable) -> sql.Composed:
     """``format`` turns NULL into an empty string; ``IS DISTINCT FROM NULL`` tests the value itself, also for a composite whose
     attributes are all NULL (make_nulltest_from_distinct, src/backend/parser/parse_expr.c)."""
-    return f"CASE WHEN {value} IS DISTINCT FROM NULL THEN {convert(value)} END"
+    return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN {} END").format(value, convert(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +195,10 @@ def mapping(column: ColumnType) -> TypeMapping:
     if column.form == "number" and column.base_oid != NUMERIC:
         return _REG
     if column.form == "geojson" and (column.extension, column.label) in EXTENSIONS:
-        function = f"{quote(column.schema)}.st_asgeojson"
-        return replace(_STRING, argument=lambda column: 1, convert=lambda value: f"{function}({value})")
+        function = sql.Identifier(column.schema, "st_asgeojson")
+        return replace(
+            _STRING, argument=lambda column: 1, convert=lambda value: sql.SQL("{}({})").format(function, value)
+        )
     found = EXTENSIONS.get((column.extension, column.label)) or TABLE.get(column.base_oid, TEXT)
     if chosen := _CHOSEN.get((column.form, found.opcode)):
         return chosen
@@ -244,12 +248,12 @@ def _composite(column: ColumnType) -> TypeMapping:
         fields = [_nullable(names.mangle(a.name), m.avro(a.type), a.comment) for a, m in inner]
         return {"type": "record", **_named(column), "fields": fields}
 
-    def convert(value: str) -> str:
-        each = []
+    def convert(value: sql.Composable) -> sql.Composed:
+        each: list[sql.Composable] = []
         for a, m in inner:
-            attribute = f"({value}).{quote(a.name)}"
+            attribute = sql.SQL("({}).{}").format(value, sql.Identifier(a.name))
             each.append(attribute if m.convert is None else unless_null(m.convert, attribute))
-        return f"ROW({', '.join(each)})"
+        return sql.SQL("ROW({})").format(sql.SQL(", ").join(each))
 
     return TypeMapping(
         wire.OP_RECORD,

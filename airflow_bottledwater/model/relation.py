@@ -6,11 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-def quote(identifier: str) -> str:
-    """A quoted SQL identifier."""
-    return '"' + identifier.replace('"', '""') + '"'
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnType:
     """A column's type with what the wire does not say.

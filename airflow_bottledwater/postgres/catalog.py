@@ -244,23 +244,23 @@ def _key(
     return (), "it has no primary key" if identity != "i" else "its replica identity index is gone"
 
 
-def names(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
-    """Today's quoted names of relations, by oid; one that is gone is missing."""
-    return dict(
-        connection.execute(
-            "SELECT c.oid, format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])",
-            (list(oids),),
-        ).fetchall()
-    )
+def names(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Today's schema and name of relations, by oid; one that is gone is missing."""
+    rows = connection.execute(
+        "SELECT c.oid, n.nspname, c.relname FROM pg_class c"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])",
+        (list(oids),),
+    ).fetchall()
+    return {oid: (schema, name) for oid, schema, name in rows}
 
 
-def still_named(connection: Connection, named: Mapping[int, str]) -> bool:
-    """Whether these quoted names still mean these oids. After the names were locked this cannot change; before, a rename may have
-    given a name to another table. (``to_regclass`` looks at the catalog as it is now, whatever the transaction's snapshot.)"""
+def still_named(connection: Connection, named: Mapping[int, tuple[str, str]]) -> bool:
+    """Whether these schemas and names still mean these oids. After the names were locked this cannot change; before, a rename may
+    have given a name to another table. (``to_regclass`` looks at the catalog as it is now, whatever the transaction's snapshot.)"""
     row = connection.execute(
-        "SELECT count(*) FROM unnest(%s::oid[], %s::text[]) t(oid, name) WHERE to_regclass(t.name)::oid IS DISTINCT FROM t.oid",
-        (list(named), list(named.values())),
+        "SELECT count(*) FROM unnest(%s::oid[], %s::text[], %s::text[]) t(oid, schema, name)"
+        " WHERE to_regclass(format('%%I.%%I', t.schema, t.name))::oid IS DISTINCT FROM t.oid",
+        (list(named), [schema for schema, _ in named.values()], [name for _, name in named.values()]),
     ).fetchone()
     return row is not None and row[0] == 0
 

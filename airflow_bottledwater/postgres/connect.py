@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import conninfo, generators, pq
+from psycopg import conninfo, generators, pq, sql
 
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
 from airflow_bottledwater.model.lsn import parse_lsn
@@ -163,18 +163,18 @@ class _Session(psycopg.Connection[tuple[Any, ...]]):
             raise
 
 
-def command(connection: Connection, text: str) -> pq.abc.PGresult:
+def command(connection: Connection, statement: sql.Composable) -> pq.abc.PGresult:
     """Send a command that begins a COPY, and wait for its first result (libpq's own PQexec waits without a bound).
 
     :raises StopRequested: see :func:`stoppable`.
     :raises Outage: the server answers nobody.
     """
 
-    return _first_result(connection, lambda: connection.pgconn.send_query(text.encode()))
+    return _first_result(connection, lambda: connection.pgconn.send_query(statement.as_bytes(connection)))
 
 
 def query_with(
-    connection: Connection, text: str, values: Sequence[bytes], oids: Sequence[int], formats: Sequence[int]
+    connection: Connection, query: sql.Composable, values: Sequence[bytes], oids: Sequence[int], formats: Sequence[int]
 ) -> pq.abc.PGresult:
     """A query with parameters as they came from PostgreSQL; gives the values of its result in binary form.
 
@@ -187,7 +187,7 @@ def query_with(
     result = _first_result(
         connection,
         lambda: connection.pgconn.send_query_params(
-            text.encode(), values, param_types=oids, param_formats=formats, result_format=1
+            query.as_bytes(connection), values, param_types=oids, param_formats=formats, result_format=1
         ),
     )
     if result.status != pq.ExecStatus.TUPLES_OK:
@@ -248,7 +248,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
         if "FATAL" in message and not _PASSING.search(message):
             kind = CredentialsRefused if "authentication failed" in message else Refused
-            remedy = _remedy(message, params.get("user") or "…")
+            remedy = _remedy(message, params.get("user"))
             raise kind(f"{describe(dsn)} refuses the connection: {message}.", remedy) from None
         if "no password supplied" in message:
             raise CredentialsRefused(
@@ -263,7 +263,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         raise Outage(f"{describe(dsn)} cannot be reached: {message}.") from None
     try:
         for name, value in [*PINNED.items(), *((name, "0") for name in UNLIMITED)]:
-            connection.execute(f"SET {name} = '{value}'")
+            connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
         if connection.info.server_version >= 170000:
             connection.execute("SET transaction_timeout = 0")
     except psycopg.Error as error:
@@ -290,12 +290,13 @@ def _parse(dsn: str) -> dict[str, Any]:
     return known
 
 
-def _remedy(message: str, role: str) -> str:
+def _remedy(message: str, user: str | None) -> str:
     if "password" in message or "authentication" in message:
         return "Check user and password, and that pg_hba.conf has a line for this host (for replication too)."
     if "does not exist" in message:
         return "Check the database and the role in the connection."
     if "pg_hba" in message or "replication" in message:
+        role = sql.Identifier(user).as_string(None) if user else "…"
         return (
             f"Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER ROLE {role} REPLICATION "
             f"(on RDS and Aurora: GRANT rds_replication TO {role})."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.postgres.connect import Connection, Silence, command
@@ -23,7 +23,7 @@ TRAILER = b"\xff\xff"
 
 
 def rows(
-    connection: Connection, query: str, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
+    connection: Connection, query: sql.Composable, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
 ) -> Iterator[Block]:
     """Run a binary COPY; yields blocks whose messages are rows.
 

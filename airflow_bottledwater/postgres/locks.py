@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.postgres.connect import Connection, pause
@@ -25,9 +26,9 @@ BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.e
 T = TypeVar("T")
 
 
-def limit(tables: int) -> str:
-    """The milliseconds of one round: about as long as others may have to wait for us."""
-    return f"{1000 + tables}ms"
+def limit(connection: Connection, tables: int) -> None:
+    """Bound each statement of one round, until its transaction ends: about as long as others may have to wait for us."""
+    connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(f"{1000 + tables}ms")))
 
 
 def in_rounds(

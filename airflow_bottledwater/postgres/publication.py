@@ -10,7 +10,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_bottledwater.model.relation import Table, quote
+from psycopg import sql
+
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import locks
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -94,20 +96,20 @@ def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
     return [t for t in tables if t.identifiable], [t for t in tables if not t.identifiable]
 
 
-def _only(table: Table) -> str:
+def _only(table: Table) -> sql.Composed:
     """A table for a publication, without those that inherit from it: they are published only under their own name."""
-    return f"ONLY {quote(table.schema)}.{quote(table.name)}"
+    return sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
 
 
-def statements(publication: str, tables: Sequence[Table]) -> list[str]:
-    """The SQL that makes both publications."""
+def statements(publication: str, tables: Sequence[Table]) -> list[sql.Composed]:
+    """The statements that make both publications."""
     made = []
     for name, members, events in zip(
         names(publication), split(tables), ("insert, update, delete, truncate", "insert, truncate"), strict=True
     ):
-        members_sql = ", ".join(_only(t) for t in members)
-        target = f" FOR TABLE {members_sql}" if members else ""
-        made.append(f"CREATE PUBLICATION {quote(name)}{target} WITH (publish = '{events}')")
+        target = sql.SQL(" FOR TABLE " if members else "") + sql.SQL(", ").join(map(_only, members))
+        make = sql.SQL("CREATE PUBLICATION {}{} WITH (publish = {})")
+        made.append(make.format(sql.Identifier(name), target, sql.Literal(events)))
     return made
 
 
@@ -119,7 +121,7 @@ def create(connection: Connection, publication: str, tables: Sequence[Table], *,
 
     def make() -> None:
         with connection.transaction():
-            connection.execute(f"SET LOCAL statement_timeout = '{locks.limit(len(tables))}'")
+            locks.limit(connection, len(tables))
             for name, statement in zip(names(publication), statements(publication, tables), strict=True):
                 if read(connection, name) is None:
                     connection.execute(statement)
@@ -136,8 +138,8 @@ def extend(connection: Connection, publication: str, added: Sequence[Table], *, 
 
     def add(name: str, table: Table) -> None:
         with connection.transaction():
-            connection.execute(f"SET LOCAL statement_timeout = '{locks.limit(1)}'")
-            connection.execute(f"ALTER PUBLICATION {quote(name)} ADD TABLE {_only(table)}")
+            locks.limit(connection, 1)
+            connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _only(table)))
 
     for name, members in zip(names(publication), split(added), strict=True):
         present = read(connection, name)
@@ -157,7 +159,7 @@ def drop(connection: Connection, publication: str) -> list[str]:
     """Drop both where they exist; returns their names."""
     dropped = [name for name in names(publication) if read(connection, name) is not None]
     for name in dropped:
-        connection.execute(f"DROP PUBLICATION IF EXISTS {quote(name)}")
+        connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
     return dropped
 
 

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse, StopRequested
 from airflow_bottledwater.model.lsn import format_lsn
-from airflow_bottledwater.model.relation import quote
 from airflow_bottledwater.postgres.connect import command, connect, describe, outage, stoppable
 from airflow_bottledwater.postgres.receive import Block, CopyReader
 
@@ -102,11 +101,10 @@ class ReplicationStream:
         self._thread.start()
 
     def _start(self, publications: Sequence[str], start: int) -> None:
-        names = ",".join(quote(name) for name in publications).replace("'", "''")
-        start_replication = (
-            f"START_REPLICATION SLOT {quote(self._slot)} LOGICAL {format_lsn(start)}"
-            f" (proto_version '1', publication_names '{names}', binary 'true')"
-        )
+        names = sql.SQL(",").join(map(sql.Identifier, publications)).as_string(self._connection)
+        start_replication = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, binary 'true')"
+        ).format(sql.Identifier(self._slot), sql.SQL(format_lsn(start)), _replication_string(names))
         result = command(self._connection, start_replication)
         if result.status == pq.ExecStatus.COPY_BOTH:
             return
@@ -321,6 +319,12 @@ class ReplicationStream:
             select.select([], [self._pgconn.socket], [], 0.5)
             if time.monotonic() - started > (1.0 if self._closing.is_set() else 2 * _SILENCE):
                 raise Outage(f"{self._where} no longer accepts data from the job.")
+
+
+def _replication_string(text: str) -> sql.SQL:
+    """A string of a replication command. Their grammar (src/backend/replication/repl_scanner.l) has no ``E'…'``, which
+    :class:`psycopg.sql.Literal` makes of a text with a backslash."""
+    return sql.SQL("'" + text.replace("'", "''") + "'")
 
 
 class _Rate:

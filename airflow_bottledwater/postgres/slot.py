@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, SlotInUse
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
-from airflow_bottledwater.model.relation import quote
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, connect, outage, pause
 
 PLUGIN = "pgoutput"
@@ -175,7 +175,9 @@ def create(
     def work() -> None:
         try:
             row = connection.execute(
-                f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} EXPORT_SNAPSHOT"
+                sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} EXPORT_SNAPSHOT").format(
+                    sql.Identifier(name), sql.Identifier(PLUGIN)
+                )
             ).fetchone()
             assert row is not None
             result.append(parse_lsn(row[1]))

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 
@@ -38,8 +39,8 @@ class ExportedSnapshot:
 
 def _lock(connection: Connection, tables: Sequence[Table]) -> None:
     if tables:
-        names = ", ".join(f"ONLY {quote(t.schema)}.{quote(t.name)}" for t in tables)
-        connection.execute(f"LOCK TABLE {names} IN ACCESS SHARE MODE")
+        names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(t.schema, t.name)) for t in tables)
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
 
 
 def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
@@ -47,7 +48,7 @@ def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
 
     :raises Outage: a table was renamed or made again between the two; whoever starts again reads today's names.
     """
-    if not catalog.still_named(connection, {t.oid: f"{quote(t.schema)}.{quote(t.name)}" for t in tables}):
+    if not catalog.still_named(connection, {t.oid: (t.schema, t.name) for t in tables}):
         raise Outage(
             f"A table was renamed or recreated while the snapshot of {', '.join(t.qualified for t in tables[:5])} began.",
             "Run the snapshot again.",
@@ -108,7 +109,7 @@ class SnapshotExporter:
         execute = self._connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         # of all tables together: while it waits for the last, somebody else may wait for the first
-        execute(f"SET LOCAL statement_timeout = '{locks.limit(len(tables))}'")
+        locks.limit(self._connection, len(tables))
         try:
             _lock(self._connection, tables)
         except locks.BUSY:
@@ -203,10 +204,11 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
     :raises Refused: the snapshot that was imported is not B.
     """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    connection.execute(f"SET LOCAL lock_timeout = '{max(1, int(lock_timeout * 1000))}ms'")
+    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
     try:
         _lock(connection, [table])
-        connection.execute(f"SET TRANSACTION SNAPSHOT '{held.exported}'")
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(held.exported)))
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     except locks.BUSY as error:
         connection.execute("ROLLBACK")
@@ -236,12 +238,13 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         )
 
 
-def copy_query(table: Table, columns: str, first: int, last: int) -> str:
+def copy_query(table: Table, columns: sql.Composable, first: int, last: int) -> sql.Composed:
     """COPY of one block range; ONLY, so that children of an inheritance parent are not read twice."""
-    until = "" if last >= LAST_BLOCK else f" AND ctid < '({last},0)'::tid"
-    where = f" WHERE ctid >= '({first},0)'::tid{until}"
-    return (
-        f"COPY (SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}{where}) TO STDOUT (FORMAT binary)"
+    where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
+    if last < LAST_BLOCK:
+        where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
+    return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT binary)").format(
+        columns, sql.Identifier(table.schema, table.name), where
     )
 
 

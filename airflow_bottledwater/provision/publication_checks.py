@@ -28,8 +28,7 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
     if missing:
         problems.append(
             f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, the second may be empty. "
-            "As the owner of the tables, run: "
-            + "; ".join(publication.statements(pipeline.publication_name, found.tables))
+            "As the owner of the tables, run: " + _statements(connection, pipeline, found.tables)
         )
         return problems
     found.warnings += _left_out(connection, pipeline, found.tables)
@@ -73,7 +72,7 @@ def _rights_to_create(
         "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
     ).fetchone()
     allowed, role, database = row or (True, "", "")
-    statements = "; ".join(publication.statements(pipeline.publication_name, tables))
+    statements = _statements(connection, pipeline, tables)
     if missing and not allowed:
         return [
             f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: GRANT CREATE ON "
@@ -90,6 +89,12 @@ def _rights_to_create(
             + f". Set create_publication to false and let the owner run: {statements}"
         ]
     return []
+
+
+def _statements(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> str:
+    """The statements that make both publications, as text for whoever may run them."""
+    made = publication.statements(pipeline.publication_name, tables)
+    return "; ".join(statement.as_string(connection) for statement in made)
 
 
 def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 
@@ -94,18 +95,19 @@ class CurrentRows:
         """None: not every one of the transactions is visible yet."""
         connection = self._session()
         while True:
-            name = catalog.names(connection, [table.oid]).get(table.oid)
-            if name is None or not table.key:
+            named = catalog.names(connection, [table.oid])
+            if not named or not table.key:
                 return Found()
+            name = sql.Identifier(*named[table.oid])
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
                 # the lock first: behind it neither name nor columns change, and the snapshot sees them as they are
                 connection.execute("SET LOCAL lock_timeout = '2s'")
                 try:
-                    connection.execute(f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
+                    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
                 except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                     continue  # dropped or renamed since its name was read
-                if not catalog.still_named(connection, {table.oid: name}):
+                if not catalog.still_named(connection, named):
                     continue
                 row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
                 assert row is not None
@@ -121,7 +123,7 @@ class CurrentRows:
         self,
         connection: Connection,
         table: Table,
-        name: str,
+        name: sql.Identifier,
         keys: Sequence[Key],
         columns: Sequence[int],
         as_text: Collection[str],
@@ -135,13 +137,19 @@ class CurrentRows:
         readable = [c for c in columns if c not in altered]
         types = {column.name: column.type.oid for column in table.columns}
         formats = [0 if column in as_text else 1 for column in table.key]
-        values = "".join(f", t.{quote(table.columns[c].name)}" for c in readable)
-        same = " AND ".join(f"t.{quote(column)} = i.k{k}" for k, column in enumerate(table.key))
+        select = sql.SQL("SELECT {} FROM {} JOIN ONLY {} t ON {}")
+        values = sql.SQL(", ").join(
+            [sql.Identifier("i", "n"), *(sql.Identifier("t", table.columns[c].name) for c in readable)]
+        )
+        same = sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(sql.Identifier("t", column), sql.Identifier("i", f"k{k}"))
+            for k, column in enumerate(table.key)
+        )
         for start in range(0, len(keys), _KEYS):
             some = keys[start : start + _KEYS]
             result = query_with(
                 connection,
-                f"SELECT i.n{values} FROM {_values(len(some), len(table.key))} JOIN ONLY {name} t ON {same}",
+                select.format(values, _values(len(some), len(table.key)), name, same),
                 [value for key in some for value in key],
                 [types[column] for column in table.key] * len(some),
                 formats * len(some),
@@ -153,10 +161,10 @@ class CurrentRows:
         return found
 
 
-def _values(rows: int, width: int) -> str:
+def _values(rows: int, width: int) -> sql.SQL:
     """A numbered list of keys, as parameters: ``(VALUES (0, $1, $2), (1, $3, $4)) i(n, k0, k1)``."""
     listed = ", ".join(f"({n}, {', '.join(f'${n * width + k + 1}' for k in range(width))})" for n in range(rows))
-    return f"(VALUES {listed}) i(n, {', '.join(f'k{k}' for k in range(width))})"
+    return sql.SQL(f"(VALUES {listed}) i(n, {', '.join(f'k{k}' for k in range(width))})")
 
 
 def _altered(connection: Connection, table: Table) -> dict[int, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import kernels, wire
@@ -139,10 +140,10 @@ class ToastResolver:
         return texts
 
     def _query(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
-        rows = ",".join(f"({i},${i + 1})" for i in range(len(values)))
+        rows = sql.SQL(",".join(f"({i},${i + 1})" for i in range(len(values))))
         # a value list keeps arrays whole, where unnest would flatten them
         assert convert is not None
-        query = f"SELECT {convert('v')} FROM (VALUES {rows}) t(n, v) ORDER BY n"
+        query = sql.SQL("SELECT {} FROM (VALUES {}) t(n, v) ORDER BY n").format(convert(sql.Identifier("v")), rows)
         result = query_with(self._session(), query, values, [oid] * len(values), [1] * len(values))
         return [result.get_value(i, 0) or b"" for i in range(len(values))]
 

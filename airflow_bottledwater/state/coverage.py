@@ -46,7 +46,7 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
 def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState) -> list[str]:
     """Tables and partitions that the settings name and that the pipeline does not have: made since its slot was."""
     new = [oid for oid in _wanted(connection, pipeline) if oid not in known.tables]
-    return sorted(catalog.names(connection, new).values()) if new else []
+    return sorted(f"{schema}.{name}" for schema, name in catalog.names(connection, new).values()) if new else []
 
 
 def _wanted(connection: Connection, pipeline: Pipeline) -> set[int]:

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
+from psycopg import sql
 
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import SettingError
@@ -393,15 +394,17 @@ def paused(pid: int) -> Iterator[None]:
 # ---------------------------------------------------------------------- references
 
 
-def drain(dsn: str, query: str) -> int:
+def drain(dsn: str, query: sql.Composable) -> int:
     """Rows of a binary COPY, received by the compiled reader and thrown away."""
     with connect(dsn) as connection:
         return sum(block.count for block in copy.rows(connection, query))
 
 
-def copy_all(table: Table) -> str:
+def copy_all(table: Table) -> sql.Composed:
     """The COPY of a whole table."""
-    return f"COPY (SELECT {select_list(table)} FROM {table.qualified}) TO STDOUT (FORMAT binary)"
+    return sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT binary)").format(
+        select_list(table), sql.Identifier(table.schema, table.name)
+    )
 
 
 def recvlogical(source: Workload, slot: str, end: str) -> float:

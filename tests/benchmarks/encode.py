@@ -14,6 +14,7 @@ from collections.abc import Callable
 import fastavro
 import numpy as np
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.encoding import avro, kernels, wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
@@ -72,7 +73,7 @@ class Encoder:
         return made
 
 
-def read_blocks(dsn: str, query: str) -> list[Block]:
+def read_blocks(dsn: str, query: sql.Composable) -> list[Block]:
     """A COPY's blocks, kept."""
     with connect(dsn) as connection:
         return [Block(b.data.copy(), b.offsets.copy()) for b in copy.rows(connection, query)]
@@ -95,13 +96,13 @@ def timed_encode(
     return clock() - started
 
 
-def _timed_drain(source: Workload, query: str) -> float:
+def _timed_drain(source: Workload, query: sql.Composable) -> float:
     started = time.perf_counter()
     drain(source.dsn, query)
     return time.perf_counter() - started
 
 
-def _timed_both(source: Workload, table: Table, query: str) -> float:
+def _timed_both(source: Workload, table: Table, query: sql.Composable) -> float:
     encoder = Encoder(table, "avro")
     started = time.perf_counter()
     with connect(source.dsn) as connection:

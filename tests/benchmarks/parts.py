@@ -146,7 +146,7 @@ def _snapshot(stack: DataStack, source: Workload, rows: int) -> None:
 
     stages.time("produced and committed", publish)
     publishing.close()
-    stages.emit("snapshot", select=select_list(pinned.table))
+    stages.emit("snapshot", select=select_list(pinned.table).as_string(None))
 
 
 def _publish_together(publishing: PublishSession, parts: list[Records]) -> None:

@@ -26,7 +26,7 @@ from psycopg import sql
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
 from tests.support import reference
@@ -180,7 +180,9 @@ def test_every_table_is_what_the_file_says(server: tuple[str, Connection], case:
     connection.execute("SET search_path = public")
     for statement in case["statements"]:
         connection.execute(statement)
-    (table,) = catalog.load(connection, [_oid(connection, f"public.{quote(case['table'])}")])
+    (table,) = catalog.load(
+        connection, [_oid(connection, sql.Identifier("public", case["table"]).as_string(connection))]
+    )
     found = both_ways(connection, follower, [table])
     assert json.loads(avro.value_schema(table))["name"] == case["record"]
     assert [avro_of(table, made) for made in found["avro"]] == case["avro"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import Outage, PreflightError, SlotError, StateError
@@ -136,8 +137,8 @@ class Hooked:
     def __init__(self, connection: Any, before: Callable[[str], None]) -> None:
         self._connection, self._before = connection, before
 
-    def execute(self, query: str, *more: Any) -> Any:
-        self._before(query)
+    def execute(self, query: str | sql.Composable, *more: Any) -> Any:
+        self._before(query if isinstance(query, str) else query.as_string(self._connection))
         return self._connection.execute(query, *more)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from psycopg import sql
 
+from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import (
     Outage,
     RecordError,
@@ -22,6 +24,7 @@ from airflow_bottledwater.local.compare import latest
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.stop import Stop
+from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
@@ -29,7 +32,7 @@ from airflow_bottledwater.snapshot.lane import LaneTask
 from airflow_bottledwater.state import control, status
 from airflow_bottledwater.stream import engine
 from tests.support.checker import uncommitted_rule
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
 from tests.support.waiting import until
 from tests.support.writers import Writers, make_tables, records, update
 
@@ -520,3 +523,55 @@ def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_h
     committed, everything = records(flow, ["a"]), records(flow, ["a"], committed=False)
     kept = uncommitted_rule(everything)
     assert [(r.key, r.pos, r.op, r.version) for r in kept] == [(r.key, r.pos, r.op, r.version) for r in committed]
+
+
+def test_names_of_any_kind_are_quoted_wherever_they_stand(make_flow: MakeFlow) -> None:
+    """Schema, tables, columns, types, attributes and publications, from the slot to the last change: in the snapshot, in values that are
+    looked up or converted, in a table that is added later, and in what is dropped."""
+    schema, table, later, kind = (
+        name + "x" * (63 - len(name.encode())) for name in ('Sch"ä.', 'T\'\\{0}%s "ä".', 'Later "ü".', 'Typ"ö.')
+    )
+    key, large, words, pair, attribute = (
+        name + "y" * (63 - len(name.encode())) for name in ('Id "%s".', "V'{}\\ä", 'W"', "P.", 'A"ß.{')
+    )
+    published = "P'\"\\{},%s.ä"
+    published += "z" * (54 - len(published.encode()))
+    flow = make_flow(schemas=(schema,), publication=published)
+
+    def run(statement: str, **more: str) -> list[tuple[Any, ...]]:
+        quoted = {"id": key, "v": large, "w": words, "p": pair, "a": attribute}
+        parts = {place: sql.Identifier(name) for place, name in quoted.items()}
+        qualified = {place: sql.Identifier(schema, name) for place, name in {"t": table, "kind": kind, **more}.items()}
+        return flow.execute(
+            sql.SQL(statement).format(schema=sql.Identifier(schema), **parts, **qualified).as_string(None)
+        )
+
+    def records(name: str) -> list[Any]:
+        found = read(flow.kafka, names.topic(schema, name, flow.pipeline.topic_prefix))
+        return [(m.key, m.value, m.op, m.toast) for m in found]
+
+    def row(number: int, word: str) -> dict[str, Any]:
+        return {key: number, large: "o" * 9000, words: f"'{word}'", pair: {attribute: f"'{word}'"}}
+
+    run("CREATE SCHEMA {schema}")
+    run("CREATE TYPE {kind} AS ({a} tsvector)")
+    run("CREATE TABLE {t} ({id} int PRIMARY KEY, {v} text, {w} tsvector, {p} {kind})")
+    run("ALTER TABLE {t} ALTER {v} SET STORAGE EXTERNAL")
+    run("INSERT INTO {t} VALUES (1, repeat('o', 9000), 'one', ROW('one'))")
+    flow.create()
+    flow.snapshot()
+    run("UPDATE {t} SET {w} = 'two', {p} = ROW('two')")
+    run("CREATE TABLE {more} ({id} int PRIMARY KEY)", more=later)
+    flow.create()
+    flow.snapshot()
+    run("INSERT INTO {more} VALUES (2)", more=later)
+    flow.stream()
+    assert records(table) == [({key: 1}, row(1, "one"), "r", ""), ({key: 1}, row(1, "two"), "u", "reread")]
+    assert records(later) == [({key: 2}, {key: 2}, "c", "")]
+    with connect(flow.dsn) as connection:
+        found = publication.read(connection, published)
+        assert found is not None
+        assert len(found.tables) == 2
+    drop(flow.pipeline, when="always")
+    with connect(flow.dsn) as connection:
+        assert [publication.read(connection, name) for name in publication.names(published)] == [None, None]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import airflow_bottledwater.provision.create as creation
@@ -347,8 +348,8 @@ def slow(monkeypatch: pytest.MonkeyPatch, condition: str) -> None:
     """COPY takes long over what the condition says."""
     usual = pg.copy_query
 
-    def query(*args: Any) -> str:
-        return usual(*args).replace(") TO STDOUT", f" AND ({condition})) TO STDOUT")
+    def query(*args: Any) -> sql.SQL:
+        return sql.SQL(usual(*args).as_string(None).replace(") TO STDOUT", f" AND ({condition})) TO STDOUT"))
 
     monkeypatch.setattr(pg, "copy_query", query)
 

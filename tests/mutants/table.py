@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "a lane locks before it imports the snapshot",
         "postgres/snapshot.py",
-        '        _lock(connection, [table])\n        connection.execute(f"SET TRANSACTION',
-        '        connection.execute(f"SET TRANSACTION',
+        '        _lock(connection, [table])\n        connection.execute(sql.SQL("SET TRANSACTION',
+        '        connection.execute(sql.SQL("SET TRANSACTION',
         f"{_HANDOVER}::test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_table",
     ),
     Mutant(
@@ -472,9 +472,16 @@ MUTANTS = (
     Mutant(
         "a table is published without those that inherit from it",
         "postgres/publication.py",
-        'return f"ONLY {quote',
-        'return f"{quote',
+        'return sql.SQL("ONLY {}")',
+        'return sql.SQL("{}")',
         "tests/integration/test_source_unharmed.py::test_a_parent_is_published_without_its_children",
+    ),
+    Mutant(
+        "a string of a replication command is written as its grammar has it",
+        "postgres/replication.py",
+        """return sql.SQL("'" + text.replace("'", "''") + "'")""",
+        "return sql.Literal(text)",
+        f"{_PIPELINE}::test_names_of_any_kind_are_quoted_wherever_they_stand",
     ),
     Mutant(
         "a full old row with generated columns is not published",
@@ -501,8 +508,8 @@ MUTANTS = (
     Mutant(
         "the holder gives its locks back while it waits for one",
         "postgres/locks.py",
-        'return f"{1000 + tables}ms"',
-        'return f"{3500 + tables}ms"',
+        'sql.Literal(f"{1000 + tables}ms")',
+        'sql.Literal(f"{6500 + tables}ms")',
         "tests/integration/test_waits.py::test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock",
     ),
     Mutant(

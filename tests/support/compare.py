@@ -9,9 +9,10 @@ from typing import Any
 
 import fastavro
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from psycopg import sql
 
 from airflow_bottledwater.local.compare import Comparison, latest
-from airflow_bottledwater.model.relation import Table, quote
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
 from tests.support import reference
@@ -38,11 +39,9 @@ def table_rows(dsn: str, name: str) -> tuple[Table, list[list[str | None]]]:
     """A table and its rows as PostgreSQL's own text."""
     with connect(dsn, application="compare") as connection:
         table = catalog.load(connection, catalog.resolve(connection, [name], []))[0]
-        columns = ", ".join(
-            f"CASE WHEN {quote(c.name)} IS DISTINCT FROM NULL THEN format('%s', {quote(c.name)}) END"
-            for c in table.columns
-        )
-        query = f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}"
+        text = sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN format('%s', {0}) END")
+        columns = sql.SQL(", ").join(text.format(sql.Identifier(c.name)) for c in table.columns)
+        query = sql.SQL("SELECT {} FROM ONLY {}").format(columns, sql.Identifier(table.schema, table.name))
         return table, [list(row) for row in connection.execute(query).fetchall()]
 
 

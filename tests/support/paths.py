@@ -6,13 +6,14 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from psycopg import sql
 
 from airflow_bottledwater.encoding import kernels, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs, select_list
 from airflow_bottledwater.errors import SlotInUse
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.model.relation import Column, Table, quote
+from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import catalog, copy, pgoutput, slot
 from airflow_bottledwater.postgres.column_types import REGS
@@ -94,26 +95,29 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
 def copied(connection: Connection, table: Table, output_format: str) -> list[Made]:
     """The table's rows by way of the snapshot."""
     programs = programs_of(table, output_format, copied=True)
-    name = f"{quote(table.schema)}.{quote(table.name)}"
-    query = f"COPY (SELECT {select_list(table)} FROM ONLY {name}) TO STDOUT (FORMAT binary)"
+    query = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT (FORMAT binary)").format(
+        select_list(table), sql.Identifier(table.schema, table.name)
+    )
     return [row for block in copy.rows(connection, query) for row in encode_block(block, programs)]
 
 
 def texts(connection: Connection, table: Table) -> list[list[str | None]]:
     """PostgreSQL's own text of every value; of reg* the number."""
 
-    def text(column: Column) -> str:
-        value = quote(column.name)
+    def text(column: Column) -> sql.Composed:
+        name = sql.Identifier(column.name)
+        value = sql.SQL("{}").format(name)
         if column.type.base_oid in REGS and column.type.form == "number":
-            value += "::oid"
+            value += sql.SQL("::oid")
         if column.type.form == "geojson":
-            value = f"{quote(column.type.schema)}.st_asgeojson({value})"
-        return f"CASE WHEN {quote(column.name)} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {value}) END"
+            value = sql.SQL("{}({})").format(sql.Identifier(column.type.schema, "st_asgeojson"), value)
+        whole = sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {}) END")
+        return whole.format(name, value)
 
-    columns = ", ".join(text(c) for c in table.columns)
-    return [
-        list(row) for row in connection.execute(f"SELECT {columns} FROM ONLY {quote(table.schema)}.{quote(table.name)}")
-    ]
+    query = sql.SQL("SELECT {} FROM ONLY {}").format(
+        sql.SQL(", ").join(map(text, table.columns)), sql.Identifier(table.schema, table.name)
+    )
+    return [list(row) for row in connection.execute(query)]
 
 
 def encoded(batch: Batch, completer: ToastResolver, output_format: str) -> tuple[list[Made], Completed]:

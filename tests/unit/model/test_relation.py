@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from airflow_bottledwater.model.relation import Column, ColumnType, Table, quote
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.model.slot import SLOT_NAME, SlotRecord
-
-
-@given(st.text(min_size=1))
-def test_a_quoted_identifier_is_one_token(name: str) -> None:
-    quoted = quote(name)
-    assert re.fullmatch(r'"(?:[^"]|"")*"', quoted, re.DOTALL)
-    assert quoted[1:-1].replace('""', '"') == name
 
 
 def test_a_table_survives_the_state_topic() -> None:

@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "a pipeline that is alive is not forgotten",
         "provision/drop.py",
-        'now["at"] != before["at"]',
+        "now.at != before.at",
         "False",
         f"{_IDENTITY}::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
@@ -797,7 +797,7 @@ MUTANTS = (
     Mutant(
         "a stop holds for the continuation of a dead job only",
         "state/control.py",
-        "return status is not None and _epoch(status) == asked and not over(status)",
+        "return status is not None and status.job.epoch == request.epoch and not status.over",
         "return True",
         "tests/unit/state/test_control.py::test_what_was_asked_before_a_job_listened",
     ),

@@ -579,7 +579,7 @@ MUTANTS = (
     Mutant(
         "a stop of ours is told from a signal of others",
         "spark/supervise.py",
-        '        _write(run_directory, _STOP, {"at": time.time()})',
+        "        records.write(run_directory, StopAsked(time.time()))",
         "        pass",
         f"{_SUPERVISE}::test_only_our_own_stop_is_one[we]",
     ),
@@ -593,7 +593,7 @@ MUTANTS = (
     Mutant(
         "a supervisor that was never seen does not run",
         "spark/supervise.py",
-        'return me["started"] is not None and processes',
+        "return me.started is not None and processes",
         "return processes",
         f"{_SUPERVISE}::test_a_supervisor_that_was_gone_before_it_could_be_looked_at_does_not_run",
     ),
@@ -649,7 +649,7 @@ MUTANTS = (
     Mutant(
         "waiting for a server is not working",
         "operators/stream.py",
-        'return progress or result.get("kind") == Interrupted.__name__',
+        "return progress or outcome.kind == Interrupted.__name__",
         "return True",
         f"{_STREAM_OPERATOR}::test_the_count_starts_anew_behind_a_job_that_worked",
     ),

@@ -118,10 +118,10 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     asked = control.request_stop(pipeline, cluster, retire=retire)
     if asked is None:
         raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
-    ended = control.wait_ended(pipeline, cluster, asked["job"]["id"], timeout=timeout)
+    ended = control.wait_ended(pipeline, cluster, asked.job.id, timeout=timeout)
     if ended is None:
         raise Outage(f"The job did not end within {timeout:.0f} s.", "Raise --timeout, or end its process.")
-    click.echo(f"The job is {ended['state']}.", err=True)
+    click.echo(f"The job is {ended.state}.", err=True)
 
 
 @cli.command("redrive")

@@ -122,13 +122,13 @@ def _completed(folder: Path, name: str, stopped: threading.Event) -> bool:
     from airflow_bottledwater.spark import supervise
 
     outcome = supervise.outcome(folder)
-    if outcome is not None and outcome["ok"]:
-        log.info("%s: %s", name.capitalize(), ", ".join(f"{k} {v}" for k, v in outcome.items() if k != "ok"))
-        return not outcome.get("stopped")
+    if outcome is not None and outcome.ok:
+        log.info("%s: %s", name.capitalize(), ", ".join(f"{k} {v}" for k, v in outcome.result.items()))
+        return not outcome.stopped
     # the signal was for the command; a terminal or a service manager sends it to the job's processes, too
-    if stopped.is_set() and (outcome is None or outcome["kind"] == Interrupted.__name__):
+    if stopped.is_set() and (outcome is None or outcome.kind == Interrupted.__name__):
         return False
     if outcome is not None:
-        raise JobFailed(outcome["error"])
+        raise JobFailed(outcome.error)
     code = supervise.exit_code(folder)
     raise JobFailed(f"The {name} job ended with exit code {code}.\n{supervise.log_tail(folder)}")

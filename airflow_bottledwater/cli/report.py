@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from airflow_bottledwater.state.control_records import StatusRecord, decode
+
 _COLUMNS = ("table", "topic", "boundary", "filtered", "ranges", "rows")
 
 
@@ -17,12 +19,12 @@ def show(report: dict[str, Any], console: Console) -> None:
     :param console: one without markup: names and errors may have brackets.
     """
     console.print(f"Slot {report['name']}: {_slot(report['slot'])}")
-    if job := report["job"]:
-        age = time.time() - job["at"]
-        who = f"epoch {job['job']['epoch']} on {job['job']['host']}"
-        console.print(f"Job: {job['state']} ({age:,.0f} s ago), {who}; {job['counters']}")
-        if job["error"]:
-            console.print(f"Last error: {job['error']}", style="red")
+    if (status := decode(StatusRecord, report["job"])) is not None:
+        age = time.time() - status.at
+        who = f"epoch {status.job.epoch} on {status.job.host}"
+        console.print(f"Job: {status.state} ({age:,.0f} s ago), {who}; {status.counters}")
+        if status.error:
+            console.print(f"Last error: {status.error}", style="red")
     position = report["position"] or "(nothing streamed yet)"
     console.print(f"Stream at {position}; snapshot {'complete' if report['complete'] else 'not complete'}")
     table = Table(*_COLUMNS)

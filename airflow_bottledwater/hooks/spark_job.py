@@ -25,6 +25,7 @@ from airflow_bottledwater.hooks import connections
 from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.spark.run_directory import Outcome
 
 #: of Airflow's environment, not for a Spark job: they hold Airflow's own secrets and connections
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
@@ -187,20 +188,20 @@ def left_behind(owner: Owner) -> list[Identity]:
     return found
 
 
-def outcome(identity: Identity) -> dict[str, Any]:
-    """How an ended job ended: ``ok``, or ``error`` and whether it is ``transient``."""
+def outcome(identity: Identity) -> Outcome:
+    """How an ended job ended."""
     folder = Path(identity["folder"])
     found = supervise.outcome(folder)
     if found is not None:
         return found
     code = supervise.exit_code(folder)
-    return {
-        "ok": False,
-        "kind": JobFailed.__name__,
-        "error": f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{supervise.log_tail(folder)}",
+    return Outcome(
+        ok=False,
+        kind=JobFailed.__name__,
+        error=f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{supervise.log_tail(folder)}",
         # killed: by the host, by hand, out of memory; nothing says that it would happen again
-        "transient": True,
-    }
+        transient=True,
+    )
 
 
 def stop(identity: Identity, *, timeout: float = 40.0) -> bool:
@@ -237,7 +238,7 @@ class LogFollower:
             self._write(self._level, line)
 
 
-def wait(identity: Identity, write: Write, *, interval: float = 1.0) -> dict[str, Any]:
+def wait(identity: Identity, write: Write, *, interval: float = 1.0) -> Outcome:
     """Follow a job's log until it ends; returns its outcome."""
     follower = LogFollower(identity, write)
     while running(identity):

@@ -19,6 +19,7 @@ from airflow_bottledwater.local.waiting import until
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.state import control, status
+from airflow_bottledwater.state.control_records import StatusRecord, decode
 
 #: seconds that the writers go on while the stream runs
 STREAM_SECONDS = 20.0
@@ -134,22 +135,27 @@ class _Run:
         if found["tables"]:
             self._seen = found
 
+    @property
+    def _status(self) -> StatusRecord | None:
+        """The job's status in the last report."""
+        return decode(StatusRecord, self._seen.get("job"))
+
     def _show(self) -> None:
         """A line about snapshot or stream."""
-        seen = self._seen
-        job = seen.get("job") or {}
+        seen, job = self._seen, self._status
+        if job is None:
+            return
         lag = seen["slot"]["lag"] if seen.get("slot") else 0
-        if job.get("state") == "snapshot":
+        if job.state == "snapshot":
             rows, at = sum(t["rows"] for t in seen["tables"]), time.monotonic()
             rate = ""
             if self._rows is not None and rows > self._rows[0]:
                 rate = f", {(rows - self._rows[0]) / (at - self._rows[1]):,.0f} rows/s"
             self._rows = rows, at
             say(f"  snapshot: {rows:,} rows{rate}; slot {lag / 2**20:.1f} MiB behind")
-        elif job.get("state") == "streaming":
-            counters = job["counters"]
+        elif job.state == "streaming":
             say(
-                f"  stream: {counters.get('published', 0):,} records, {counters.get('skipped_transactions', 0):,} transactions "
+                f"  stream: {job.counters.get('published', 0):,} records, {job.counters.get('skipped_transactions', 0):,} transactions "
                 f"left to the snapshot; slot {lag / 2**20:.2f} MiB behind"
             )
 
@@ -171,7 +177,7 @@ class _Run:
 
         def caught_up() -> bool:
             self._look()
-            reported = [self._seen.get("position"), (self._seen.get("job") or {}).get("position")]
+            reported = [self._seen.get("position"), self._status.position if self._status else ""]
             return all(position and int(position.partition("/")[0], 16) >= target for position in reported)
 
         until(caught_up, timeout=STALLED, otherwise=lambda: "the stream did not reach the end of the WAL", pause=0.5)
@@ -180,8 +186,10 @@ class _Run:
 
 def _compare(stack: DemoStack, seen: dict[str, Any], writers: flights.Writers) -> None:
     """The table of topics against tables, and the proof that snapshot and writers overlapped."""
-    pipeline, job = stack.pipeline, seen["job"]
-    by_table = job["progress"].get("skipped_by_table", {})
+    pipeline, job = stack.pipeline, decode(StatusRecord, seen["job"])
+    if job is None:
+        raise DemoFailed("No job has ever reported.")
+    by_table = job.progress.get("skipped_by_table", {})
     shown = Table(
         "topic",
         "source rows",
@@ -200,7 +208,7 @@ def _compare(stack: DemoStack, seen: dict[str, Any], writers: flights.Writers) -
         )  # fmt: skip
         failures += [f"{name}: {difference}" for difference in result.differences]
     console.print(shown)
-    counters = job["counters"]
+    counters = job.counters
     boundary = next(t["boundary"] for t in seen["tables"])
     in_progress = len([x for x in boundary.split(":")[2].split(",") if x])
     skipped = counters.get("skipped_transactions", 0)

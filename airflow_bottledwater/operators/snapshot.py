@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
+    from airflow_bottledwater.spark.run_directory import Outcome
+
 _STATE_KEY = "bottledwater_job"
 
 
@@ -142,12 +144,12 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         mode = self.deploy_mode or spark_job.deploy_mode(spark_job.connection_of(self.conn_id))
         return str(mode) == "client"
 
-    def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, outcome: Outcome) -> dict[str, Any]:
         """An ended job's outcome as the task's: a permanent failure is not retried."""
-        if not result["ok"]:
-            message = f"The {self.job_name} job failed: {result['error']}"
-            raise (JobFailed(message) if result.get("transient") else AirflowFailException(message))
-        return {k: v for k, v in result.items() if k != "ok"}
+        if not outcome.ok:
+            message = f"The {self.job_name} job failed: {outcome.error}"
+            raise (JobFailed(message) if outcome.transient else AirflowFailException(message))
+        return outcome.result
 
     def _earlier(self, known: Identity | None, context: Context, stop: Callable[[Identity], None]) -> Identity | None:
         """The job of an earlier try, unless the task was cleared: then whatever its earlier life left is ended first.
@@ -222,11 +224,11 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 if known:
                     spark_job.forget(known)
                 self._identity = self._submit(context, pipeline, lambda identity: store.set(_STATE_KEY, identity))
-            result = spark_job.wait(self._identity, self._write)
+            outcome = spark_job.wait(self._identity, self._write)
             spark_job.forget(self._identity)
-            if result.get("stopped"):
+            if outcome.stopped:
                 raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
-        return self._finish(result)
+        return self._finish(outcome)
 
     def _write(self, level: int, line: str) -> None:
         self.log.log(level, "%s", line)

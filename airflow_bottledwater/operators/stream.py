@@ -14,6 +14,7 @@ from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.operators.base import failing, number
 from airflow_bottledwater.operators.snapshot import BottledWaterSparkOperator
+from airflow_bottledwater.spark.run_directory import Outcome
 from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger, stop_job
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             if known and spark_job.running(known):
                 self.log.info("The job still runs; attaching to it.")
                 self._identity = known
-            elif known and (result := spark_job.outcome(known))["ok"] and not result.get("stopped"):
+            elif known and (outcome := spark_job.outcome(known)).ok and not outcome.stopped:
                 spark_job.forget(known)
-                return self._finish(result)
+                return self._finish(outcome)
             else:
                 if known:
                     spark_job.forget(known)
@@ -175,34 +176,32 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
                 "The slot is kept.",
             )
-        result = spark_job.outcome(identity)
-        if result["ok"] and result.get("stopped") and spark_job.stop_asked(identity):
+        outcome = spark_job.outcome(identity)
+        if outcome.ok and outcome.stopped and spark_job.stop_asked(identity):
             # by a triggerer whose trigger was given to another one: Airflow tells it that a user ended the task
-            result = {
-                "ok": False,
-                "transient": True,
-                "error": "It was stopped on its host, but its task still waits for it.",
-            }
-        if result["ok"] or not result.get("transient"):
+            outcome = Outcome(
+                ok=False, error="It was stopped on its host, but its task still waits for it.", transient=True
+            )
+        if outcome.ok or not outcome.transient:
             self.log.info("The job's log ends with:\n%s", event.get("log", ""))
             spark_job.forget(identity)
-            return self._finish(result)
-        return self._again(context, identity, result)
+            return self._finish(outcome)
+        return self._again(context, identity, outcome)
 
-    def _again(self, context: Context, identity: Identity, result: dict[str, Any]) -> dict[str, Any]:
+    def _again(self, context: Context, identity: Identity, outcome: Outcome) -> dict[str, Any]:
         """Defer until a job that died of a transient cause is to be submitted again, without using up a try."""
         store: Any = context["task_state_store"]
         last = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
         reached = self._reached()
-        before = 0 if self._was_well(last, reached, result) else last["count"]
+        before = 0 if self._was_well(last, reached, outcome) else last["count"]
         _, restarts = self._limits()
         spark_job.forget(identity)
         if before >= restarts:
-            return self._finish(result)
+            return self._finish(outcome)
         pause = min(_BACKOFF * 2**before, _MOST_BACKOFF)
         self.log.warning(
             "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
-            result["error"],
+            outcome.error,
             pause,
             before + 1,
             restarts,
@@ -222,7 +221,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self._watch(self._identity)
 
     @staticmethod
-    def _was_well(last: dict[str, Any], reached: int | None, result: dict[str, Any]) -> bool:
+    def _was_well(last: dict[str, Any], reached: int | None, outcome: Outcome) -> bool:
         """Whether the job that ended has worked, so that its end is not one more of the same trouble.
 
         Time alone does not tell: a job that waits for a server lives as long as its ``outage_timeout``.
@@ -230,7 +229,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if time.time() - last["at"] <= _STABLE:
             return False
         progress = reached is not None and last["position"] is not None and reached > last["position"]
-        return progress or result.get("kind") == Interrupted.__name__
+        return progress or outcome.kind == Interrupted.__name__
 
     def _reached(self) -> int | None:
         """How far the slot is confirmed: what is published; None if the source does not say."""

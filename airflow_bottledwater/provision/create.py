@@ -21,6 +21,7 @@ from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
 from airflow_bottledwater.state.identity import topic_problems
 from airflow_bottledwater.state.records import (
     COMPLETE,
@@ -271,8 +272,8 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
     pinned = []
     for name, table in by_topic.items():
         # once: written again it would lose its place to whoever came later
-        if f"owner/{name}/{owner}" not in owners:
-            control.write(f"owner/{name}/{owner}", {"pipeline": owner, "at": time.time()})
+        if decode(OwnerRecord, owners.get(owner_key(name, owner))) is None:
+            control.write(owner_key(name, owner), encode(OwnerRecord(owner, time.time())))
         key_id = value_id = 0
         if registry is not None:
             key_id = registry.register(f"{name}-key", avro.key_schema(table)) if table.keyed else 0

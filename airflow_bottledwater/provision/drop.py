@@ -14,6 +14,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
+from airflow_bottledwater.state.control_records import owner_key, status_key
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
@@ -44,12 +45,12 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
         )
     owner = other.pipeline(pipeline.slot)
     before = read_status(pipeline, owner)
-    if before is not None and before["state"] not in ("stopped", "finished", "failed"):
+    if before is not None and not before.ended:
         # its own clock may differ from ours: it is alive if it goes on writing
         time.sleep(_HEARTBEATS)
-        if (now := read_status(pipeline, owner)) is not None and now["at"] != before["at"]:
+        if (now := read_status(pipeline, owner)) is not None and now.at != before.at:
             raise StateError(
-                f"The pipeline {owner!r} is alive: its job on host {now['job']['host']} is {now['state']}.",
+                f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
                 "Leave it alone, and use another slot name for this database.",
             )
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
@@ -66,8 +67,8 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     control = store.Control(pipeline.kafka)
     for pinned in tables.values():
-        control.write(f"owner/{pinned.topic}/{owner}", None)
-    control.write(f"status/{owner}", None)
+        control.write(owner_key(pinned.topic, owner), None)
+    control.write(status_key(owner), None)
     control.close()
 
 
@@ -83,10 +84,8 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
         topic = store.state_topic_name(cluster.database, pipeline.slot)
         known = read_state(pipeline, topic)
         check_cluster(known, cluster, topic)
-        status = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(
-            f"status/{cluster.pipeline(pipeline.slot)}", {}
-        )
-        if when == "never" or (when == "retired" and not status.get("retired")):
+        status = read_status(pipeline, cluster.pipeline(pipeline.slot))
+        if when == "never" or (when == "retired" and (status is None or not status.retired)):
             if present is None:
                 return f"There is no slot {pipeline.slot!r}."
             return (

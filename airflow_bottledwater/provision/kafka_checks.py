@@ -16,6 +16,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
 from airflow_bottledwater.state.identity import check_cluster, topic_problems
 
 
@@ -146,10 +147,11 @@ def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str])
     problems = []
     for topic in topics:
         # facts come in the order of their offsets; clocks of two hosts would not do
-        owner = next((value for key, value in facts.items() if key.startswith(f"owner/{topic}/")), None)
-        if owner is not None and owner["pipeline"] != mine:
+        claims = (decode(OwnerRecord, raw) for key, raw in facts.items() if key.startswith(owners_prefix(topic)))
+        owner = next((each for each in claims if each is not None), None)
+        if owner is not None and owner.pipeline != mine:
             problems.append(
-                f"Topic {topic!r} belongs to pipeline {owner['pipeline']!r}. Use another topic_prefix, or set share_topics if both may write to it."
+                f"Topic {topic!r} belongs to pipeline {owner.pipeline!r}. Use another topic_prefix, or set share_topics if both may write to it."
             )
     return problems
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from airflow_bottledwater.model.slot import Cluster
     from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.state.control_records import StatusRecord
 
 
 #: a stream has no end: Airflow's default of a week would fail the sensor of a healthy one
@@ -147,7 +148,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             status, _ = read(pipeline, self._cluster(), now=True)
-            record = [status["job"]["id"], status["state"], status["at"]] if status else None
+            record = [status.job.id, status.state, status.at] if status else None
             seen = store.get(_SEEN)
             if not seen or seen["try"] != ti.try_number:
                 seen = {"try": ti.try_number, "earlier": ended(status), "record": record, "since": time.time()}
@@ -159,7 +160,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         return event is not None and self._conclude(event)
 
     def _judge(
-        self, pipeline: Pipeline, status: dict[str, Any] | None, *, earlier: str, silent: float
+        self, pipeline: Pipeline, status: StatusRecord | None, *, earlier: str, silent: float
     ) -> dict[str, Any] | None:
         max_silence, max_dead_letters = self._limits()
         return evaluate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -18,7 +17,9 @@ import click
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import run_directory
 from airflow_bottledwater.spark.error_codec import unpack
+from airflow_bottledwater.spark.run_directory import Driver, Outcome, RunRecord
 from airflow_bottledwater.spark.submit import refuse_speculation
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 
@@ -154,10 +155,10 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
     stopped = Stop(_asked)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: stopped.interrupt(number))
-    _leave("driver.json", {"pid": os.getpid()})
-    result: dict[str, Any] = {}
+    _leave(Driver(os.getpid()))
+    counts: dict[str, Any] = {}
     try:
-        result = work(load(path), path, bounded, stopped)
+        counts = work(load(path), path, bounded, stopped)
     except StopRequested as error:
         log.info("%s", error)
         stopped.set()
@@ -169,7 +170,7 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
         return _fail(failure)
     if (interruption := stopped.interruption) is not None:
         return _fail(interruption)
-    _leave("outcome.json", {"ok": True, **result, **({"stopped": True} if stopped.is_set() else {})})
+    _leave(Outcome(ok=True, stopped=stopped.is_set(), counts=counts))
     return EXIT_OK
 
 
@@ -186,20 +187,11 @@ def _fail(failure: BaseException) -> int:
         log.error("%s: %s", type(failure).__name__, failure)
     else:
         log.exception("The job failed.", exc_info=failure)
-    _leave(
-        "outcome.json",
-        {
-            "ok": False,
-            "kind": type(failure).__name__,
-            "error": str(failure)[:4000],
-            "transient": transient(failure),
-        },
-    )
-    return EXIT_TRANSIENT if transient(failure) else EXIT_FAILED
+    kind, passes = type(failure).__name__, transient(failure)
+    _leave(Outcome(ok=False, kind=kind, error=str(failure)[:4000], transient=passes))
+    return EXIT_TRANSIENT if passes else EXIT_FAILED
 
 
-def _leave(name: str, data: dict[str, Any]) -> None:
+def _leave(record: RunRecord) -> None:
     if folder := os.environ.get(RUN_DIRECTORY):
-        temporary = Path(folder) / f".{name}"
-        temporary.write_text(json.dumps(data))
-        temporary.rename(Path(folder) / name)
+        run_directory.write(Path(folder), record)

@@ -6,7 +6,6 @@ order on SIGTERM and leaves the exit code. The functions look at such a folder f
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -17,16 +16,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.spark import run_directory as records
+from airflow_bottledwater.spark.run_directory import Driver, Exit, Outcome, StopAsked, Supervisor
 
 #: tells the job its folder, in which it leaves its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
-_SUPERVISOR, _DRIVER, _OUTCOME, _EXIT = "supervisor.json", "driver.json", "outcome.json", "exit.json"
-#: left by whoever asks the job to stop, before the signal: a signal alone may come from anywhere
-_STOP = "stop.json"
 LOG = "job.log"
 #: the log's older part; each has at most so many bytes (and what comes in the second between two looks)
 OLD_LOG, LOG_BYTES = "job.log.1", 16 << 20
@@ -69,55 +66,41 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
 
 
 def _introduce(run_directory: Path, pid: int) -> None:
-    _write(run_directory, _SUPERVISOR, {"pid": pid, "started": processes.started(pid), "host": socket.gethostname()})
-
-
-def _write(run_directory: Path, name: str, data: dict[str, Any]) -> None:
-    temporary = run_directory / f".{name}-{os.getpid()}"
-    temporary.write_text(json.dumps(data))
-    temporary.rename(run_directory / name)
-
-
-def _read(run_directory: Path, name: str) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads((run_directory / name).read_text())
-        return found
-    except (OSError, ValueError):
-        return None
+    records.write(run_directory, Supervisor(pid, processes.started(pid), socket.gethostname()))
 
 
 def running(run_directory: Path) -> bool:
     """Whether anything of the job lives (on this host): the supervisor, or what it left when it was killed."""
-    me = _read(run_directory, _SUPERVISOR)
+    me = records.read(run_directory, Supervisor)
     return me is not None and (_alive(me) or bool(_family(me)))
 
 
-def _alive(me: dict[str, Any]) -> bool:
+def _alive(me: Supervisor) -> bool:
     # a supervisor that was gone before it could be looked at has no time of its start
-    return me["started"] is not None and processes.started(me["pid"]) == me["started"]
+    return me.started is not None and processes.started(me.pid) == me.started
 
 
-def _family(me: dict[str, Any]) -> dict[int, int]:
+def _family(me: Supervisor) -> dict[int, int]:
     """A supervisor's processes: they share its group, also when it is gone itself."""
-    now = processes.started(me["pid"])
+    now = processes.started(me.pid)
     # an id is used again only when its group has ended
-    return {} if now is not None and now != me["started"] else processes.family(me["pid"])
+    return {} if now is not None and now != me.started else processes.family(me.pid)
 
 
 def stop_asked(run_directory: Path) -> bool:
     """Whether somebody has asked the job to stop (:func:`stop`)."""
-    return (run_directory / _STOP).exists()
+    return records.present(run_directory, StopAsked)
 
 
-def outcome(run_directory: Path) -> dict[str, Any] | None:
+def outcome(run_directory: Path) -> Outcome | None:
     """What the job left: counts or its error; None while it runs or if it died without a word."""
-    return _read(run_directory, _OUTCOME)
+    return records.read(run_directory, Outcome)
 
 
 def exit_code(run_directory: Path) -> int | None:
     """The exit code, once it has ended."""
-    found = _read(run_directory, _EXIT)
-    return None if found is None else int(found["code"])
+    found = records.read(run_directory, Exit)
+    return None if found is None else found.code
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
@@ -207,14 +190,14 @@ class LogReader:
 def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
     """Ask the job to end in order, and end it by force after the grace time; False if it still lives."""
     if run_directory.is_dir():
-        _write(run_directory, _STOP, {"at": time.time()})
-    me = _read(run_directory, _SUPERVISOR)
+        records.write(run_directory, StopAsked(time.time()))
+    me = records.read(run_directory, Supervisor)
     if me is not None and running(run_directory):
-        driver = _read(run_directory, _DRIVER)
-        if _alive(me):
-            processes.send({me["pid"]: me["started"]}, signal.SIGTERM)
-        elif driver is not None and driver["pid"] in _family(me):
-            _signal(driver["pid"], signal.SIGTERM)
+        driver = records.read(run_directory, Driver)
+        if me.started is not None and _alive(me):
+            processes.send({me.pid: me.started}, signal.SIGTERM)
+        elif driver is not None and driver.pid in _family(me):
+            _signal(driver.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout
         while running(run_directory) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -246,9 +229,9 @@ def sweep(folders: Sequence[Path]) -> None:
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
         except OSError:
             continue  # another one removes it
-        me = _read(folder, _SUPERVISOR)
+        me = records.read(folder, Supervisor)
         quiet = time.time() - newest
-        if me is not None and me.get("host") == socket.gethostname():
+        if me is not None and me.host == socket.gethostname():
             if running(folder):
                 continue
             _remove_settings(folder)
@@ -288,9 +271,9 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
             on_term()
         if stopping and not asked:
             # the driver ends the query, confirms the position and exits; the JVM follows it
-            driver = _read(folder, _DRIVER)
+            driver = records.read(folder, Driver)
             if driver is not None:
-                _signal(driver["pid"], signal.SIGTERM)
+                _signal(driver.pid, signal.SIGTERM)
                 asked = True
             elif time.monotonic() - stopping > 5:
                 child.terminate()
@@ -303,7 +286,7 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
     code = child.wait()
     _remove_settings(folder)
     try:
-        (folder / _EXIT).write_text(json.dumps({"code": code, "at": time.time()}))
+        records.write(folder, Exit(code, time.time()))
     except OSError:
         pass  # the folder is gone, and so is whoever would read it
     if orphaned or (tied and select.select([sys.stdin], [], [], 0)[0]):

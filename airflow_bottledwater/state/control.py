@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
@@ -13,65 +13,34 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.records import Job, encode
+from airflow_bottledwater.state.control_records import (
+    StatusRecord,
+    StopRequest,
+    decode,
+    encode,
+    request_key,
+    status_key,
+)
+from airflow_bottledwater.state.records import Job
 
 log = logging.getLogger(__name__)
 
 #: seconds for which a request to stop that nobody answered holds for the continuation of the job that it names
 REQUEST_HOLDS = 600.0
-#: how a job ends in order
-_IN_ORDER = ("stopped", "finished")
 
 
-def status_key(name: str) -> str:
-    """The key of a pipeline's status."""
-    return f"status/{name}"
-
-
-def request_key(name: str) -> str:
-    """The key of a request to a pipeline's job."""
-    return f"request/{name}"
-
-
-def over(status: dict[str, Any]) -> bool:
-    """Whether the job that wrote this status has ended, and none continues it."""
-    return status.get("state") in _IN_ORDER or (status.get("state") == "failed" and bool(status.get("permanent")))
-
-
-def holds(request: dict[str, Any], status: dict[str, Any] | None, epoch: int, now: float) -> bool:
+def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: float) -> bool:
     """Whether a job obeys a request that was there before it listened; the rules are :class:`Controller`'s.
 
     :param status: the pipeline's last, perhaps an earlier job's.
     :param epoch: the job's.
     """
-    asked, at = request.get("epoch"), request.get("at")
-    if asked == epoch:
+    if request.epoch == epoch:
         return True
-    if not isinstance(asked, int) or asked > epoch or not isinstance(at, int | float) or abs(now - at) > REQUEST_HOLDS:
+    if request.epoch > epoch or request.at is None or not abs(now - request.at) <= REQUEST_HOLDS:
         return False
     # a status of an even later job than the one that was asked: that one had its chance to answer
-    return status is not None and _epoch(status) == asked and not over(status)
-
-
-def _epoch(status: dict[str, Any]) -> int:
-    job = status.get("job")
-    return int(job.get("epoch", 0)) if isinstance(job, dict) else 0
-
-
-@dataclass(slots=True)
-class Status:
-    """What a job says of itself; written at every heartbeat.
-
-    :param state: starting, snapshot, streaming, waiting, stopped, finished or failed.
-    """
-
-    state: str = "starting"
-    position: str = ""
-    counters: dict[str, int] = field(default_factory=dict)
-    progress: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    permanent: bool = False
-    retired: bool = False
+    return status is not None and status.job.epoch == request.epoch and not status.over
 
 
 class Controller:
@@ -93,7 +62,7 @@ class Controller:
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
         self.name = cluster.pipeline(pipeline.slot)
-        self.status = Status()
+        self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, pipeline.engine)
         self.stopped = threading.Event()
         #: the request passes on a signal from outside (the number), of which nobody asked the job to stop
         self.interrupted = 0
@@ -133,7 +102,7 @@ class Controller:
                     reader = self._listen()
                 for key, value in reader.poll(0.2):
                     if key == request_key(self.name) and value is not None:
-                        self._hear(value)
+                        self._hear(decode(StopRequest, value))
                 if time.monotonic() - last_written >= self._pipeline.heartbeat_interval:
                     last_written = time.monotonic()
                     self._write(wait=0)
@@ -164,67 +133,59 @@ class Controller:
         except BaseException:
             reader.close()
             raise
-        request = facts.get(request_key(self.name))
-        if request is None:
+        found = facts.get(request_key(self.name))
+        if found is None:
             return reader
-        if self._heard or holds(request, facts.get(status_key(self.name)), self._job.epoch, time.time()):
+        request, status = decode(StopRequest, found), decode(StatusRecord, facts.get(status_key(self.name)))
+        if self._heard or (request is not None and holds(request, status, self._job.epoch, time.time())):
             self._hear(request)
         else:
-            log.info("A request to stop that an earlier job did not answer is removed: %s", request)
+            log.info("A request to stop that an earlier job did not answer is removed: %s", found)
             self._control.write(request_key(self.name), None, wait=0)
         self._heard = True
         return reader
 
-    def _hear(self, request: dict[str, Any]) -> None:
-        epoch = request.get("epoch")
-        if not isinstance(epoch, int) or epoch > self._job.epoch:
-            return  # to a later job
-        log.info("Asked to stop%s.", " for good" if request.get("retire") else "")
-        self.status.retired = bool(request.get("retire"))
-        self.interrupted = int(request.get("interrupted", 0))
+    def _hear(self, request: StopRequest | None) -> None:
+        if request is None or request.epoch > self._job.epoch:
+            return  # none of ours, or to a later job
+        log.info("Asked to stop%s.", " for good" if request.retire else "")
+        self.status.retired = request.retire
+        self.interrupted = request.interrupted
         self.stopped.set()
         self._control.write(request_key(self.name), None, wait=0)
 
     def _write(self, wait: float) -> None:
-        record = {
-            "state": self.status.state,
-            "job": encode(self._job),
-            "slot": self._pipeline.slot,
-            "on_error": self._pipeline.on_error,
-            "engine": self._pipeline.engine,
-            "position": self.status.position,
-            "counters": self.status.counters,
-            "progress": self.status.progress,
-            "error": self.status.error,
-            "permanent": self.status.permanent,
-            "retired": self.status.retired,
-            "at": time.time(),
-        }
-        self._control.write(status_key(self.name), record, wait=wait)
+        self.status.at = time.time()
+        self._control.write(status_key(self.name), encode(self.status), wait=wait)
 
 
-def read_status(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
+def _read(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
+    return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(status_key(name))
+
+
+def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
     """The last status of a pipeline."""
-    found = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(status_key(name))
-    return found if found is None or _epoch(found) else None
+    return decode(StatusRecord, _read(pipeline, name))
 
 
-def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> dict[str, Any] | None:
+def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
     """Ask the running job of a slot to stop, or the one that continues it; returns the status that it was addressed by, None if
     there is none. A job that has ended in order, or for good, is not asked: nothing runs, and nothing is continued.
 
     :param retire: for good: ``drop_slot(when='retired')`` may then drop the slot.
     """
     name = cluster.pipeline(pipeline.slot)
-    status = read_status(pipeline, name)
-    if status is None:
+    found = _read(pipeline, name)
+    status = decode(StatusRecord, found)
+    if found is None or status is None:
         return None
-    if not over(status):
-        _request(pipeline, name, status["job"]["epoch"], retire)
-    if retire and status["state"] in (*_IN_ORDER, "failed"):
+    if not status.over:
+        _request(pipeline, name, StopRequest(status.job.epoch, retire))
+    if retire and status.ended:
         control = store.Control(pipeline.kafka)
         try:
-            control.write(status_key(name), {**status, "retired": True})
+            # with the fields of a newer version that wrote it
+            control.write(status_key(name), {**found, **encode(replace(status, retired=True))})
         finally:
             control.close()
     return status
@@ -236,19 +197,18 @@ def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupt
     :param interrupted: the signal from outside that is passed on, of which nobody asked the job to stop.
     :raises Outage: Kafka does not take the request.
     """
-    _request(pipeline, cluster.pipeline(pipeline.slot), job.epoch, retire=False, interrupted=interrupted)
+    _request(pipeline, cluster.pipeline(pipeline.slot), StopRequest(job.epoch, interrupted=interrupted))
 
 
-def _request(pipeline: Pipeline, name: str, epoch: int, retire: bool, interrupted: int = 0) -> None:
-    request = {"command": "stop", "epoch": epoch, "retire": retire, "interrupted": interrupted, "at": time.time()}
+def _request(pipeline: Pipeline, name: str, request: StopRequest) -> None:
     control = store.Control(pipeline.kafka)
     try:
-        control.write(request_key(name), request)
+        control.write(request_key(name), encode(replace(request, at=time.time())))
     finally:
         control.close()
 
 
-def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: float) -> dict[str, Any] | None:
+def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: float) -> StatusRecord | None:
     """Wait until a job has written its last status; None if it has not in time."""
     name = cluster.pipeline(pipeline.slot)
     end = Topics(pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
@@ -260,13 +220,8 @@ def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: fl
         except Outage:
             return None
         while time.monotonic() < deadline:
-            status = reader.values.get(status_key(name))
-            if (
-                status is None
-                or not _epoch(status)
-                or status["job"]["id"] != job_id
-                or status["state"] in (*_IN_ORDER, "failed")
-            ):
+            status = decode(StatusRecord, reader.values.get(status_key(name)))
+            if status is None or status.job.id != job_id or status.ended:
                 return status
             reader.poll(0.2)
         return None

@@ -12,6 +12,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control import read_status
+from airflow_bottledwater.state.control_records import encode
 from airflow_bottledwater.state.identity import check_cluster
 
 
@@ -22,7 +23,7 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
         found = slot.state(connection, pipeline.slot)
     known = read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot))
     check_cluster(known, cluster, store.state_topic_name(cluster.database, pipeline.slot))
-    boundaries = known.boundaries
+    boundaries, job = known.boundaries, read_status(pipeline, cluster.pipeline(pipeline.slot))
     tables = []
     for oid, pinned in sorted(known.tables.items(), key=lambda item: item[1].table.qualified):
         plan = known.plan(oid)
@@ -49,5 +50,5 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
         "counters": known.counters,
         "complete": bool(known.tables) and known.complete,
         "tables": tables,
-        "job": read_status(pipeline, cluster.pipeline(pipeline.slot)),
+        "job": encode(job) if job else None,
     }

@@ -16,12 +16,11 @@ from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 
 if TYPE_CHECKING:
     from airflow_bottledwater.state import store
 
-#: states behind which a job reports nothing more
-_ENDED = ("stopped", "finished", "failed")
 #: so many heartbeats, and so many outage_timeouts, may be missing: a job waits for servers before its first report, and one that
 #: died of a transient cause is submitted again after a pause
 _HEARTBEATS, _OUTAGES = 10, 2
@@ -66,7 +65,7 @@ class SharedStatus:
     def _key(kafka: dict[str, str]) -> str:
         return json.dumps(kafka, sort_keys=True)
 
-    def get(self, name: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+    def get(self, name: str, *, now: bool = False) -> tuple[StatusRecord | None, float]:
         """A pipeline's status, at most a second old, and when it last changed by this process's own monotonic clock (0: not since
         it is looked at).
 
@@ -76,7 +75,6 @@ class SharedStatus:
         # here and not above: they bring the publisher and numba, which a DAG processor does without
         from airflow_bottledwater.kafka.topics import Topics
         from airflow_bottledwater.state import store
-        from airflow_bottledwater.state.control import status_key
 
         with self._reading:
             first = self._reader is None
@@ -96,10 +94,7 @@ class SharedStatus:
                     self._note(key for key, _ in changes)
                 self._read = time.monotonic()
             key = status_key(name)
-            found = self._reader.values.get(key)
-            # a record that is not a job's tells nothing
-            known = found if found is not None and isinstance(found.get("job"), dict) else None
-            return known, self._changed.get(key, 0.0)
+            return decode(StatusRecord, self._reader.values.get(key)), self._changed.get(key, 0.0)
 
     def _note(self, keys: Iterable[str]) -> None:
         self._changed.update(dict.fromkeys(keys, time.monotonic()))
@@ -110,16 +105,16 @@ def limit(pipeline: Pipeline, max_silence: float) -> float:
     return max(max_silence, _HEARTBEATS * pipeline.heartbeat_interval, _OUTAGES * pipeline.outage_timeout)
 
 
-def ended(status: dict[str, Any] | None) -> str:
+def ended(status: StatusRecord | None) -> str:
     """The id of the stream's job whose end is the last that was reported; empty: it has not ended.
 
     Where a watch begins, that is an earlier job's end: a new one may be on its way.
     """
-    return status["job"]["id"] if status and status["job"]["kind"] == "stream" and status["state"] in _ENDED else ""
+    return status.job.id if status is not None and status.job.kind == "stream" and status.ended else ""
 
 
 def evaluate(
-    status: dict[str, Any] | None, *, silent: float, most: float, earlier: str, max_dead_letters: int | None
+    status: StatusRecord | None, *, silent: float, most: float, earlier: str, max_dead_letters: int | None
 ) -> dict[str, Any] | None:
     """What a status means: an event, or None to look again.
 
@@ -131,36 +126,33 @@ def evaluate(
     :param earlier: job whose end was known before the watch began.
     """
     late = silent >= most
-    if status is None or status["job"]["kind"] != "stream":
+    if status is None or status.job.kind != "stream":
         if not late:
             return None
-        last = (
-            "No job has ever reported." if status is None else f"The last report is of a {status['job']['kind']} job."
-        )
+        last = "No job has ever reported." if status is None else f"The last report is of a {status.job.kind} job."
         return _failed(
             f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not start; check that "
             "this task has the same slot and connections."
         )
-    position = status["position"]
-    letters = int(status["counters"].get("dead_letters", 0))
+    letters = status.counters.get("dead_letters", 0)
     if max_dead_letters is not None and letters > max_dead_letters:
-        return _failed(f"{letters} dead letters, more than {max_dead_letters}.", position)
-    if status["state"] not in _ENDED:
+        return _failed(f"{letters} dead letters, more than {max_dead_letters}.", status.position)
+    if not status.ended:
         if not late:
             return None
-        job = status["job"]
+        job = status.job
         return _failed(
-            f"The job {job['id'][:8]} (epoch {job['epoch']}, process {job['pid']} on {job['host']}) has not reported for {silent:.0f} s: "
+            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for {silent:.0f} s: "
             "it was killed, or its host is gone. Start the stream again, it goes on where it was.",
-            position,
+            status.position,
         )
-    if status["job"]["id"] == earlier and not late:
+    if status.job.id == earlier and not late:
         return None
-    if status["state"] == "failed":
-        if not status["permanent"] and not late:
+    if status.failed:
+        if not status.permanent and not late:
             return None
-        return {**_failed(status["error"], position), "permanent": status["permanent"]}
-    return {"status": "ok", "position": position, "counters": status["counters"]}
+        return {**_failed(status.error, status.position), "permanent": status.permanent}
+    return {"status": "ok", "position": status.position, "counters": status.counters}
 
 
 def _failed(message: str, position: str = "") -> dict[str, Any]:
@@ -216,7 +208,7 @@ class Watch:
             self._statuses.release()
 
 
-def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
     """A pipeline's status once, and when it changed: see :meth:`SharedStatus.get`."""
     statuses = SharedStatus.acquire(pipeline.kafka)
     try:

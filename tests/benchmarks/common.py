@@ -276,15 +276,15 @@ class Job:
         return supervise.log_tail(self.run)
 
     def wait(self, timeout: float = 1200.0) -> dict[str, Any]:
-        """Its outcome, once it has ended.
+        """What it reports, once it has ended.
 
         :raises RuntimeError: it failed.
         """
         until(lambda: supervise.exit_code(self.run) is not None, "the job's end", timeout)
         outcome = supervise.outcome(self.run)
-        if outcome is None or not outcome["ok"]:
+        if outcome is None or not outcome.ok:
             raise RuntimeError(f"the job failed: {outcome}\n{self.log()}")
-        return outcome
+        return outcome.result
 
     def __enter__(self) -> Self:
         return self

@@ -173,8 +173,8 @@ def test_a_stream_that_stood_still_and_was_replaced_ends(
             process.resume()
         assert zombie.ended() in (EXIT_FAILED, EXIT_TRANSIENT), zombie.log
         outcome = supervise.outcome(zombie.run)
-        assert outcome is not None and outcome["kind"] == "TakenOver", zombie.log
-        assert "was taken over by" in outcome["error"]
+        assert outcome is not None and outcome.kind == "TakenOver", zombie.log
+        assert "was taken over by" in outcome.error
         _more(reader, successor)
         successor.stop()
 
@@ -241,7 +241,7 @@ def test_a_snapshot_that_stood_still_and_was_replaced_ends(
                 process.resume()
         assert zombie.ended() == EXIT_FAILED, zombie.log
         outcome = supervise.outcome(zombie.run)
-        assert outcome is not None and outcome["kind"] == "TakenOver", zombie.log
+        assert outcome is not None and outcome.kind == "TakenOver", zombie.log
         flow.stream()
     flow.stream()
     audit(flow, TABLES, resumed=True).check()

@@ -21,6 +21,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state import control, records, status, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.state.control_records import StopRequest, request_key
 from airflow_bottledwater.stream import engine
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -51,7 +52,7 @@ def foreign(flow: Flow) -> Iterator[None]:
     refused: list[object] = []
     for key, value in [
         (b"status/other", b"not json"), (b"\xff", b"{}"), (b"other", b"[]"), (b"status/other", b"17"), (b"status/other", b"\xff"),
-        (control.request_key(name).encode(), b'"stop"'), (control.request_key(name).encode(), b'{"epoch": "all"}'),
+        (request_key(name).encode(), b'"stop"'), (request_key(name).encode(), b'{"epoch": "all"}'),
     ]:  # fmt: skip
         producer.produce(
             store.CONTROL_TOPIC,
@@ -63,7 +64,7 @@ def foreign(flow: Flow) -> Iterator[None]:
     assert producer.flush(10) == 0
     assert not refused
     yield
-    for key in (control.request_key(name).encode(), b"status/other"):
+    for key in (request_key(name).encode(), b"status/other"):
         producer.produce(store.CONTROL_TOPIC, None, key, partition=0)
     assert producer.flush(10) == 0
 
@@ -73,9 +74,9 @@ def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, forei
         until(lambda: _status(flow).get("state") == "streaming", "the stream runs", failed=errors)
         asked = control.request_stop(flow.pipeline, _cluster(flow))
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked["job"]["id"], timeout=60)
+        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked.job.id, timeout=60)
         assert ended is not None
-        assert ended["state"] == "stopped"
+        assert ended.state == "stopped"
     assert not errors
 
 
@@ -132,9 +133,9 @@ def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> Non
     flow.stream()
     asked = control.request_stop(flow.pipeline, cluster)
     assert asked is not None
-    assert asked["state"] in ("stopped", "finished")
+    assert asked.state in ("stopped", "finished")
     # and one that an older version has left there
-    control._request(flow.pipeline, cluster.pipeline(flow.pipeline.slot), asked["job"]["epoch"], retire=False)
+    control._request(flow.pipeline, cluster.pipeline(flow.pipeline.slot), StopRequest(asked.job.epoch))
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)

@@ -27,10 +27,12 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.control_records import encode, status_key
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import INTENT, SLOT, Intent
 from tests.support.pipeline import Source, refused, refuses
+from tests.support.status import status_of
 from tests.support.waiting import until
 
 
@@ -384,7 +386,7 @@ def retire(source: Source) -> None:
     with connect(source.dsn) as connection:
         name = identify(connection).pipeline(source.name)
     control = store.Control(source.pipeline.kafka)
-    control.write(f"status/{name}", {"state": "stopped", "retired": True})
+    control.write(status_key(name), encode(status_of("stopped", retired=True)))
     control.close()
 
 

@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "a pipeline that is alive is not forgotten",
         "provision/drop.py",
-        'now["at"] != before["at"]',
+        "now.at != before.at",
         "False",
         f"{_IDENTITY}::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
@@ -586,7 +586,7 @@ MUTANTS = (
     Mutant(
         "a stop of ours is told from a signal of others",
         "spark/supervise.py",
-        '        _write(run_directory, _STOP, {"at": time.time()})',
+        "        records.write(run_directory, StopAsked(time.time()))",
         "        pass",
         f"{_SUPERVISE}::test_only_our_own_stop_is_one[we]",
     ),
@@ -600,7 +600,7 @@ MUTANTS = (
     Mutant(
         "a supervisor that was never seen does not run",
         "spark/supervise.py",
-        'return me["started"] is not None and processes',
+        "return me.started is not None and processes",
         "return processes",
         f"{_SUPERVISE}::test_a_supervisor_that_was_gone_before_it_could_be_looked_at_does_not_run",
     ),
@@ -656,7 +656,7 @@ MUTANTS = (
     Mutant(
         "waiting for a server is not working",
         "operators/stream.py",
-        'return progress or result.get("kind") == Interrupted.__name__',
+        "return progress or outcome.kind == Interrupted.__name__",
         "return True",
         f"{_STREAM_OPERATOR}::test_the_count_starts_anew_behind_a_job_that_worked",
     ),
@@ -804,7 +804,7 @@ MUTANTS = (
     Mutant(
         "a stop holds for the continuation of a dead job only",
         "state/control.py",
-        "return status is not None and _epoch(status) == asked and not over(status)",
+        "return status is not None and status.job.epoch == request.epoch and not status.over",
         "return True",
         "tests/unit/state/test_control.py::test_what_was_asked_before_a_job_listened",
     ),

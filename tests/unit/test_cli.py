@@ -24,6 +24,8 @@ from airflow_bottledwater.cli import jobs, report
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.settings import SETTINGS
 from airflow_bottledwater.spark.supervise import LOG, LogReader
+from airflow_bottledwater.state.control_records import encode
+from tests.support.status import status_of
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]
 
@@ -203,7 +205,7 @@ def test_a_jobs_own_lines_are_shown_at_their_levels(tmp_path: Path, caplog: pyte
 REPORT: dict[str, Any] = {
     "name": "shop",
     "slot": {"lag": 1234, "retained": 5678, "wal_status": "reserved"},
-    "job": {"at": 0, "state": "running", "job": {"epoch": 3, "host": "h"}, "counters": {"rows": 7}, "error": "[x] is away"},
+    "job": encode(status_of("running", epoch=3, counters={"rows": 7}, error="[x] is away")),
     "position": "",
     "complete": True,
     "tables": [{"table": "public.[a]", "topic": "a", "boundary": "1:2:", "filtered": False, "ranges": "1/1", "rows": 9}],

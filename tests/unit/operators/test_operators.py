@@ -33,6 +33,7 @@ from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
+from airflow_bottledwater.spark.run_directory import Outcome
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -330,7 +331,7 @@ OLD, NEW = ({"folder": f"/tmp/nowhere/{name}", "host": socket.gethostname()} for
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> SimpleNamespace:
     """Jobs that are not there: who lives, and what was done."""
-    world = SimpleNamespace(done=[], living=set(), result={"ok": True, "rows": 7}, stops=True)
+    world = SimpleNamespace(done=[], living=set(), result=Outcome(ok=True, counts={"rows": 7}), stops=True)
 
     def stop(identity: Any, **_: Any) -> bool:
         world.done.append(f"stop {identity['folder'][-3:]}")
@@ -387,10 +388,10 @@ def test_a_cleared_snapshot_ends_the_earlier_job_first(jobs: SimpleNamespace) ->
 
 
 def test_a_snapshot_that_was_interrupted_is_left_for_a_retry(jobs: SimpleNamespace) -> None:
-    jobs.result = {"ok": False, "kind": "Interrupted", "error": "SIGTERM from outside", "transient": True}
+    jobs.result = Outcome(ok=False, kind="Interrupted", error="SIGTERM from outside", transient=True)
     with pytest.raises(errors.JobFailed, match="SIGTERM"):
         snapshot_of(None)
-    jobs.result = {"ok": True, "stopped": True}
+    jobs.result = Outcome(ok=True, stopped=True)
     with pytest.raises(AirflowFailException, match="Clear the task"):
         snapshot_of(None)
 

@@ -18,6 +18,7 @@ from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import SparkJobHook
 from airflow_bottledwater.operators import stream
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.spark.run_directory import Outcome
 from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger
 
 OLD = {"folder": "/tmp/nowhere/old", "host": socket.gethostname()}
@@ -45,7 +46,7 @@ class World:
 
     def __init__(self) -> None:
         self.living: set[str] = set()
-        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.outcomes: dict[str, Outcome] = {}
         self.done: list[str] = []
         self.arguments: list[str] = []
         self.asked: set[str] = set()
@@ -53,7 +54,7 @@ class World:
 
     def end(self, identity: dict[str, str], **outcome: Any) -> None:
         self.living.discard(identity["folder"])
-        self.outcomes[identity["folder"]] = outcome
+        self.outcomes[identity["folder"]] = Outcome(**outcome)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(
         spark_job,
         "outcome",
-        lambda identity: made.outcomes.get(identity["folder"], {"ok": False, "error": "killed", "transient": True}),
+        lambda identity: made.outcomes.get(identity["folder"], Outcome(ok=False, error="killed", transient=True)),
     )
     monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"forget {identity['folder'][-3:]}"))
     monkeypatch.setattr(spark_job, "stop_asked", lambda identity: identity["folder"] in made.asked)
@@ -199,7 +200,7 @@ def test_a_cleared_task_does_not_submit_while_the_old_job_cannot_be_stopped(
 
 
 def test_a_retry_of_a_job_that_has_ended_well_ends_well(world: World) -> None:
-    world.end(OLD, ok=True, position="0/5", published=7)
+    world.end(OLD, ok=True, counts={"position": "0/5", "published": 7})
     result = operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
     assert result == {"position": "0/5", "published": 7}
     assert world.done == ["forget old"]
@@ -207,7 +208,7 @@ def test_a_retry_of_a_job_that_has_ended_well_ends_well(world: World) -> None:
 
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
     """After its timeout for example: it has not ended well, it was ended."""
-    world.end(OLD, ok=True, position="0/5", stopped=True)
+    world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
     deferred(lambda: operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1)))
     assert world.done == ["forget old", "start"]
 
@@ -289,7 +290,7 @@ def test_an_event_that_is_not_known_fails(world: World, event: dict[str, Any] | 
 
 
 def test_a_job_that_ended_well_is_the_tasks_result(world: World) -> None:
-    world.end(OLD, ok=True, position="0/5")
+    world.end(OLD, ok=True, counts={"position": "0/5"})
     assert operator().execute_complete(context(Store()), ended()) == {"position": "0/5"}
     assert world.done == ["forget old"]
 
@@ -360,7 +361,7 @@ def test_the_count_starts_anew_behind_a_job_that_worked(
 
 def test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again(world: World) -> None:
     """By a triggerer that had to give the trigger to another one. A stop through Kafka is a person's: the task succeeds."""
-    world.end(OLD, ok=True, position="0/5", stopped=True)
+    world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
     assert operator().execute_complete(context(Store()), ended())["position"] == "0/5"
     world.asked.add(OLD["folder"])
     world.done.clear()

@@ -21,6 +21,8 @@ from airflow_bottledwater.postgres import connect as postgres
 from airflow_bottledwater.sensors import stream_error
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+from airflow_bottledwater.state.control_records import StatusRecord
+from tests.support.status import status_of
 
 pytestmark = pytest.mark.usefixtures("connections")
 
@@ -111,12 +113,9 @@ def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
 
 
 # ------------------------------------------------------------------ the stream's end
-def told(state: str = "streaming", job: str = "j1", **more: Any) -> dict[str, Any]:
+def told(state: str = "streaming", id: str = "j1", **more: Any) -> StatusRecord:
     """A status as a job writes it."""
-    return {
-        "state": state, "job": {"kind": "stream", "id": job, "epoch": 1, "pid": 1, "host": "h"}, "position": "0/5", "counters": {},
-        "error": "", "permanent": True, "at": 5.0, **more,
-    }  # fmt: skip
+    return status_of(state, id=id, **{"position": "0/5", "permanent": True, "at": 5.0, **more})
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         # which ended before the sensor began: the stream of this run is on its way
         (told("failed", "j0", error="old"), "j0"),
         (told("stopped", "j0"), "j0"),
-        ({**told("finished"), "job": {"kind": "snapshot", "id": "j0"}}, ""),
+        (told("finished", "j0", kind="snapshot"), ""),
     ],
 )
 def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status: Any, earlier: str) -> None:

@@ -19,6 +19,7 @@ from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
 from airflow_bottledwater.spark import job, supervise
 from airflow_bottledwater.spark.error_codec import pack
+from airflow_bottledwater.spark.run_directory import Outcome
 from tests.support.waiting import until
 
 
@@ -236,7 +237,7 @@ def test_a_jobs_error_is_left_for_whoever_asks(
 
     assert _run(tmp_path, monkeypatch, work) == code
     found = supervise.outcome(tmp_path)
-    assert found is not None and (found["ok"], found["transient"]) == (False, transient)
+    assert found is not None and (found.ok, found.transient) == (False, transient)
     assert json.loads((tmp_path / "driver.json").read_text()) == {"pid": os.getpid()}
 
 
@@ -256,9 +257,9 @@ def test_a_job_that_was_stopped_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     for work in (asked, through_kafka):
         assert _run(tmp_path, monkeypatch, work) == job.EXIT_OK
         found = supervise.outcome(tmp_path)
-        assert found is not None and found["ok"] and found["stopped"]
+        assert found is not None and found.ok and found.stopped
     assert _run(tmp_path, monkeypatch, lambda *_: {"position": "0/5"}) == job.EXIT_OK
-    assert supervise.outcome(tmp_path) == {"ok": True, "position": "0/5"}
+    assert supervise.outcome(tmp_path) == Outcome(ok=True, counts={"position": "0/5"})
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -276,14 +277,14 @@ def test_a_signal_that_nobody_asked_for_is_no_stop(
 
     assert _run(tmp_path, monkeypatch, work) == job.EXIT_TRANSIENT
     found = supervise.outcome(tmp_path)
-    assert found is not None and (found["ok"], found["transient"], found["kind"]) == (False, True, "Interrupted")
-    assert signal.Signals(signum).name in found["error"] and "bottledwater stop" in found["error"]
+    assert found is not None and (found.ok, found.transient, found.kind) == (False, True, "Interrupted")
+    assert signal.Signals(signum).name in found.error and "bottledwater stop" in found.error
     # the same signal behind a request of ours is a stop
     supervise.stop(tmp_path)
     if not isinstance(raised, RuntimeError):
         assert _run(tmp_path, monkeypatch, work) == job.EXIT_OK
         found = supervise.outcome(tmp_path)
-        assert found is not None and found["ok"] and found["stopped"]
+        assert found is not None and found.ok and found.stopped
 
 
 #: a real job's entry point, with a work that waits to be stopped
@@ -306,9 +307,7 @@ def test_only_our_own_stop_is_one(tmp_path: Path, who: str) -> None:
         until(lambda: not supervise.running(tmp_path), "the job ends")
     found = supervise.outcome(tmp_path)
     assert found is not None, supervise.log_tail(tmp_path)
-    assert (found["ok"], found.get("stopped"), found.get("transient")) == (
-        (True, True, None) if who == "we" else (False, None, True)
-    )
+    assert (found.ok, found.stopped, found.transient) == ((True, True, False) if who == "we" else (False, False, True))
     assert supervise.exit_code(tmp_path) == (job.EXIT_OK if who == "we" else job.EXIT_TRANSIENT)
 
 

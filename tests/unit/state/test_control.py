@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import pytest
 
 from airflow_bottledwater.state.control import REQUEST_HOLDS, holds
+from airflow_bottledwater.state.control_records import StatusRecord, StopRequest
+from tests.support.status import status_of
 
 NOW = 1_000_000.0
 
 
-def status(epoch: int, state: str = "streaming", *, permanent: bool = False) -> dict[str, Any]:
-    return {"state": state, "permanent": permanent, "job": {"epoch": epoch}}
+def status(epoch: int, state: str = "streaming", *, permanent: bool = False) -> StatusRecord:
+    return status_of(state, epoch=epoch, permanent=permanent)
 
 
-def request(epoch: Any, *, age: float = 10.0) -> dict[str, Any]:
-    return {"command": "stop", "epoch": epoch, "at": NOW - age}
+def request(epoch: int, *, age: float = 10.0) -> StopRequest:
+    return StopRequest(epoch, at=NOW - age)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,9 @@ def request(epoch: Any, *, age: float = 10.0) -> dict[str, Any]:
         pytest.param(request(5), status(6), False, id="to a job before the last"),
         pytest.param(request(8), status(6), False, id="to a later job"),
         pytest.param(request(6), None, False, id="to a job that left no status"),
-        pytest.param(request("6"), status(6), False, id="malformed epoch"),
-        pytest.param({"epoch": 6}, status(6), False, id="without a time"),
-        pytest.param(request(6), {"job": "x"}, False, id="malformed status"),
+        pytest.param(StopRequest(6), status(6), False, id="without a time"),
+        pytest.param(StopRequest(6, at=math.nan), status(6), False, id="at no time"),
     ],
 )
-def test_what_was_asked_before_a_job_listened(asked: dict[str, Any], last: dict[str, Any] | None, obeyed: bool) -> None:
+def test_what_was_asked_before_a_job_listened(asked: StopRequest, last: StatusRecord | None, obeyed: bool) -> None:
     assert holds(asked, last, 7, NOW) is obeyed

@@ -16,10 +16,12 @@ import pytest
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
 from airflow_bottledwater.triggers import slot_lag, stream, stream_error
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
 from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger
 from airflow_bottledwater.triggers.stream_error import SharedStatus, StreamErrorTrigger
+from tests.support.status import status_of
 
 PIPELINE: dict[str, Any] = {
     "postgres_conn_id": "postgres_default",
@@ -229,15 +231,8 @@ def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None)
         assert event and "'orders'" in event["message"]
 
 
-def seen(**changes: Any) -> dict[str, Any]:
-    status = {
-        "state": "streaming", "job": {"kind": "stream", "id": "j1", "epoch": 4, "pid": 5, "host": "h"}, "position": "0/5",
-        "counters": {"dead_letters": 2, "published": 7}, "error": "", "permanent": False, "at": 0.0,
-    }  # fmt: skip
-    return {**status, **changes}
-
-
-SNAPSHOT = {"kind": "snapshot", "id": "j1"}
+def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
+    return status_of(state, **{"position": "0/5", "counters": {"dead_letters": 2, "published": 7}, **changes})
 
 
 @pytest.mark.parametrize(
@@ -262,22 +257,22 @@ SNAPSHOT = {"kind": "snapshot", "id": "j1"}
         # or nobody did
         (seen(state="failed", error="broker away"), 600, None, "broker away"),
         # of a job before this one: another may be on its way
-        (seen(state="failed", permanent=True, error="old", job={"kind": "stream", "id": "j0"}), 599, None, None),
-        (seen(state="stopped", job={"kind": "stream", "id": "j0"}), 599, None, None),
+        (seen(state="failed", permanent=True, error="old", id="j0"), 599, None, None),
+        (seen(state="stopped", id="j0"), 599, None, None),
         # or there is none
-        (seen(state="failed", permanent=True, error="old", job={"kind": "stream", "id": "j0"}), 600, None, "old"),
-        (seen(state="stopped", job={"kind": "stream", "id": "j0"}), 600, None, "ok"),
+        (seen(state="failed", permanent=True, error="old", id="j0"), 600, None, "old"),
+        (seen(state="stopped", id="j0"), 600, None, "ok"),
         # of a snapshot
-        (seen(state="failed", permanent=True, job=SNAPSHOT), 0, None, None),
-        (seen(state="finished", job=SNAPSHOT), 600, None, "of a snapshot job"),
+        (seen(state="failed", permanent=True, kind="snapshot"), 0, None, None),
+        (seen(state="finished", kind="snapshot"), 600, None, "of a snapshot job"),
     ],
 )
 def test_what_a_streams_status_means(
-    status: dict[str, Any] | None, silent: float, limit: int | None, verdict: str | None
+    status: StatusRecord | None, silent: float, limit: int | None, verdict: str | None
 ) -> None:
     if status is not None:
         # no clock of another host decides anything
-        status = {**status, "at": time.time() + 1e6}
+        status.at = time.time() + 1e6
     event = stream_error.evaluate(status, silent=silent, most=600, earlier="j0", max_dead_letters=limit)
     if verdict in (None, "ok"):
         assert (event and event["status"]) == verdict
@@ -300,14 +295,14 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        self.status: dict[str, Any] | None = None
+        self.status: StatusRecord | None = None
         self.changed = 0.0
         self.away = False
-        self.late: dict[str, Any] | None = None
+        self.late: StatusRecord | None = None
         monkeypatch.setattr(stream_error.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(SharedStatus, "get", self.get)
 
-    def get(self, name: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+    def get(self, name: str, *, now: bool = False) -> tuple[StatusRecord | None, float]:
         if self.away:
             raise Outage("Kafka is away")
         if now and self.late is not None:
@@ -425,6 +420,21 @@ def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(reade
     for each in (later, elsewhere):
         each.close()
     assert [reader.closed for reader in readers] == [1, 1, 1] and SharedStatus._of == {}
+
+
+def test_a_record_that_is_not_a_jobs_says_nothing(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, Any] = {status_key("d/orders"): encode(seen())}
+    monkeypatch.setattr(Reader, "read_to", lambda self, *_, **__: self.values.update(written))
+    pipeline: Any = SimpleNamespace(kafka=KAFKA, slot="orders")
+    assert stream_error.read(pipeline, CLUSTER, now=True)[0] == seen()
+    for foreign in (
+        {},
+        {"state": "stopped"},
+        {"state": "stopped", "job": "x"},
+        {"job": written[status_key("d/orders")]["job"]},
+    ):
+        written[status_key("d/orders")] = foreign
+        assert stream_error.read(pipeline, CLUSTER, now=True)[0] is None
 
 
 def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,96 @@
+"""The codec of the records in a run directory: what is written, what older and newer versions write, and what is malformed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.spark import run_directory
+from airflow_bottledwater.spark.run_directory import Driver, Exit, Outcome, RunRecord, StopAsked, Supervisor
+
+#: each file as the versions before this module have written it
+RECORDS: list[tuple[str, dict[str, Any], RunRecord]] = [
+    ("supervisor.json", {"pid": 17, "started": 4711, "host": "h"}, Supervisor(17, 4711, "h")),
+    ("supervisor.json", {"pid": 17, "started": None, "host": "h"}, Supervisor(17, None, "h")),
+    ("driver.json", {"pid": 18}, Driver(18)),
+    ("stop.json", {"at": 1700000000.5}, StopAsked(1700000000.5)),
+    ("exit.json", {"code": -9, "at": 1700000000.5}, Exit(-9, 1700000000.5)),
+    ("outcome.json", {"ok": True}, Outcome(ok=True)),
+    (
+        "outcome.json",
+        {"ok": True, "position": "0/5", "published": 7, "stopped": True},
+        Outcome(ok=True, stopped=True, counts={"position": "0/5", "published": 7}),
+    ),
+    (
+        "outcome.json",
+        {"ok": False, "kind": "Outage", "error": "Kafka is away.", "transient": True},
+        Outcome(ok=False, kind="Outage", error="Kafka is away.", transient=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "raw", "record"), RECORDS)
+def test_what_is_written_is_what_older_versions_write_and_read(
+    tmp_path: Path, name: str, raw: dict[str, Any], record: RunRecord
+) -> None:
+    run_directory.write(tmp_path, record)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    # to the byte: with the same order of the fields
+    assert (tmp_path / name).read_text() == json.dumps(raw)
+    assert run_directory.read(tmp_path, type(record)) == record
+
+
+@pytest.mark.parametrize("record", [Supervisor(17, 4711, "h"), Driver(18), Exit(0, 1.0)])
+def test_a_field_of_a_newer_version_is_left_out(tmp_path: Path, record: Any) -> None:
+    run_directory.write(tmp_path, record)
+    path = tmp_path / record.FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "added": [1]}))
+    assert run_directory.read(tmp_path, type(record)) == record
+
+
+def test_what_is_missing_has_its_default(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.json").write_text('{"pid": 17, "started": 4711}')
+    (tmp_path / "exit.json").write_text('{"code": 75}')
+    (tmp_path / "outcome.json").write_text('{"ok": false, "error": "gone"}')
+    assert run_directory.read(tmp_path, Supervisor) == Supervisor(17, 4711)
+    assert run_directory.read(tmp_path, Exit) == Exit(75)
+    assert run_directory.read(tmp_path, Outcome) == Outcome(ok=False, error="gone", transient=False)
+
+
+@pytest.mark.parametrize("kind", [Supervisor, Driver, Exit, Outcome])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "17",
+        "{}",
+        '{"pid": "x", "started": 1}',
+        '{"code": null}',
+        '{"ok": "yes"}',
+        '{"ok": 1}',
+        b"\xff",
+    ],
+)
+def test_what_is_malformed_is_as_if_it_were_not_there(
+    tmp_path: Path, kind: type[RunRecord], text: str | bytes | None
+) -> None:
+    if text is not None:
+        (tmp_path / kind.FILE).write_bytes(text.encode() if isinstance(text, str) else text)
+    assert run_directory.read(tmp_path, kind) is None
+
+
+def test_a_request_to_stop_is_one_whatever_it_says(tmp_path: Path) -> None:
+    assert not run_directory.present(tmp_path, StopAsked)
+    (tmp_path / "stop.json").touch()
+    assert run_directory.present(tmp_path, StopAsked)
+
+
+def test_what_a_job_gives_to_who_waits_for_it() -> None:
+    assert Outcome(ok=True, counts={"rows": 7}).result == {"rows": 7}
+    assert Outcome(ok=True, stopped=True, counts={"rows": 7}).result == {"rows": 7, "stopped": True}

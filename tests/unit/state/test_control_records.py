@@ -1,0 +1,125 @@
+"""The codec of the shared topic's records: what is written, what older and newer versions write, and what is none of ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.state.control_records import (
+    ControlRecord,
+    OwnerRecord,
+    StatusRecord,
+    StopRequest,
+    decode,
+    encode,
+    owner_key,
+    owners_prefix,
+    request_key,
+    status_key,
+)
+from airflow_bottledwater.state.records import Job
+
+JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "started": 1700000000.5}
+
+#: each record as the versions before this module have written it
+STATUS = {
+    "state": "streaming", "job": JOB, "slot": "orders", "on_error": "exit", "engine": "continuous",
+    "position": "00000000016B3748/0000000C", "counters": {"published": 7, "dead_letters": 0},
+    "progress": {"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]}, "error": "", "permanent": False, "retired": False,
+    "at": 1700000001.25,
+}  # fmt: skip
+REQUEST = {"command": "stop", "epoch": 3, "retire": True, "interrupted": 0, "at": 1700000002.5}
+OWNER = {"pipeline": "7301/shop/orders", "at": 1700000003.0}
+
+RECORDS: list[tuple[dict[str, Any], ControlRecord]] = [
+    (
+        STATUS,
+        StatusRecord(
+            "streaming",
+            Job(3, "5f1c", "stream", "h", 17, 1700000000.5),
+            slot="orders",
+            on_error="exit",
+            engine="continuous",
+            position="00000000016B3748/0000000C",
+            counters={"published": 7, "dead_letters": 0},
+            progress={"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]},
+            at=1700000001.25,
+        ),
+    ),
+    (REQUEST, StopRequest(3, retire=True, at=1700000002.5)),
+    (OWNER, OwnerRecord("7301/shop/orders", 1700000003.0)),
+]
+
+
+@pytest.mark.parametrize(("raw", "record"), RECORDS, ids=["status", "request", "owner"])
+def test_what_is_written_is_what_older_versions_write_and_read(raw: dict[str, Any], record: ControlRecord) -> None:
+    # to the byte: with the same order of the fields
+    assert json.dumps(encode(record)) == json.dumps(raw)
+    assert decode(type(record), json.loads(json.dumps(raw))) == record
+
+
+@pytest.mark.parametrize(("raw", "record"), RECORDS, ids=["status", "request", "owner"])
+def test_a_field_of_a_newer_version_is_left_out(raw: dict[str, Any], record: ControlRecord) -> None:
+    assert decode(type(record), {**raw, "added": {"later": 1}}) == record
+
+
+def test_what_is_missing_has_its_default() -> None:
+    assert decode(StatusRecord, {"state": "starting", "job": JOB}) == StatusRecord("starting", Job(**JOB))  # type: ignore[arg-type]
+    assert decode(StopRequest, {"epoch": 6}) == StopRequest(6, retire=False, interrupted=0, at=None)
+    assert encode(StopRequest(6)) == {"command": "stop", "epoch": 6, "retire": False, "interrupted": 0}
+    assert decode(OwnerRecord, {"pipeline": "p"}) == OwnerRecord("p")
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        (StatusRecord, None),
+        (StatusRecord, {}),
+        (StatusRecord, {"state": "stopped", "retired": True}),
+        (StatusRecord, {**STATUS, "job": "x"}),
+        (StatusRecord, {**STATUS, "job": {"epoch": 3}}),
+        (StatusRecord, {**STATUS, "job": {**JOB, "epoch": "3"}}),
+        (StatusRecord, {**STATUS, "state": None}),
+        (StatusRecord, {**STATUS, "counters": {"published": "many"}}),
+        (StatusRecord, {**STATUS, "at": 10**400}),
+        (StatusRecord, REQUEST),
+        (StopRequest, {}),
+        (StopRequest, {**REQUEST, "epoch": "all"}),
+        (StopRequest, {**REQUEST, "epoch": True}),
+        (StopRequest, {**REQUEST, "command": "pause"}),
+        (StopRequest, {**REQUEST, "at": "now"}),
+        (OwnerRecord, {}),
+        (OwnerRecord, {"pipeline": 7}),
+    ],
+)
+def test_what_is_none_of_ours_is_as_if_it_were_not_there(kind: type[ControlRecord], raw: dict[str, Any] | None) -> None:
+    assert decode(kind, raw) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "permanent", "ended", "ended_in_order", "failed", "over"),
+    [
+        ("starting", False, False, False, False, False),
+        ("snapshot", False, False, False, False, False),
+        ("streaming", False, False, False, False, False),
+        ("a newer version's", False, False, False, False, False),
+        ("stopped", False, True, True, False, True),
+        ("finished", False, True, True, False, True),
+        ("failed", False, True, False, True, False),
+        ("failed", True, True, False, True, True),
+    ],
+)
+def test_which_states_are_a_jobs_last(
+    state: str, permanent: bool, ended: bool, ended_in_order: bool, failed: bool, over: bool
+) -> None:
+    found = StatusRecord(state, Job(**JOB), permanent=permanent)  # type: ignore[arg-type]
+    assert (found.ended, found.ended_in_order, found.failed, found.over) == (ended, ended_in_order, failed, over)
+
+
+def test_the_keys_are_those_of_older_versions() -> None:
+    assert (status_key("1/d/s"), request_key("1/d/s")) == ("status/1/d/s", "request/1/d/s")
+    assert owner_key("shop.a", "1/d/s") == "owner/shop.a/1/d/s"
+    assert owner_key("shop.a", "1/d/s").startswith(owners_prefix("shop.a"))
+    assert not owner_key("shop.ab", "1/d/s").startswith(owners_prefix("shop.a"))

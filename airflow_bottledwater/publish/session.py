@@ -22,6 +22,7 @@ from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.settings import Pipeline
@@ -29,7 +30,7 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Job, Pin, StateRecord, encode
+from airflow_bottledwater.state.records import Pin, StateRecord, encode
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from airflow_bottledwater.encoding.program import Programs, select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import copy, pgoutput, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
@@ -34,7 +35,7 @@ from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, 
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import Job, PinnedTable, Progress, StateRecord, lane_id, pins, progress_key
+from airflow_bottledwater.state.records import PinnedTable, Progress, StateRecord, lane_id, pins, progress_key
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from airflow_bottledwater.state.records import Job
+    from airflow_bottledwater.model.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,14 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import CLAIM, IDS, Ids, Job, StateRecord, encode, id_prefix, state_writer_id
+from airflow_bottledwater.state.records import CLAIM, IDS, Ids, StateRecord, encode, id_prefix, state_writer_id
 
 log = logging.getLogger(__name__)
 

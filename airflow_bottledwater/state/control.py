@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
@@ -21,7 +22,6 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
-from airflow_bottledwater.state.records import Job
 
 log = logging.getLogger(__name__)
 

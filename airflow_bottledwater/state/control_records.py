@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from airflow_bottledwater.state.records import Job
+from airflow_bottledwater.model.job import Job
 
 #: the last states of a job that ended in order, and of one that did not
 _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"

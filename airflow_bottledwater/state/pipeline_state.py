@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
@@ -21,7 +22,6 @@ from airflow_bottledwater.state.records import (
     Complete,
     Ids,
     Intent,
-    Job,
     PinnedTable,
     Plan,
     Progress,

@@ -6,10 +6,6 @@ Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``po
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +15,7 @@ import msgspec
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import LOST_STATE, Refused, StateError
 from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
@@ -52,30 +49,6 @@ def progress_key(oid: int, chunk: int) -> str:
 def sweep_key(oid: int) -> str:
     """The key of the sweep that follows a table's snapshot onto a topic that was not empty."""
     return f"sweep/{oid}"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Who works on a slot: written as the claim, compared at every initialisation.
-
-    :param epoch: one more than the claim before; with ``id`` it is unique even if two jobs read the same claim.
-    """
-
-    epoch: int
-    id: str
-    kind: str
-    host: str
-    pid: int
-    started: float
-
-    @classmethod
-    def next(cls, previous: Job | None, kind: str) -> Job:
-        """A new job after the one that the state names."""
-        epoch = (previous.epoch if previous else 0) + 1
-        return cls(epoch, uuid.uuid4().hex, kind, socket.gethostname(), os.getpid(), time.time())
-
-    def __str__(self) -> str:
-        return f"{self.kind} job {self.id[:8]} (epoch {self.epoch}, process {self.pid} on {self.host})"
 
 
 def _key_types(table: Table) -> list[object]:

@@ -10,6 +10,7 @@ from airflow_bottledwater.errors import (
     Refused,
     StateError,
 )
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
@@ -19,7 +20,7 @@ from airflow_bottledwater.state import claim, coverage
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COVERAGE, Job, Pin, pins, stream_id
+from airflow_bottledwater.state.records import COVERAGE, Pin, pins, stream_id
 from airflow_bottledwater.stream.source import ChangeSource
 
 

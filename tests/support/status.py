@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.state.control_records import StatusRecord
-from airflow_bottledwater.state.records import Job
 
 
 def status_of(

@@ -230,7 +230,9 @@ def test_the_status_of_a_pipeline_that_has_not_begun_is_shown_too(capsys: pytest
 
 # ------------------------------------------------------------------ signals, with a job that waits in place of Spark's
 _COMMAND = """
-import sys
+import signal, sys
+# under nohup it would be ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from airflow_bottledwater import cli
 from airflow_bottledwater.spark import submit
 import airflow_bottledwater.provision.create as creation

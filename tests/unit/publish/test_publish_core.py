@@ -23,6 +23,7 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import copy as pg_copy
@@ -35,7 +36,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.lane import Chunk, LaneTask
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import POSITION, Job, PinnedTable, encode, table_key
+from airflow_bottledwater.state.records import POSITION, PinnedTable, encode, table_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import Start

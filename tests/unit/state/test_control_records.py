@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.state.control_records import (
     ControlRecord,
     OwnerRecord,
@@ -19,7 +20,6 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
-from airflow_bottledwater.state.records import Job
 
 JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "started": 1700000000.5}
 

@@ -71,7 +71,7 @@ def alive(processes: dict[int, int]) -> bool:
 def kill_family(leader: int, start: int) -> None:
     """Kills the leader and its family and waits until they are gone."""
     if started(leader) == start:
-        # a stopped leader starts no child between the look and the kill
+        # a stopped leader starts no child between the search and the kill
         send({leader: start}, signal.SIGSTOP)
     elif started(leader) is not None:
         return  # the id belongs to another process now, so the group has ended, too
@@ -94,14 +94,14 @@ class Guard:
 
     def watch(self, pid: int, start: int, first_signal: int) -> None:
         """Ends the family when this process ends: `first_signal` to its leader, SIGKILL to what is left after 2 s."""
-        self._tell(f"+ {pid} {start} {int(first_signal)}\n")
+        self._write(f"+ {pid} {start} {int(first_signal)}\n")
 
     def release(self, pid: int, start: int) -> None:
         """Stops watching it."""
         if self._process is not None:
-            self._tell(f"- {pid} {start} 0\n")
+            self._write(f"- {pid} {start} 0\n")
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(

@@ -23,7 +23,7 @@ log = logging.getLogger("bottledwater")
 #: how the names of the jobs' folders begin, in the folder for temporary files
 _RUN_FOLDER = "bottledwater-run-"
 #: bytes of a job's log that are shown at once
-_MOST = 1 << 20
+_LOG_BYTES = 1 << 20
 #: seconds between two looks at a job
 _INTERVAL = 0.3
 
@@ -107,10 +107,10 @@ def _show(reader: LogReader) -> bool:
     """The job's own lines (not Spark's) that are new; whether there were any lines."""
     from airflow_bottledwater.spark.log import parse
 
-    lines = reader.read(_MOST)
+    lines = reader.read(_LOG_BYTES)
     for line in lines:
-        if (ours := parse(line)) is not None:
-            log.log(ours.level, "%s", ours.message)
+        if (record := parse(line)) is not None and record.ours:
+            log.log(record.level, "%s", record.message)
     return bool(lines)
 
 

@@ -21,9 +21,9 @@ def connection(conn_id: str, *, kind: str = "") -> Any:
     try:
         return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
-        raise _verdict(conn_id, kind, _why_not_found(conn_id)) from error
+        raise _lookup_error(conn_id, kind, _why_not_found(conn_id)) from error
     except Exception as error:
-        raise _verdict(conn_id, kind, type(error).__name__) from error
+        raise _lookup_error(conn_id, kind, type(error).__name__) from error
 
 
 async def aconnection(conn_id: str, *, kind: str = "") -> Any:
@@ -31,12 +31,12 @@ async def aconnection(conn_id: str, *, kind: str = "") -> Any:
     try:
         return await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException as error:
-        raise _verdict(conn_id, kind, await asyncio.to_thread(_why_not_found, conn_id)) from error
+        raise _lookup_error(conn_id, kind, await asyncio.to_thread(_why_not_found, conn_id)) from error
     except Exception as error:
-        raise _verdict(conn_id, kind, type(error).__name__) from error
+        raise _lookup_error(conn_id, kind, type(error).__name__) from error
 
 
-def _verdict(conn_id: str, kind: str, trouble: str) -> BottledWaterError:
+def _lookup_error(conn_id: str, kind: str, trouble: str) -> BottledWaterError:
     what = f"{kind} connection".strip()
     if trouble:
         return Outage(

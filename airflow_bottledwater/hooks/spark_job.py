@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import time
@@ -25,21 +24,14 @@ from airflow_bottledwater.hooks import connections
 from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.spark.log import parse
 from airflow_bottledwater.spark.run_directory import Outcome
 
 #: of Airflow's environment, not for a Spark job: they hold Airflow's own secrets and connections
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
 
 #: bytes of a job's log that are passed on at once
-_MOST = 1 << 20
-
-#: how a record of a job's log begins: ours (spark.job.log_to_stderr), or one of Spark (its log4j2.properties)
-_RECORD = re.compile(
-    r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}|\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (?P<level>[A-Z]+) (?P<message>.*)",
-    re.DOTALL,
-)
-#: names that Python's logging does not have
-_LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
+_LOG_BYTES = 1 << 20
 
 Identity = dict[str, str]
 
@@ -232,10 +224,11 @@ class LogFollower:
 
     def follow(self) -> None:
         """What is new."""
-        for line in self._reader.read(_MOST):
-            if (record := _RECORD.fullmatch(line)) and record["level"] in _LEVELS:
-                self._level, line = _LEVELS[record["level"]], record["message"]
-            self._write(self._level, line)
+        for line in self._reader.read(_LOG_BYTES):
+            record = parse(line)
+            if record is not None:
+                self._level = record.level
+            self._write(self._level, line if record is None else record.message)
 
 
 def wait(identity: Identity, write: Write, *, interval: float = 1.0) -> Outcome:

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.policy import transient
 
 #: parameters of their own; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
 PIPELINE_FIELDS: Sequence[str] = (
@@ -164,9 +165,6 @@ def failing() -> Iterator[None]:
     try:
         yield
     except BottledWaterError as error:
-        # here and not above: it brings the publisher and numba, which a DAG processor does without
-        from airflow_bottledwater.policy import transient
-
         if transient(error):
             raise
         raise AirflowFailException(str(error)) from error

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _JOB, _RESTARTS = "bottledwater_job", "bottledwater_restarts"
 #: seconds of back-off before a job that died of a transient cause is submitted again, doubling
-_BACKOFF, _MOST_BACKOFF = 2.0, 300.0
+_BACKOFF, _LONGEST_BACKOFF = 2.0, 300.0
 #: a job that ran this long, and worked, starts the count of restarts anew
 _STABLE = 600.0
 
@@ -198,7 +198,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         spark_job.forget(identity)
         if before >= restarts:
             return self._finish(outcome)
-        pause = min(_BACKOFF * 2**before, _MOST_BACKOFF)
+        pause = min(_BACKOFF * 2**before, _LONGEST_BACKOFF)
         self.log.warning(
             "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
             outcome.error,

@@ -82,7 +82,7 @@ def pause(seconds: float) -> None:
         check_stopped()
 
 
-def _watched(waiting: Generator[Any, Any, T], look: Callable[[], None]) -> Generator[Any, Any, T]:
+def _watched(waiting: Generator[Any, Any, T], check: Callable[[], None]) -> Generator[Any, Any, T]:
     """A generator of psycopg that also looks around each time that nothing has come for a tenth of a second."""
     ready: Any = None
     while True:
@@ -93,7 +93,7 @@ def _watched(waiting: Generator[Any, Any, T], look: Callable[[], None]) -> Gener
             return value
         ready = yield wanted
         if not ready:
-            look()
+            check()
 
 
 class Silence:
@@ -110,7 +110,7 @@ class Silence:
         """Something came."""
         self._since = time.monotonic()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Called again and again; after half a minute of silence, tries a new session.
 
         :raises StopRequested: see :func:`stoppable`.
@@ -157,7 +157,7 @@ class _Session(psycopg.Connection[tuple[Any, ...]]):
         :raises Outage: the server answers nobody; the connection is closed.
         """
         try:
-            return super().wait(_watched(gen, Silence(self).look), *args, **options)
+            return super().wait(_watched(gen, Silence(self).check), *args, **options)
         except (StopRequested, Outage):
             self.close()
             raise

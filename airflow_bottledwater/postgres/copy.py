@@ -46,7 +46,7 @@ def rows(
         block = reader.read(0.5)
         if block is None:
             if not reader.ended:
-                silence.look()
+                silence.check()
                 idle()
             continue
         silence.broken()

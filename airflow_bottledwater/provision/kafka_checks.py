@@ -143,11 +143,11 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str]) -> list[str]:
     """Topics that another pipeline owns: of two, the one with the lower offset in the shared topic."""
     mine = cluster.pipeline(pipeline.slot)
-    facts = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    records = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
     problems = []
     for topic in topics:
-        # facts come in the order of their offsets; clocks of two hosts would not do
-        claims = (decode(OwnerRecord, raw) for key, raw in facts.items() if key.startswith(owners_prefix(topic)))
+        # records come in the order of their offsets; clocks of two hosts would not do
+        claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
         owner = next((each for each in claims if each is not None), None)
         if owner is not None and owner.pipeline != mine:
             problems.append(

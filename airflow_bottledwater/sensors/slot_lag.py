@@ -65,14 +65,14 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         )
 
     def poke(self, context: Context) -> bool:
-        """One look."""
+        """A poke, without a trigger."""
         from airflow_bottledwater.postgres.connect import session
 
         with failing():
-            most = self._max_lag()
+            max_lag = self._max_lag()
             with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
                 row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
-        event = evaluate(str(self.slot), row, most)
+        event = evaluate(str(self.slot), row, max_lag)
         return event is not None and self._conclude(event)
 
     def _max_lag(self) -> int:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: a stream has no end: Airflow's default of a week would fail the sensor of a healthy one
 _NEVER = timedelta(days=3650).total_seconds()
 
-#: key of the task's state with what is known of the stream, for a sensor that is not deferred and starts anew at each look
+#: key of the task's state with what is known of the stream, for a sensor that is not deferred and starts anew at each poke
 _SEEN = "bottledwater_seen"
 
 
@@ -118,7 +118,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         with failing():
             pipeline, cluster = self.pipeline_hook.pipeline(), self._cluster()
             status, _ = read(pipeline, cluster)
-            event = self._judge(pipeline, status, earlier=ended(status), silent=0.0)
+            event = self._evaluate(pipeline, status, earlier=ended(status), silent=0.0)
         if event is not None:
             self._conclude(event)
             return None
@@ -142,7 +142,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
             return identify(connection)
 
     def poke(self, context: Context) -> bool:
-        """One look, without a trigger. What was seen is the task's state, since in mode ``reschedule`` each look is a process."""
+        """A poke, without a trigger. What was seen is the task's state, since in mode ``reschedule`` each poke is a process."""
         store: Any = context["task_state_store"]
         ti: Any = context["ti"]
         with failing():
@@ -156,17 +156,17 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
             elif seen["record"] != record:
                 seen = {**seen, "record": record, "since": time.time()}
                 store.set(_SEEN, seen)
-            event = self._judge(pipeline, status, earlier=seen["earlier"], silent=time.time() - seen["since"])
+            event = self._evaluate(pipeline, status, earlier=seen["earlier"], silent=time.time() - seen["since"])
         return event is not None and self._conclude(event)
 
-    def _judge(
+    def _evaluate(
         self, pipeline: Pipeline, status: StatusRecord | None, *, earlier: str, silent: float
     ) -> dict[str, Any] | None:
         max_silence, max_dead_letters = self._limits()
         return evaluate(
             status,
             silent=silent,
-            most=limit(pipeline, max_silence),
+            longest=limit(pipeline, max_silence),
             earlier=earlier,
             max_dead_letters=max_dead_letters,
         )

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from airflow_bottledwater import errors
 from airflow_bottledwater.errors import BottledWaterError, RecordError
+from airflow_bottledwater.policy import transient
 
 _MARK = re.compile(r"bottledwater-error:([A-Za-z0-9+/=]+)")
 
@@ -73,9 +74,6 @@ def returned(work: Callable[[], T]) -> T | Failure:
 
     :raises PackedError: it may.
     """
-    # here and not above: it brings the publisher and numba, which take a second
-    from airflow_bottledwater.policy import transient
-
     try:
         return work()
     except BottledWaterError as error:

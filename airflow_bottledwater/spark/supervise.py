@@ -163,26 +163,26 @@ class LogReader:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def read(self, most: int) -> list[str]:
+    def read(self, limit: int) -> list[str]:
         """The lines that are new, of at most so many bytes; a line that is longer than that comes in pieces."""
         rest: list[str] = []
         if (identity := self._identity()) != self._old:
             before = self._at
-            rest = self._lines(self._old_path, most, last=True)
-            if self._at - before == most:
+            rest = self._lines(self._old_path, limit, last=True)
+            if self._at - before == limit:
                 return rest  # there may be more of it
             self._old, self._at = identity, 0
-        return rest + self._lines(self._path, most)
+        return rest + self._lines(self._path, limit)
 
-    def _lines(self, path: Path, most: int, *, last: bool = False) -> list[str]:
+    def _lines(self, path: Path, limit: int, *, last: bool = False) -> list[str]:
         """:param last: nothing more comes behind the end."""
         try:
             with path.open("rb") as file:
                 file.seek(self._at)
-                data = file.read(most)
+                data = file.read(limit)
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1] or (data if last or len(data) == most else b"")
+        whole = data[: data.rfind(b"\n") + 1] or (data if last or len(data) == limit else b"")
         self._at += len(whole)
         return whole.decode(errors="replace").splitlines()
 

@@ -44,7 +44,7 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
 
 
 class Controller:
-    """The job's voice and ear: a thread that writes heartbeats and reads requests.
+    """A thread of the job that writes its heartbeats and reads the requests that are made to it.
 
     A request to stop names the pipeline and the job that was seen last, by its epoch. It holds for that job, and for the next one if
     that is its continuation: a stop that is asked for between a job's death and its restart must not be lost, and one that nobody
@@ -129,14 +129,14 @@ class Controller:
         end = self._topics.ends(store.CONTROL_TOPIC, 1)[0]
         reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
         try:
-            facts = reader.read_to(end, timeout=60.0)
+            records = reader.read_to(end, timeout=60.0)
         except BaseException:
             reader.close()
             raise
-        found = facts.get(request_key(self.name))
+        found = records.get(request_key(self.name))
         if found is None:
             return reader
-        request, status = decode(StopRequest, found), decode(StatusRecord, facts.get(status_key(self.name)))
+        request, status = decode(StopRequest, found), decode(StatusRecord, records.get(status_key(self.name)))
         if self._heard or (request is not None and holds(request, status, self._job.epoch, time.time())):
             self._hear(request)
         else:

@@ -86,7 +86,7 @@ class CoverageWatch:
                 with session(self._pipeline.postgres, application="bottledwater publication watch") as connection:
                     connection.execute("SET statement_timeout = '5s'")
                     check(connection, self._pipeline, self._known)
-                    self._tell(unfollowed(connection, self._pipeline, self._known))
+                    self._log_changes(unfollowed(connection, self._pipeline, self._known))
             except StateError as error:
                 self._found = error
                 return
@@ -94,7 +94,7 @@ class CoverageWatch:
                 # the stream's own connection tells of a server that is away
                 log.debug("The publications could not be looked at: %s", error)
 
-    def _tell(self, found: list[str]) -> None:
+    def _log_changes(self, found: list[str]) -> None:
         if new := sorted(set(found) - set(self.unfollowed)):
             log.warning(
                 "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "

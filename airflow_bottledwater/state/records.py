@@ -274,7 +274,7 @@ def id_prefix(cluster: Cluster, slot: str) -> str:
 
 
 def state_writer_id(prefix: str) -> str:
-    """Of whoever drives a job and writes facts."""
+    """Of whoever drives a job and writes state records."""
     return f"{prefix}-facts"
 
 

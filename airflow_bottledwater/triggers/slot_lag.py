@@ -1,4 +1,4 @@
-"""Waits until a slot's lag is at or below a limit; one short query per look."""
+"""Waits until a slot's lag is at or below a limit; one short query each time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAG_SQL = (
 
 
 def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
-    """What a look at pg_replication_slots means: an event, or None to look again."""
+    """What a row of pg_replication_slots means: an event, or None to read it again."""
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
     wal_status, lag, retained = row

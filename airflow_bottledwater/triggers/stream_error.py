@@ -27,7 +27,7 @@ _HEARTBEATS, _OUTAGES = 10, 2
 
 
 class SharedStatus:
-    """The statuses of all pipelines of a broker, read once for all who look at them in this process; closed with the last of them."""
+    """The statuses of all pipelines of a broker, read once for all who watch them in this process; closed with the last of them."""
 
     _of: ClassVar[dict[str, SharedStatus]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -72,7 +72,7 @@ class SharedStatus:
         :param now: read to the very end of the topic, and so make sure that Kafka answers.
         :raises Outage: it does not.
         """
-        # here and not above: they bring the publisher and numba, which a DAG processor does without
+        # here and not above: they bring confluent-kafka, which a DAG processor does without
         from airflow_bottledwater.kafka.topics import Topics
         from airflow_bottledwater.state import store
 
@@ -114,18 +114,18 @@ def ended(status: StatusRecord | None) -> str:
 
 
 def evaluate(
-    status: StatusRecord | None, *, silent: float, most: float, earlier: str, max_dead_letters: int | None
+    status: StatusRecord | None, *, silent: float, longest: float, earlier: str, max_dead_letters: int | None
 ) -> dict[str, Any] | None:
-    """What a status means: an event, or None to look again.
+    """What a status means: an event, or None to fetch it again.
 
     A failure of a transient cause does not count at once, since the stream operator submits the job again; nor is the end of an
     earlier job. Both are when nobody has reported anything else for a while.
 
     :param silent: seconds in which the status did not change, by the reader's own clock; no clock of another host counts.
-    :param most: so many are too many.
+    :param longest: how long a silence may last.
     :param earlier: job whose end was known before the watch began.
     """
-    late = silent >= most
+    late = silent >= longest
     if status is None or status.job.kind != "stream":
         if not late:
             return None
@@ -160,7 +160,7 @@ def _failed(message: str, position: str = "") -> dict[str, Any]:
 
 
 class Watch:
-    """One look after the other at one pipeline's status; to be closed.
+    """Fetches one pipeline's status again and again; to be closed.
 
     :param earlier: see :func:`evaluate`.
     :param max_silence: see :func:`limit`; more where the pipeline's settings make a job wait longer.
@@ -172,39 +172,39 @@ class Watch:
         self._statuses = SharedStatus.acquire(pipeline.kafka)
         self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
-        self._most = limit(pipeline, max_silence)
+        self._longest = limit(pipeline, max_silence)
         self._began = time.monotonic()
-        self._looking = threading.Lock()
+        self._fetching = threading.Lock()
 
-    def look(self) -> dict[str, Any] | None:
-        """One look, blocking.
+    def fetch(self) -> dict[str, Any] | None:
+        """Fetch the status and evaluate it, blocking.
 
         :raises Outage: Kafka does not answer; what was not reported meanwhile does not count.
         """
-        with self._looking:
+        with self._fetching:
             try:
-                event = self._judge(now=False)
+                event = self._evaluate(now=False)
                 if event is not None and event["status"] == "failed":
                     # it may be Kafka that is silent
-                    event = self._judge(now=True)
+                    event = self._evaluate(now=True)
             except BottledWaterError:
                 self._began = time.monotonic()
                 raise
         return event
 
-    def _judge(self, *, now: bool) -> dict[str, Any] | None:
+    def _evaluate(self, *, now: bool) -> dict[str, Any] | None:
         status, changed = self._statuses.get(self._name, now=now)
         return evaluate(
             status,
             silent=time.monotonic() - max(changed, self._began),
-            most=self._most,
+            longest=self._longest,
             earlier=self._earlier,
             max_dead_letters=self._max_dead_letters,
         )
 
     def close(self) -> None:
-        """Let go of the shared reader, behind a look that is under way: it would open the reader again."""
-        with self._looking:
+        """Let go of the shared reader, behind a fetch that is under way: it would open the reader again."""
+        with self._fetching:
             self._statuses.release()
 
 
@@ -269,7 +269,7 @@ class StreamErrorTrigger(BaseTrigger):
                         yield TriggerEvent(_failed(str(error)))
                         return
                 try:
-                    event = await asyncio.to_thread(watch.look)
+                    event = await asyncio.to_thread(watch.fetch)
                 except BottledWaterError as error:
                     self.log.warning("Kafka does not answer: %s", error)
                     continue
@@ -278,7 +278,7 @@ class StreamErrorTrigger(BaseTrigger):
                     return
         finally:
             if watch is not None:
-                # not in the triggerer's event loop: a look may be under way, and closing talks to Kafka
+                # not in the triggerer's event loop: a fetch may be under way, and closing talks to Kafka
                 await asyncio.to_thread(watch.close)
 
     async def _begin(self) -> Watch:

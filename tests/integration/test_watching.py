@@ -31,20 +31,20 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     watch = Watch(pipeline, cluster, earlier="", max_silence=1.0, max_dead_letters=None)
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
-        assert watch.look() is None
+        assert watch.fetch() is None
         time.sleep(0.2)
     # killed: it writes no last status
     controller._ended.set()
     controller._thread.join()
     begun = time.monotonic()
-    event = until(watch.look, "the silence is noticed", pause=0.2)
+    event = until(watch.fetch, "the silence is noticed", pause=0.2)
     assert time.monotonic() - begun > 6.0
     assert event["status"] == "failed" and f"process {job.pid} on {job.host}" in event["message"]
     controller.finish("stopped")
     time.sleep(1.1)
-    assert watch.look() == {"status": "ok", "position": "", "counters": {}}
+    assert watch.fetch() == {"status": "ok", "position": "", "counters": {}}
     # of another slot nobody ever reports
     nobody = Watch(pipeline.with_(slot="nobody"), cluster, earlier="", max_silence=1.0, max_dead_letters=None)
     begun = time.monotonic()
-    event = until(nobody.look, "nobody has reported", pause=0.2)
+    event = until(nobody.fetch, "nobody has reported", pause=0.2)
     assert "No job has ever reported" in event["message"] and time.monotonic() - begun > 7.0

@@ -621,7 +621,7 @@ MUTANTS = (
     Mutant(
         "a job's lines keep their levels",
         "cli/jobs.py",
-        "log.log(ours.level, ",
+        "log.log(record.level, ",
         "log.info(",
         f"{_CLI}::test_a_jobs_own_lines_are_shown_at_their_levels",
     ),
@@ -719,7 +719,7 @@ MUTANTS = (
     Mutant(
         "a stream that does not report ends who watches it",
         "triggers/stream_error.py",
-        "late = silent >= most",
+        "late = silent >= longest",
         "late = False",
         "tests/unit/triggers/test_triggers.py::test_a_stream_is_silent_by_the_watchers_own_clock",
     ),

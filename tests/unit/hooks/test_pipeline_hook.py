@@ -319,7 +319,7 @@ def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     follower.follow()
     assert lines == ["four"]
     # and a line without an end does not stop it
-    monkeypatch.setattr(spark_job, "_MOST", 10)
+    monkeypatch.setattr(spark_job, "_LOG_BYTES", 10)
     with log.open("a") as file:
         file.write("x" * 25 + "\nfive\n")
     lines.clear()

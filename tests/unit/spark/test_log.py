@@ -1,4 +1,4 @@
-"""Which lines of a job's log are ours."""
+"""Which lines of a job's log begin a record, and whose."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def test_what_a_job_logs_is_read_back() -> None:
     )
     logged = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     assert [parse(line) for line in logged.splitlines(keepends=True)] == [
-        Line(logging.INFO, "one"),
-        Line(logging.WARNING, "At 0/1: ERROR x"),
-        Line(logging.ERROR, ""),
-        Line(logging.CRITICAL, "  two"),
+        Line(logging.INFO, "one", ours=True),
+        Line(logging.WARNING, "At 0/1: ERROR x", ours=True),
+        Line(logging.ERROR, "", ours=True),
+        Line(logging.CRITICAL, "  two", ours=True),
     ]
 
 
@@ -30,13 +30,16 @@ def test_what_a_job_logs_is_read_back() -> None:
     "line",
     [
         "",
-        "26/11/22 09:09:14 INFO SparkContext: Running Spark version 4.2.0",
         "2026 INFO x",
         "2026-11-22 09:09:14 INFO no milliseconds",
-        "2026-11-22 09:09:14,123 WARN a level of another's",
         " 2026-11-22 09:09:14,123 INFO the rest of a message",
         "Traceback (most recent call last):",
     ],
 )
-def test_another_line_is_not_ours(line: str) -> None:
+def test_another_line_begins_no_record(line: str) -> None:
     assert parse(line) is None
+
+
+def test_a_line_of_sparks_is_told_from_ours() -> None:
+    line = "26/11/22 09:09:14 WARN SparkContext: Running Spark version 4.2.0"
+    assert parse(line) == Line(logging.WARNING, "SparkContext: Running Spark version 4.2.0", ours=False)

@@ -273,7 +273,7 @@ def test_what_a_streams_status_means(
     if status is not None:
         # no clock of another host decides anything
         status.at = time.time() + 1e6
-    event = stream_error.evaluate(status, silent=silent, most=600, earlier="j0", max_dead_letters=limit)
+    event = stream_error.evaluate(status, silent=silent, longest=600, earlier="j0", max_dead_letters=limit)
     if verdict in (None, "ok"):
         assert (event and event["status"]) == verdict
     else:
@@ -328,12 +328,12 @@ def test_a_stream_is_silent_by_the_watchers_own_clock(clock: Clock) -> None:
     clock.status, clock.changed = seen(), 10.0  # long before the watch began: no more than the watch has seen itself
     watching = watch()
     clock.now += 59
-    assert watching.look() is None
+    assert watching.fetch() is None
     clock.changed = clock.now
     clock.now += 59
-    assert watching.look() is None
+    assert watching.fetch() is None
     clock.now += 1
-    event = watching.look()
+    event = watching.fetch()
     assert event is not None and "has not reported for 60 s" in event["message"]
 
 
@@ -345,14 +345,14 @@ def test_an_outage_of_kafka_is_not_a_streams_silence(clock: Clock) -> None:
     for _ in range(3):
         clock.now += 50
         with pytest.raises(Outage):
-            watching.look()
+            watching.fetch()
     clock.away = False
     clock.now += 59
-    assert watching.look() is None
+    assert watching.fetch() is None
     # what was not read in time, because a broker was slow, is read before the verdict
     clock.now += 2
     clock.late = seen(position="0/6")
-    assert watching.look() is None
+    assert watching.fetch() is None
 
 
 @pytest.mark.usefixtures("connections")
@@ -406,16 +406,16 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
 def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(readers: list[Reader]) -> None:
     first, second, elsewhere = watch(), watch(dict(KAFKA)), watch({"bootstrap.servers": "other:1"})
     for each in (first, second, elsewhere):
-        each.look()
+        each.fetch()
     assert len(readers) == 2
     first.close()
-    second.look()
+    second.fetch()
     assert [reader.closed for reader in readers] == [0, 0]
     second.close()
     assert [reader.closed for reader in readers] == [1, 0]
     # whoever comes later begins anew
     later = watch()
-    later.look()
+    later.fetch()
     assert len(readers) == 3
     for each in (later, elsewhere):
         each.close()
@@ -455,7 +455,7 @@ def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monke
     begun, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(Reader, "read_to", lambda *_, **__: (begun.set(), go_on.wait(10)))
     watching = watch()
-    looking, closing = threading.Thread(target=watching.look), threading.Thread(target=watching.close)
+    looking, closing = threading.Thread(target=watching.fetch), threading.Thread(target=watching.close)
     looking.start()
     assert begun.wait(10)
     closing.start()
@@ -470,8 +470,8 @@ def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monke
 @pytest.mark.usefixtures("connections")
 def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
-    look = stream_error.Watch.look
-    monkeypatch.setattr(stream_error.Watch, "look", lambda self: (look(self), looked.set())[0])
+    fetch = stream_error.Watch.fetch
+    monkeypatch.setattr(stream_error.Watch, "fetch", lambda self: (fetch(self), looked.set())[0])
     cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
 
     async def cancelled() -> None:

@@ -28,7 +28,12 @@ def _fingerprint() -> str:
     file that a function is in."""
     encoding = Path(__file__).parent / "encoding"
     digest = hashlib.sha256()
-    for source in (Path(__file__), encoding / "wire.py", *sorted((encoding / "kernels").glob("*.py"))):
+    for source in (
+        Path(__file__),
+        encoding / "wire.py",
+        encoding / "layout.py",
+        *sorted((encoding / "kernels").glob("*.py")),
+    ):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from psycopg import sql
 
-from airflow_bottledwater.encoding import types, wire
+from airflow_bottledwater.encoding import layout, types, wire
 from airflow_bottledwater.model.relation import Table
-
-Int64 = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +29,11 @@ class Target:
 class Programs:
     """The programs of several relations, in the order in which changes refer to them.
 
-    :ivar columns: a row for each column, and behind them those of what columns are made of.
+    :ivar program: for the kernels; has a row for each column, and behind them those of what columns are made of.
     :ivar conversions: per column its type, without domains, and the SQL by which the server converts a value.
     """
 
-    json: bool
-    relations: Int64
-    columns: Int64
-    keys: Int64
-    names: Bytes
+    program: layout.Program
     tables: tuple[Table, ...]
     conversions: tuple[tuple[int, types.Sql | None], ...]
 
@@ -50,9 +42,9 @@ class Programs:
         """Columns of the widest relation (at least one: a table may have none)."""
         return max([1, *(len(t.columns) for t in self.tables)])
 
-    def scratch(self) -> Int64:
-        """Room for one row's fields."""
-        return np.zeros((3, self.width), dtype=np.int64)
+    def scratch(self) -> layout.Rows:
+        """Room for the fields of a change's old and new row."""
+        return np.zeros((2, self.width), dtype=layout.FIELD)
 
     def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
         """What a kernel found wrong, as a sentence.
@@ -70,11 +62,11 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
 
     :param copied: for COPY, where the query itself converts (:func:`select_list`).
     """
-    relations = np.zeros((max(1, len(tables)), wire.RELATION_WIDTH), dtype=np.int64)
-    columns: list[list[int]] = []
+    relations: list[dict[str, int]] = []
+    columns: list[dict[str, int]] = []
     conversions: list[tuple[int, types.Sql | None]] = []
     keys: list[int] = []
-    labels = bytearray()
+    names = bytearray()
     made_of: list[tuple[int, tuple[types.Part, ...]]] = []
 
     def add(part: types.Part, *, converted: bool = False, required: bool = False) -> None:
@@ -82,28 +74,42 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
         if part.mapping is not None and part.type is not None:
             opcode, argument = part.mapping.opcode, part.mapping.argument(part.type)
             made_of.append((len(columns), part.mapping.parts))
-        columns.append([opcode, argument, len(labels), len(part.name), int(converted), 0, int(required)])
-        labels.extend(part.name)
+        columns.append(
+            {
+                "opcode": opcode,
+                "argument": argument,
+                "name": len(names),
+                "name_length": len(part.name),
+                "converted": int(converted),
+                "child": 0,
+                "required": int(required),
+            }
+        )
+        names.extend(part.name)
 
-    for i, (table, target) in enumerate(tables):
+    for table, target in tables:
         positions = {column.name: c for c, column in enumerate(table.columns)}
-        relations[i] = (
-            len(columns),
-            len(table.columns),
-            len(keys),
-            len(table.key),
-            target.topic,
-            max(1, target.partitions),
-            target.key_schema,
-            target.value_schema,
-            int(table.identity == "f"),
+        mappings = [types.mapping(column.type) for column in table.columns]
+        converted = [mapping.convert is not None and not copied for mapping in mappings]
+        relations.append(
+            {
+                "column": len(columns),
+                "columns": len(table.columns),
+                "key": len(keys),
+                "keys": len(table.key),
+                "topic": target.topic,
+                "partitions": max(1, target.partitions),
+                "key_schema": target.key_schema,
+                "value_schema": target.value_schema,
+                "sends_updates": int(table.identity == "f"),
+                "converts": int(any(converted)),
+            }
         )
         keys += [positions[name] for name in table.key]
-        for column in table.columns:
-            mapping = types.mapping(column.type)
+        for column, mapping, convert in zip(table.columns, mappings, converted, strict=True):
             add(
                 types.Part(types.json_key(column.name), column.type, mapping),
-                converted=mapping.convert is not None and not copied,
+                converted=convert,
                 required=column.required,
             )
             # not a domain: its constraints may have changed since, and the value is that of the base type
@@ -112,15 +118,18 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
     while made_of:
         of, parts = made_of.pop()
         if parts:
-            columns[of][wire.P_CHILD] = len(columns)
+            columns[of]["child"] = len(columns)
         for part in parts:
             add(part)
     return Programs(
-        json=output_format == "json",
-        relations=relations,
-        columns=np.array(columns or [[0] * wire.COLUMN_WIDTH], dtype=np.int64),
-        keys=np.array(keys or [0], dtype=np.int64),
-        names=np.frombuffer(bytes(labels) or b"\0", dtype=np.uint8),
+        program=layout.Program(
+            json=output_format == "json",
+            relations=layout.rows(layout.RELATION, relations),
+            keys=np.array(keys or [0], dtype=np.int64),
+            columns=layout.rows(layout.COLUMN, columns),
+            # writable, as all our buffers: compiled code is compiled anew for a read-only one
+            names=np.frombuffer(names or bytearray(1), dtype=np.uint8),
+        ),
         tables=tuple(table for table, _ in tables),
         conversions=tuple(conversions),
     )

@@ -46,7 +46,14 @@ FIELD_NULL = ord("n")
 FIELD_UNCHANGED = ord("u")
 FIELD_TEXT = ord("t")
 FIELD_BINARY = ord("b")
-FIELD_SIDE = ord("s")  # ours: a converted value, in the side buffer
+FIELD_CONVERTED = ord("s")  # ours: a text that the server made of the value
+
+# ---------------------------------------------------------------- messages of pgoutput, and the rows in them
+#: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+MESSAGE_BEGIN, MESSAGE_COMMIT, MESSAGE_ORIGIN, MESSAGE_RELATION, MESSAGE_TYPE = b"BCORY"
+MESSAGE_INSERT, MESSAGE_UPDATE, MESSAGE_DELETE, MESSAGE_TRUNCATE, MESSAGE_LOGICAL = b"IUDTM"
+#: what comes before a TupleData: the new row; any other (K, O) is an old one
+NEW_ROW = ord("N")
 
 # ---------------------------------------------------------------- what a kernel says of a row it could not encode
 SPACE = -1  # the output buffer is full; not an error
@@ -60,15 +67,6 @@ REASONS = {
     UNCHANGED: "the value was not sent (unchanged TOAST) and could not be found",
     CHANGED: "the value does not fit what the catalog says of its type (which an ALTER TYPE or ALTER TABLE has changed since)",
 }
-
-# ---------------------------------------------------------------- columns of the table of what could not be encoded
-(
-    E_ROW,  # or change
-    E_CODE,
-    E_COLUMN,  # -1: none in particular
-    E_OFFSET,  # where it is, in bytes from the row's first one; -1: not in it
-) = range(4)
-ERROR_WIDTH = 4
 
 # ---------------------------------------------------------------- numbers of PostgreSQL
 #: days and microseconds from 1970-01-01 to 2000-01-01 (POSTGRES_EPOCH_JDATE, src/include/datatype/timestamp.h)
@@ -88,45 +86,15 @@ NUMERIC_NAN = 0xC000
 NUMERIC_PINF = 0xD000
 NUMERIC_NINF = 0xF000
 
-# ---------------------------------------------------------------- columns of the table of records that kernels fill
-R_KEY, R_KEY_LEN, R_VALUE, R_VALUE_LEN, R_TOPIC, R_PARTITION, R_MESSAGE, R_OP, R_TIME, R_LSN, R_ORDINAL, R_FLAGS = (
-    range(12)
-)
-RECORD_WIDTH = 12
+# ---------------------------------------------------------------- flags and events of a record
 FLAG_REREAD = 1  # a TOAST value of the record was read again from the table
 FLAG_XID_SHIFT = 8  # above it: the source transaction's 32-bit id
+#: what the header op says: a row of the snapshot, and what happened to one in the stream
+EVENT_SNAPSHOT, EVENT_CREATE, EVENT_UPDATE, EVENT_DELETE = ord("r"), ord("c"), ord("u"), ord("d")
 
 # ---------------------------------------------------------------- which headers records get
 HEADERS = 1  # op and pos
 HEADER_XID = 2
-
-# ---------------------------------------------------------------- columns of the table of changes that a batch holds
-C_KIND, C_OFFSET, C_LENGTH, C_RELATION, C_LSN, C_ORDINAL, C_XID, C_TIME, C_FLAGS = range(9)
-CHANGE_WIDTH = 9
-
-# ---------------------------------------------------------------- columns of a program's tables
-(
-    P_OP,
-    P_ARG,
-    P_NAME,
-    P_NAME_LEN,
-    P_CONVERT,  # the server makes of the value what the opcode takes
-    P_CHILD,  # the first row of what it is made of
-    P_REQUIRED,  # not a union with null
-) = range(7)
-COLUMN_WIDTH = 7
-(
-    L_COLUMNS,  # first row of the column table
-    L_COLUMN_COUNT,
-    L_KEY,  # first entry of the key table
-    L_KEY_COUNT,
-    L_TOPIC,
-    L_PARTITIONS,
-    L_KEY_SCHEMA,
-    L_VALUE_SCHEMA,
-    L_SEND_UPDATES,  # an unkeyed table sends inserts only, one with the full old row also updates
-) = range(9)
-RELATION_WIDTH = 9
 
 #: first byte of a Confluent-framed message, before the 4-byte schema id
 MAGIC = 0

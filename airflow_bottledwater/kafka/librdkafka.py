@@ -9,30 +9,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka.cimpl
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.compiled import compiled, external, types
-from airflow_bottledwater.encoding.wire import (
-    FLAG_REREAD,
-    FLAG_XID_SHIFT,
-    HEADER_XID,
-    R_FLAGS,
-    R_KEY,
-    R_KEY_LEN,
-    R_LSN,
-    R_OP,
-    R_ORDINAL,
-    R_PARTITION,
-    R_TIME,
-    R_TOPIC,
-    R_VALUE,
-    R_VALUE_LEN,
-)
+from airflow_bottledwater.compiled import compiled, external, inlined, types
+from airflow_bottledwater.encoding.layout import Rows, int64s
+from airflow_bottledwater.encoding.wire import FLAG_REREAD, FLAG_XID_SHIFT, HEADER_XID
 
 _library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
 _pointer, _int, _text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
@@ -76,15 +62,39 @@ PRODUCER = 0  # rd_kafka_type_t
 PURGE_ALL = 0x1 | 0x2  # RD_KAFKA_PURGE_F_QUEUE | _INFLIGHT
 QUEUE_FULL = -184  # RD_KAFKA_RESP_ERR__QUEUE_FULL
 
-# rd_kafka_vtype_t; rd_kafka_vu_t is the type and a union of 64 bytes: nine words
+#: rd_kafka_message_t
+_MESSAGE = np.dtype(
+    [
+        ("err", np.int32),
+        ("rkt", np.int64),
+        ("partition", np.int32),
+        ("payload", np.int64),
+        ("len", np.int64),
+        ("key", np.int64),
+        ("key_len", np.int64),
+        ("offset", np.int64),
+        ("private", np.int64),
+    ],
+    align=True,
+)
+#: rd_kafka_vtype_t
 _VT_RKT, _VT_PARTITION, _VT_VALUE, _VT_KEY, _VT_OPAQUE, _VT_FLAGS, _VT_TIME, _VT_HEADER = 2, 3, 4, 5, 6, 7, 8, 9
-# rd_kafka_message_t is nine words, too: err, rkt, partition, payload, len, key, key_len, offset, _private
-_M_ERROR, _M_PARTITION, _M_VALUE, _M_VALUE_LEN, _M_KEY, _M_KEY_LEN, _M_OPAQUE = 0, 2, 3, 4, 5, 6, 8
-_WORDS = 9
+#: rd_kafka_vu_t: the type, and a union of 64 bytes, of which at most three words are used (a header's name, value and length)
+_ARGUMENT = np.dtype(
+    {
+        "names": ["vtype", "first", "second", "third"],
+        "formats": [np.int64, np.int64, np.int64, np.int64],
+        "offsets": [0, 8, 16, 24],
+        "itemsize": 72,
+    }
+)
+#: the arguments of one record: topic, flags, number, partition, time, key, value and four headers
+_ARGUMENTS = 11
 #: records handed over at once, for which there are rd_kafka_message_t
 _BATCH = 512
-#: bytes for the text of a position, an op and a transaction id
+#: bytes for the texts of a position, an op and a transaction id
 _TEXT_BYTES = 48
+_POSITION_BYTES = 25
 _COPY, _PARTITION = 0x2, 0x8  # RD_KAFKA_MSG_F_COPY, _PARTITION (each message's own)
 
 _produce_batch = external(
@@ -99,9 +109,8 @@ _STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0", dtype=np.uint8)
 _AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID = 0, 3, 7, 13, 20
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
-#: what the callbacks keep: confirmed, failed, first error, its record; refused logins
-COUNT_OK, COUNT_FAILED, FIRST_ERROR, FIRST_FAILED, COUNT_REFUSED = range(5)
-COUNTERS = 5
+#: what the callbacks count
+_COUNTS = int64s("confirmed", "failed", "first_error", "first_failed", "refused_logins")
 _AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 
 
@@ -116,126 +125,159 @@ def _is_rejection(error):
     return error in REJECTIONS
 
 
-@numba.cfunc(
-    types.void(types.intp, types.CPointer(types.int32), types.CPointer(types.int64)), nopython=True, cache=True
-)
-def _delivered(producer, message, counters):
-    """rd_kafka_message_t: err at 0, _private (the record's number) at 64."""
-    error = message[0]
+@numba.cfunc(types.void(types.intp, types.voidptr, types.voidptr), nopython=True, cache=True)
+def _delivered(producer, message_address, counts_address):
+    """A delivery report. What fails with a refused record (its partition's sequence, the transaction's end) must not hide it."""
+    message = numba.carray(message_address, 1, _MESSAGE)[0]
+    counts = numba.carray(counts_address, 1, _COUNTS)[0]
+    error = np.int64(message.err)
     if error == 0:
-        counters[0] += 1
+        counts.confirmed += 1
         return
-    counters[1] += 1
-    # what fails with a refused record (its partition's sequence, the transaction's end) must not hide it
-    rejection, known = _is_rejection(np.int64(error)), _is_rejection(counters[2])
+    counts.failed += 1
+    rejection, known = _is_rejection(error), _is_rejection(counts.first_error)
     if known and not rejection:
         return
-    number = np.int64(np.uint32(message[16])) | (np.int64(message[17]) << 32)
-    if counters[2] == 0 or (rejection and not known) or number < counters[3]:
-        counters[2] = np.int64(error)
-        counters[3] = number
+    if counts.first_error == 0 or (rejection and not known) or message.private < counts.first_failed:
+        counts.first_error = error
+        counts.first_failed = message.private
 
 
-@numba.cfunc(types.void(types.intp, types.int32, types.intp, types.CPointer(types.int64)), nopython=True, cache=True)
-def _failed(producer, error, reason, counters):
+@numba.cfunc(types.void(types.intp, types.int32, types.intp, types.voidptr), nopython=True, cache=True)
+def _failed(producer, error, reason, counts_address):
     """Called from rd_kafka_poll: what the calls themselves only tell as a time-out."""
     if error == _AUTHENTICATION:
-        counters[4] += 1
+        numba.carray(counts_address, 1, _COUNTS)[0].refused_logins += 1
 
 
-def scratch() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """What :func:`produce` works with: the rd_kafka_message_t of a batch or the rd_kafka_vu_t of a record, and texts of headers."""
-    return np.zeros((_BATCH, _WORDS), dtype=np.int64), np.zeros(_TEXT_BYTES, dtype=np.uint8)
+def counters() -> Any:
+    """For :func:`make_producer`; each field is an attribute."""
+    return np.zeros(1, dtype=_COUNTS).view(np.recarray)[0]
+
+
+def reset(counts: Any) -> None:
+    """Count anew."""
+    for field in _COUNTS.names or ():
+        counts[field] = 0
+
+
+class Handles(NamedTuple):
+    """What :func:`produce` works with.
+
+    :param topics: rd_kafka_topic_t, by the topic's number.
+    :param messages: for a batch of records.
+    :param arguments: for a record with headers or a time of its own; ``texts`` has the values of its headers.
+    """
+
+    producer: int
+    topics: npt.NDArray[np.int64]
+    messages: Rows
+    arguments: Rows
+    texts: npt.NDArray[np.uint8]
+
+
+def handles(producer: int, topics: npt.NDArray[np.int64]) -> Handles:
+    """With scratch memory of its own."""
+    return Handles(
+        producer,
+        topics,
+        np.zeros(_BATCH, dtype=_MESSAGE),
+        np.zeros(_ARGUMENTS, dtype=_ARGUMENT),
+        np.zeros(_TEXT_BYTES, dtype=np.uint8),
+    )
 
 
 @compiled
-def _plain(topics, records, start, count, base, words):
+def _plain(handles, records, start, base):
     """Hand over records without headers and time, as many as there are of one topic and as fit; returns (next record, error code)."""
-    topic = records[start, R_TOPIC]
+    messages = handles.messages
+    topic = records[start].topic
     n = 0
     i = start
-    while i < count and n < words.shape[0] and records[i, R_TIME] == 0 and records[i, R_TOPIC] == topic:
-        words[n, _M_PARTITION] = records[i, R_PARTITION]
-        words[n, _M_VALUE] = base + records[i, R_VALUE] if records[i, R_VALUE_LEN] >= 0 else 0
-        words[n, _M_VALUE_LEN] = max(records[i, R_VALUE_LEN], 0)
-        words[n, _M_KEY] = base + records[i, R_KEY] if records[i, R_KEY_LEN] >= 0 else 0
-        words[n, _M_KEY_LEN] = max(records[i, R_KEY_LEN], 0)
-        words[n, _M_OPAQUE] = i
+    while i < records.size and n < messages.size and records[i].time == 0 and records[i].topic == topic:
+        record, message = records[i], messages[n]
+        message.partition = record.partition
+        message.payload = base + record.value if record.value_length >= 0 else 0
+        message.len = max(record.value_length, 0)
+        message.key = base + record.key if record.key_length >= 0 else 0
+        message.key_len = max(record.key_length, 0)
+        message.private = i
         n += 1
         i += 1
-    made = _produce_batch(topics[topic], np.int32(-1), np.int32(_COPY | _PARTITION), words.ctypes.data, np.int32(n))
+    made = _produce_batch(
+        handles.topics[topic], np.int32(-1), np.int32(_COPY | _PARTITION), messages.ctypes.data, np.int32(n)
+    )
     if made < n:
         # a full queue refuses all that follow (rd_kafka_produce_batch, src/rdkafka_msg.c), so that nothing is left out
         for k in range(n):
-            code = words[k, _M_ERROR] << 32 >> 32
-            if code != 0:
-                return start + k, code
+            if messages[k].err != 0:
+                return start + k, np.int64(messages[k].err)
     return i, np.int64(0)
 
 
+@inlined
+def _argument(argument, vtype, first, second, third):
+    argument.vtype = vtype
+    argument.first = first
+    argument.second = second
+    argument.third = third
+
+
 @compiled
-def _single(producer, topics, records, i, base, headers, now, latest, vus, texts):
-    """Hand over one record with its headers and time; returns an error code."""
-    names = _STRINGS.ctypes.data
-    vus[0, 0] = _VT_RKT
-    vus[0, 1] = topics[records[i, R_TOPIC]]
-    vus[1, 0] = _VT_FLAGS
-    vus[1, 1] = _COPY
-    vus[2, 0] = _VT_OPAQUE
-    vus[2, 1] = i
-    vus[3, 0] = _VT_PARTITION
-    vus[3, 1] = records[i, R_PARTITION]
-    vus[4, 0] = _VT_TIME
-    vus[4, 1] = records[i, R_TIME] if 0 < records[i, R_TIME] <= latest else now
-    n = 5
-    if records[i, R_KEY_LEN] >= 0:
-        vus[n, 0] = _VT_KEY
-        vus[n, 1] = base + records[i, R_KEY]
-        vus[n, 2] = records[i, R_KEY_LEN]
+def _write_position(lsn, ordinal, texts):
+    """A position as its text: 16 hexadecimal digits, a slash, and 8."""
+    for k in range(16):
+        texts[k] = _HEX[(lsn >> (60 - 4 * k)) & 15]
+    texts[16] = 47
+    for k in range(8):
+        texts[17 + k] = _HEX[(ordinal >> (28 - 4 * k)) & 15]
+
+
+@compiled
+def _add_headers(record, headers, arguments, n, texts):
+    """Headers op, pos, toast and xid; returns how many arguments there are."""
+    names, values = _STRINGS.ctypes.data, texts.ctypes.data
+    _write_position(record.lsn, record.ordinal, texts)
+    texts[_POSITION_BYTES] = np.uint8(record.event)
+    _argument(arguments[n], _VT_HEADER, names + _AT_OP, values + _POSITION_BYTES, 1)
+    _argument(arguments[n + 1], _VT_HEADER, names + _AT_POS, values, _POSITION_BYTES)
+    n += 2
+    # not on the tombstone of a key change: it has no value
+    if record.flags & FLAG_REREAD and record.value_length >= 0:
+        _argument(arguments[n], _VT_HEADER, names + _AT_TOAST, names + _AT_REREAD, 6)
         n += 1
-    if records[i, R_VALUE_LEN] >= 0:
-        vus[n, 0] = _VT_VALUE
-        vus[n, 1] = base + records[i, R_VALUE]
-        vus[n, 2] = records[i, R_VALUE_LEN]
+    xid = record.flags >> FLAG_XID_SHIFT
+    if headers & HEADER_XID and xid > 0:
+        at = texts.size
+        while xid > 0:
+            at -= 1
+            texts[at] = np.uint8(48 + xid % 10)
+            xid //= 10
+        _argument(arguments[n], _VT_HEADER, names + _AT_XID, values + at, texts.size - at)
+        n += 1
+    return n
+
+
+@compiled
+def _single(handles, record, i, base, headers, now, latest):
+    """Hand over one record with its headers and time; returns an error code."""
+    arguments = handles.arguments
+    time = record.time if 0 < record.time <= latest else now
+    _argument(arguments[0], _VT_RKT, handles.topics[record.topic], 0, 0)
+    _argument(arguments[1], _VT_FLAGS, _COPY, 0, 0)
+    _argument(arguments[2], _VT_OPAQUE, i, 0, 0)
+    _argument(arguments[3], _VT_PARTITION, record.partition, 0, 0)
+    _argument(arguments[4], _VT_TIME, time, 0, 0)
+    n = 5
+    if record.key_length >= 0:
+        _argument(arguments[n], _VT_KEY, base + record.key, record.key_length, 0)
+        n += 1
+    if record.value_length >= 0:
+        _argument(arguments[n], _VT_VALUE, base + record.value, record.value_length, 0)
         n += 1
     if headers:
-        lsn, ordinal = records[i, R_LSN], records[i, R_ORDINAL]
-        for k in range(16):
-            texts[k] = _HEX[(lsn >> (60 - 4 * k)) & 15]
-        texts[16] = 47
-        for k in range(8):
-            texts[17 + k] = _HEX[(ordinal >> (28 - 4 * k)) & 15]
-        texts[25] = np.uint8(records[i, R_OP])
-        vus[n, 0] = _VT_HEADER
-        vus[n, 1] = names + _AT_OP
-        vus[n, 2] = texts.ctypes.data + 25
-        vus[n, 3] = 1
-        vus[n + 1, 0] = _VT_HEADER
-        vus[n + 1, 1] = names + _AT_POS
-        vus[n + 1, 2] = texts.ctypes.data
-        vus[n + 1, 3] = 25
-        n += 2
-        # not on the tombstone of a key change: it has no value
-        if records[i, R_FLAGS] & FLAG_REREAD and records[i, R_VALUE_LEN] >= 0:
-            vus[n, 0] = _VT_HEADER
-            vus[n, 1] = names + _AT_TOAST
-            vus[n, 2] = names + _AT_REREAD
-            vus[n, 3] = 6
-            n += 1
-        xid = records[i, R_FLAGS] >> FLAG_XID_SHIFT
-        if headers & HEADER_XID and xid > 0:
-            end = texts.size
-            at = end
-            while xid > 0:
-                at -= 1
-                texts[at] = np.uint8(48 + xid % 10)
-                xid //= 10
-            vus[n, 0] = _VT_HEADER
-            vus[n, 1] = names + _AT_XID
-            vus[n, 2] = texts.ctypes.data + at
-            vus[n, 3] = end - at
-            n += 1
-    error = _produceva(producer, vus.ctypes.data, n)
+        n = _add_headers(record, headers, arguments, n, handles.texts)
+    error = _produceva(handles.producer, arguments.ctypes.data, n)
     if error == 0:
         return np.int64(0)
     code = np.int64(_error_code(error))
@@ -244,32 +286,34 @@ def _single(producer, topics, records, i, base, headers, now, latest, vus, texts
 
 
 @compiled
-def produce(producer, topics, records, start, count, data, headers, now, latest, words, texts):
-    """Hand records ``start`` to ``count`` to librdkafka; returns (next record, error code).
+def produce(handles, records, start, data, headers, now, latest):
+    """Hand the records from ``start`` on to librdkafka; returns (next record, error code).
 
+    :param handles: see :func:`handles`.
     :param headers: write ``op`` and ``pos``, and with ``HEADER_XID`` also the transaction's id.
     :param now: milliseconds; the timestamp of records that have none, or one beyond ``latest``, which the broker would refuse.
-    :param words: see :func:`scratch`; ``texts`` too.
     """
     base = data.ctypes.data
     i = start
-    while i < count:
-        if headers == 0 and records[i, R_TIME] == 0:
-            i, code = _plain(topics, records, i, count, base, words)
+    while i < records.size:
+        if headers == 0 and records[i].time == 0:
+            i, code = _plain(handles, records, i, base)
         else:
-            code = _single(producer, topics, records, i, base, headers, now, latest, words, texts)
+            code = _single(handles, records[i], i, base, headers, now, latest)
             i += 1 if code == 0 else 0
         if code != 0:
             return i, code
-    return count, np.int64(0)
+    return np.int64(records.size), np.int64(0)
 
 
 class ConfigRefused(ValueError):
     """librdkafka does not know a property, or not this value."""
 
 
-def make_producer(config: Mapping[str, str], counters: npt.NDArray[np.int64]) -> int:
-    """An ``rd_kafka_t`` whose delivery reports are counted in ``counters``.
+def make_producer(config: Mapping[str, str], counts: Any) -> int:
+    """An ``rd_kafka_t`` whose delivery reports and refused logins are counted.
+
+    :param counts: of :func:`counters`; it must live as long as the producer.
 
     :raises ConfigRefused: a property or its value.
     """
@@ -279,7 +323,7 @@ def make_producer(config: Mapping[str, str], counters: npt.NDArray[np.int64]) ->
         if conf_set(conf, name.encode(), str(value).encode(), message, len(message)) != 0:
             conf_destroy(conf)
             raise ConfigRefused(message.value.decode(errors="replace"))
-    conf_set_opaque(conf, counters.ctypes.data)
+    conf_set_opaque(conf, counts.__array_interface__["data"][0])
     conf_set_dr_msg_cb(conf, _delivered.address)
     conf_set_error_cb(conf, _failed.address)
     handle = new(PRODUCER, conf, message, len(message))

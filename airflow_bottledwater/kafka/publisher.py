@@ -18,7 +18,7 @@ import numpy.typing as npt
 from confluent_kafka import KafkaError
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.layout import RECORD, Rows
 from airflow_bottledwater.errors import CredentialsRefused, Refused
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.clients import (
@@ -45,12 +45,13 @@ class _Undone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Encoded records: rows of :mod:`wire` numbers that point into ``data``.
+    """Encoded records.
 
-    :param headers: which are sent (:data:`wire.HEADERS`, :data:`wire.HEADER_XID`); 0: none.
+    :param table: :data:`~airflow_bottledwater.encoding.layout.RECORD`; they point into ``data``.
+    :param headers: which are sent (``HEADERS``, ``HEADER_XID`` of :mod:`~airflow_bottledwater.encoding.wire`); 0: none.
     """
 
-    table: npt.NDArray[np.int64]
+    table: Rows
     data: npt.NDArray[np.uint8]
     headers: int
 
@@ -59,33 +60,31 @@ class Records:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes on the wire, before compression, from above."""
-        return (
-            np.maximum(self.table[:, wire.R_KEY_LEN], 0)
-            + np.maximum(self.table[:, wire.R_VALUE_LEN], 0)
-            + RECORD_OVERHEAD
-        )
+        keys, values = self.table["key_length"], self.table["value_length"]
+        found: npt.NDArray[np.int64] = np.maximum(keys, 0) + np.maximum(values, 0) + RECORD_OVERHEAD
+        return found
 
 
 def single(topic: int, partition: int, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Records:
     """One record without headers, for what the pipeline itself says."""
-    row = np.zeros((1, wire.RECORD_WIDTH), dtype=np.int64)
+    table = np.zeros(1, dtype=RECORD)
     data = (key or b"") + (value or b"")
-    row[0, wire.R_KEY_LEN] = -1 if key is None else len(key)
-    row[0, wire.R_VALUE] = len(key or b"")
-    row[0, wire.R_VALUE_LEN] = -1 if value is None else len(value)
-    row[0, wire.R_TOPIC], row[0, wire.R_PARTITION], row[0, wire.R_TIME] = topic, partition, timestamp
-    return Records(row, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), 0)
+    table[0]["key_length"] = -1 if key is None else len(key)
+    table[0]["value"] = len(key or b"")
+    table[0]["value_length"] = -1 if value is None else len(value)
+    table[0]["topic"], table[0]["partition"], table[0]["time"] = topic, partition, timestamp
+    return Records(table, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), 0)
 
 
 def tombstones(topic: int, keys: Sequence[tuple[int, bytes]]) -> Records:
     """Records without a value for these (partition, key)s."""
-    table = np.zeros((len(keys), wire.RECORD_WIDTH), dtype=np.int64)
+    table = np.zeros(len(keys), dtype=RECORD)
     lengths = np.array([len(key) for _, key in keys], dtype=np.int64)
-    table[:, wire.R_KEY_LEN] = lengths
-    table[:, wire.R_KEY] = np.cumsum(lengths) - lengths
-    table[:, wire.R_VALUE_LEN] = -1
-    table[:, wire.R_TOPIC] = topic
-    table[:, wire.R_PARTITION] = [partition for partition, _ in keys]
+    table["key_length"] = lengths
+    table["key"] = np.cumsum(lengths) - lengths
+    table["value_length"] = -1
+    table["topic"] = topic
+    table["partition"] = [partition for partition, _ in keys]
     return Records(table, np.frombuffer(bytearray(b"".join(key for _, key in keys) or b"\0"), dtype=np.uint8), 0)
 
 
@@ -119,10 +118,10 @@ class Publisher:
             transactional_id,
             transaction_timeout,
         ) | {"queue.buffering.max.messages": str(_QUEUE)}
-        self._counters: npt.NDArray[np.int64] = np.zeros(rd.COUNTERS, dtype=np.int64)
-        self._scratch = rd.scratch()
+        self._counts = rd.counters()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._handles = rd.handles(0, self._rkts)
         self._sent = 0
 
     # ------------------------------------------------------------------ life
@@ -133,12 +132,13 @@ class Publisher:
         :raises Refused: the broker denies the id, or a topic does not exist.
         """
         self.close()
-        self._counters[:] = 0
+        rd.reset(self._counts)
         try:
-            self._handle = rd.make_producer(self._config, self._counters)
+            self._handle = rd.make_producer(self._config, self._counts)
         except rd.ConfigRefused as error:
             raise unknown_property(str(error)) from None
         self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
+        self._handles = rd.handles(self._handle, self._rkts)
         # before the first begin: a record for a topic without metadata registers partition -1 in the transaction
         topics = list(zip(self._topics, self._rkts, strict=True))
         # one of them twice: the first answer names the brokers, and librdkafka leaves the bootstrap server for one of them; who
@@ -189,7 +189,7 @@ class Publisher:
             is told by the state alone.
         :raises RecordRefused: the broker refuses a record for good.
         """
-        self._counters[:] = 0
+        rd.reset(self._counts)
         self._sent = 0
         self._call("beginning a transaction", lambda: rd.begin_transaction(self._handle))
         try:
@@ -207,15 +207,14 @@ class Publisher:
         i = 0
         while i < len(records):
             i, code = rd.produce(
-                self._handle, self._rkts, records.table, i, len(records), records.data, records.headers, now,
-                now + self._future, *self._scratch,
+                self._handles, records.table, i, records.data, records.headers, now, now + self._future
             )  # fmt: skip
             if code == rd.QUEUE_FULL:
                 rd.poll(self._handle, 10)
                 self._raise_if_failed()
             elif code in rd.REJECTIONS:
                 raise RecordRefused(
-                    f"Kafka refuses a record of topic {self._topics[records.table[i, wire.R_TOPIC]]!r}: {rd.name(code)}.",
+                    f"Kafka refuses a record of topic {self._topics[records.table[i]['topic']]!r}: {rd.name(code)}.",
                     i,
                     code,
                 )
@@ -233,9 +232,9 @@ class Publisher:
             for each in records:
                 self.produce(each)
             self.drain()
-            if failed := int(self._counters[rd.COUNT_FAILED]):
+            if failed := int(self._counts.failed):
                 raise NewProducerNeeded(
-                    f"{failed} records were not confirmed: {rd.name(int(self._counters[rd.FIRST_ERROR]))}."
+                    f"{failed} records were not confirmed: {rd.name(int(self._counts.first_error))}."
                 )
             raise _Undone
 
@@ -249,9 +248,9 @@ class Publisher:
         self._raise_if_failed()
 
     def _raise_if_failed(self) -> None:
-        code = int(self._counters[rd.FIRST_ERROR])
+        code = int(self._counts.first_error)
         if code in rd.REJECTIONS:
-            raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counters[rd.FIRST_FAILED]), code)
+            raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counts.first_failed), code)
 
     def _commit(self) -> None:
         try:
@@ -260,8 +259,8 @@ class Publisher:
             # a record that the broker refused makes the commit fail: say which
             self._raise_if_failed()
             raise
-        if self._counters[rd.COUNT_OK] != self._sent:
-            raise NewProducerNeeded(f"{self._sent} records were sent but {self._counters[rd.COUNT_OK]} confirmed.")
+        if self._counts.confirmed != self._sent:
+            raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts.confirmed} confirmed.")
 
     def _abort(self) -> None:
         """End the transaction now, so that readers need not wait for its time-out; the producer is not used again (a delayed
@@ -273,7 +272,7 @@ class Publisher:
     def _wait(self, what: str) -> None:
         """Tell whether the broker is away, or there and does not let us in."""
         rd.poll(self._handle, 0)
-        if not self._counters[rd.COUNT_REFUSED]:
+        if not self._counts.refused_logins:
             return self._waiting(what)
         self._waiting(
             CredentialsRefused(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import avro, types, wire
+from airflow_bottledwater.encoding import avro, layout, types, wire
 from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, StateError
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
@@ -194,21 +194,28 @@ class _Redrive:
         again = dead_letter.content["again"]
         data = np.frombuffer(bytearray(base64.b64decode(again["message"])), dtype=np.uint8)
         position = Position.parse(dead_letter.position) if dead_letter.position else Position(0)
-        change = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
-        change[0, wire.C_KIND], change[0, wire.C_LENGTH] = data[0], len(data)
-        change[0, wire.C_LSN], change[0, wire.C_ORDINAL] = position
-        change[0, wire.C_TIME] = again.get("time", 0)
-        change[0, wire.C_XID] = again.get("xid", 0)
-        change[0, wire.C_FLAGS] = again.get("xid", 0) << wire.FLAG_XID_SHIFT
+        xid = again.get("xid", 0)
+        change = {
+            "kind": data[0],
+            "offset": 0,
+            "length": len(data),
+            "relation": 0,
+            "lsn": position.lsn,
+            "ordinal": position.ordinal,
+            "xid": xid,
+            "time": again.get("time", 0),
+            "flags": xid << wire.FLAG_XID_SHIFT,
+        }
+        changes = layout.rows(layout.CHANGE, [change])
         version = self._with_schema(Version.from_json(again))
         programs = self._publishing.programs([version], copied=dead_letter.copied)
-        completed = self._completer.complete(Batch(position, position, data, change, (version,)), programs)
+        completed = self._completer.complete(Batch(position, position, data, changes, (version,)), programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         if dead_letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
         encoded = encode_changes(completed, programs, headers=headers, largest=self._publishing.largest_record)
         if dead_letter.copied:
-            encoded.records.table[:, wire.R_OP] = ord(_SNAPSHOT)
+            encoded.records.table["event"] = ord(_SNAPSHOT)
         rejections = [*encoded.rejections, *oversized(self._publishing, encoded.records)]
         reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
         if reasons:
@@ -291,7 +298,7 @@ class _Held:
 
     def allows(self, records: Records, i: int) -> bool:
         """Whether a record of the dead letter may be published."""
-        return self.gone if records.table[i, wire.R_VALUE_LEN] < 0 else self.same
+        return self.gone if records.table[i]["value_length"] < 0 else self.same
 
 
 def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> _Held:
@@ -314,5 +321,5 @@ def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: C
 
 
 def _key(records: Records, i: int) -> bytes | None:
-    at, size = int(records.table[i, wire.R_KEY]), int(records.table[i, wire.R_KEY_LEN])
+    at, size = int(records.table[i]["key"]), int(records.table[i]["key_length"])
     return None if size < 0 else bytes(records.data[at : at + size])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
 
@@ -17,14 +17,14 @@ class Batch:
     """Changes from ``start`` (exclusive) to ``end`` (inclusive), whole transactions unless one exceeds the limit.
 
     :param data: row and truncate messages of pgoutput, one after the other.
-    :param changes: rows of :mod:`wire` numbers that point into ``data``.
-    :param versions: what ``C_RELATION`` refers to.
+    :param changes: :data:`~airflow_bottledwater.encoding.layout.CHANGE`; they point into ``data``.
+    :param versions: what the changes' ``relation`` refers to.
     """
 
     start: Position
     end: Position
     data: npt.NDArray[np.uint8]
-    changes: npt.NDArray[np.int64]
+    changes: Rows
     versions: tuple[Version, ...]
 
     def __len__(self) -> int:
@@ -35,14 +35,14 @@ class Batch:
 
         The new end is (that LSN, 0): the transaction itself is not skipped there, everything before is.
         """
-        count = int(np.searchsorted(self.changes[:, wire.C_LSN], final_lsn, side="left"))
+        count = int(np.searchsorted(self.changes["lsn"], final_lsn, side="left"))
         end = max(self.start, Position(final_lsn, 0))
         return Batch(self.start, end, self.data, self.changes[:count], self.versions)
 
     def after(self, position: Position) -> Batch | None:
         """The transactions of this batch that begin at or behind a position; None where it is no place between two of them."""
-        count = int(np.searchsorted(self.changes[:, wire.C_LSN], position.lsn, side="left"))
-        between = count < len(self.changes) and int(self.changes[count, wire.C_LSN]) == position.lsn
+        count = int(np.searchsorted(self.changes["lsn"], position.lsn, side="left"))
+        between = count < len(self.changes) and int(self.changes[count]["lsn"]) == position.lsn
         if position.ordinal or not between or not self.start < position < self.end:
             return None
         return Batch(position, self.end, self.data, self.changes[count:], self.versions)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.postgres.receive import Block
@@ -47,9 +46,9 @@ class EncodedBatch:
     records: Records
     rejections: list[Rejection] = field(default_factory=list)
 
-    def change(self, rejection: Rejection) -> npt.NDArray[np.int64]:
+    def change(self, rejection: Rejection) -> np.void:
         """The change that is rejected."""
-        found: npt.NDArray[np.int64] = self.completed.batch.changes[rejection.row]
+        found: np.void = self.completed.batch.changes[rejection.row]
         return found
 
 
@@ -66,9 +65,7 @@ class BlockEncoder:
 
     def __init__(self, headers: int) -> None:
         self._headers = headers
-        self._out: npt.NDArray[np.uint8] = np.empty(_PIECE_BYTES, dtype=np.uint8)
-        self._records: npt.NDArray[np.int64] = np.zeros((_PIECE_ROWS, wire.RECORD_WIDTH), dtype=np.int64)
-        self._errors: npt.NDArray[np.int64] = np.zeros((_REJECTIONS, wire.ERROR_WIDTH), dtype=np.int64)
+        self._output = layout.output(_PIECE_ROWS, _REJECTIONS, _PIECE_BYTES)
 
     def encode(self, block: Block, programs: Programs, largest: int) -> Iterator[Encoded]:
         """The block's records; each piece is valid until the next is asked for.
@@ -78,22 +75,23 @@ class BlockEncoder:
         start, scratch = 0, programs.scratch()
         while start < block.count:
             first = start
+            output = self._output
             start, _, made, failed = kernels.encode_copy(
-                block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns, programs.keys,
-                programs.names, scratch, self._records, self._errors, self._out,
-            )  # fmt: skip
+                block.data, block.offsets, start, programs.program, 0, scratch, output
+            )
             rejections = [
                 Rejection(row, programs.error(0, code, column, offset), code)
-                for row, code, column, offset in self._errors[:failed].tolist()
+                for row, code, column, offset in output.errors[:failed].tolist()
             ]
             if start == first and not failed:
                 room = _room_for(largest)
-                if self._out.size <= room:
-                    self._out = np.empty(self._out.size + min(self._out.size, room), dtype=np.uint8)
+                size = output.data.size
+                if size <= room:
+                    self._output = output._replace(data=np.empty(size + min(size, room), dtype=np.uint8))
                     continue
                 rejections.append(Rejection(start, too_large(largest)))
                 start += 1
-            yield Encoded(Records(self._records[:made], self._out, self._headers), range(first, start), rejections)
+            yield Encoded(Records(output.records[:made], output.data, self._headers), range(first, start), rejections)
 
 
 def encode_changes(
@@ -105,21 +103,19 @@ def encode_changes(
     :param largest: see :meth:`BlockEncoder.encode`.
     """
     batch = completed.batch
-    out: npt.NDArray[np.uint8] = np.empty(2 * batch.data.size + 64 * 1024, dtype=np.uint8)
-    records: npt.NDArray[np.int64] = np.zeros((2 * len(batch) + 2, wire.RECORD_WIDTH), dtype=np.int64)
-    errors: npt.NDArray[np.int64] = np.zeros((_BATCH_REJECTIONS, wire.ERROR_WIDTH), dtype=np.int64)
+    records, errors, out = layout.output(2 * len(batch) + 2, _BATCH_REJECTIONS, 2 * batch.data.size + 64 * 1024)
     scratch = programs.scratch()
     start = cursor = used = count = 0
     rejections: list[Rejection] = []
     while start < len(batch):
         start, cursor, size, made, failed = kernels.encode_changes(
-            batch.data, batch.changes, start, len(batch), programs.json, programs.relations, programs.columns, programs.keys,
-            programs.names, completed.side, completed.side_offsets, cursor, scratch, records[count:], errors, out[used:],
+            batch.data, batch.changes, start, programs.program, completed.texts, cursor, scratch,
+            layout.Output(records[count:], errors, out[used:]),
         )  # fmt: skip
-        records[count : count + made, wire.R_KEY] += used
-        records[count : count + made, wire.R_VALUE] += used
+        records[count : count + made]["key"] += used
+        records[count : count + made]["value"] += used
         for change, code, column, offset in errors[:failed].tolist():
-            reason = programs.error(int(batch.changes[change, wire.C_RELATION]), code, column, offset)
+            reason = programs.error(int(batch.changes[change]["relation"]), code, column, offset)
             rejections.append(Rejection(change, reason, code))
         used += size
         count += made
@@ -128,8 +124,7 @@ def encode_changes(
         if not made and not failed and out.size - used > _room_for(largest):
             rejections.append(Rejection(start, too_large(largest)))
             cursor += kernels.find_conversions(
-                batch.data, batch.changes[start : start + 1], 1, programs.relations, programs.columns, programs.keys, scratch,
-                np.zeros((0, 4), dtype=np.int64),
+                batch.data, batch.changes[start : start + 1], programs.program, scratch, np.zeros(0, dtype=layout.CONVERSION)
             )  # fmt: skip
             start += 1
         else:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
@@ -69,8 +68,8 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
         culprit = int(left[error.record])
         left = np.delete(left, error.record)
         if error.code != _MSG_SIZE_TOO_LARGE:
-            topic = records.table[culprit, wire.R_TOPIC]
-            others = left[records.table[left, wire.R_TOPIC] == topic]
+            topic = records.table[culprit]["topic"]
+            others = left[records.table[left]["topic"] == topic]
             if len(others) and refusal(others[np.argsort(records.sizes()[others], kind="stable")[:1]]) is not None:
                 raise Refused(
                     f"{error.what} Topic {session.topics[int(topic)]!r} refuses every record, so no row has a fault.",

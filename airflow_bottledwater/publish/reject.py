@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.publish.session import PublishSession
 
@@ -40,8 +39,8 @@ def oversized(session: PublishSession, records: Records) -> list[Rejection]:
     sizes, table = records.sizes(), records.table
     return [
         Rejection(
-            int(table[i, wire.R_MESSAGE]),
-            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is {int(session.limits[table[i, wire.R_TOPIC]]):,}",
+            int(table[i]["row"]),
+            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is {int(session.limits[table[i]['topic']]):,}",
         )
         for i in found
     ]
@@ -60,5 +59,5 @@ def without(records: Records, rejections: Iterable[Rejection]) -> Records:
     rows = sorted({rejection.row for rejection in rejections})
     if not rows:
         return records
-    kept = ~np.isin(records.table[:, wire.R_MESSAGE], np.array(rows))
+    kept = ~np.isin(records.table["row"], np.array(rows))
     return Records(records.table[kept], records.data, records.headers)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import names, wire
+from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.kafka.errors import RecordRefused
@@ -212,7 +212,7 @@ class PublishSession:
 
     def oversized(self, records: Records) -> npt.NDArray[np.bool_]:
         """Which records exceed their topic's max.message.bytes."""
-        found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]
+        found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table["topic"]]
         return found
 
     def smaller_batches(self, size: int) -> None:

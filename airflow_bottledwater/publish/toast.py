@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage
@@ -28,25 +28,21 @@ from airflow_bottledwater.publish.current import CurrentRows, Key
 _CHUNK = 1000
 
 
-#: side buffer and offsets of a batch without converted values
-NOTHING_CONVERTED: tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] = (
-    np.zeros(1, dtype=np.uint8),
-    np.zeros(1, dtype=np.int64),
-)
+#: of a batch without converted values
+NOTHING_CONVERTED = layout.Texts(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
 
 
 @dataclass(slots=True)
 class Completed:
     """A batch whose rows have all their values.
 
-    :param side: converted texts, one after the other; ``side_offsets`` has one entry more than there are.
+    :param texts: what the server made of values that no kernel can encode.
     :param failed: change → why it cannot be completed.
     :param superseded: changes whose new row is left out, since a later change of the same key is still to come.
     """
 
     batch: Batch
-    side: npt.NDArray[np.uint8]
-    side_offsets: npt.NDArray[np.int64]
+    texts: layout.Texts
     failed: dict[int, str] = field(default_factory=dict)
     superseded: set[int] = field(default_factory=set)
 
@@ -81,7 +77,7 @@ class ToastResolver:
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:
         """Everything that the kernels need for the batch."""
-        done = Completed(batch, *NOTHING_CONVERTED)
+        done = Completed(batch, NOTHING_CONVERTED)
         if len(batch):
             self._fill_unchanged(done, programs)
             self._convert(done, programs)
@@ -89,36 +85,28 @@ class ToastResolver:
 
     # ------------------------------------------------------------------ values without a kernel
     def _convert(self, done: Completed, programs: Programs) -> None:
-        if not programs.columns[:, wire.P_CONVERT].any():
+        if not programs.program.relations["converts"].any():
             return
         batch = done.batch
-        found: npt.NDArray[np.int64] = np.zeros((max(1024, len(batch)), 4), dtype=np.int64)
+        found: layout.Rows = np.zeros(max(1024, len(batch)), dtype=layout.CONVERSION)
         while True:
-            count = kernels.find_conversions(
-                batch.data,
-                batch.changes,
-                len(batch),
-                programs.relations,
-                programs.columns,
-                programs.keys,
-                programs.scratch(),
-                found,
-            )
+            count = kernels.find_conversions(batch.data, batch.changes, programs.program, programs.scratch(), found)
             if count <= len(found):
                 break
-            found = np.zeros((count, 4), dtype=np.int64)
+            found = np.zeros(count, dtype=layout.CONVERSION)
         texts: list[bytes] = [b""] * count
-        for column in np.unique(found[:count, 2]):
-            places = np.flatnonzero(found[:count, 2] == column)
-            values = [bytes(batch.data[p : p + n]) for p, n in found[places, :2]]
+        found = found[:count]
+        for column in np.unique(found["column"]):
+            places = np.flatnonzero(found["column"] == column)
+            values = [bytes(batch.data[v["position"] : v["position"] + v["length"]]) for v in found[places]]
             for place, text in zip(places, self._converted(*programs.conversions[int(column)], values), strict=True):
                 if isinstance(text, str):
-                    done.failed[int(found[place, 3])] = f"PostgreSQL cannot turn a value into text: {text}"
+                    done.failed[int(found[place]["change"])] = f"PostgreSQL cannot turn a value into text: {text}"
                 else:
                     texts[place] = text
         # writable, as all our buffers: compiled code is compiled anew for a read-only one
-        done.side = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
-        done.side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
+        data = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
+        done.texts = layout.Texts(data, np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64))
 
     def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
         """What the server makes of binary values of one type; a str is an error message."""
@@ -152,9 +140,7 @@ class ToastResolver:
         """From the old row; else from an earlier change of that key in the batch; else from the table as it is now."""
         batch = done.batch
         found: npt.NDArray[np.int64] = np.zeros(len(batch), dtype=np.int64)
-        count = kernels.find_unchanged(
-            batch.data, batch.changes, len(batch), programs.relations, programs.scratch(), found
-        )
+        count = kernels.find_unchanged(batch.data, batch.changes, programs.program, programs.scratch(), found)
         if not count:
             return
         changes = batch.changes.copy()
@@ -174,11 +160,11 @@ class ToastResolver:
                     continue
                 # of a key change the tombstone remains: nothing else would delete the old key
                 filled[i] = replace(message, kind="D", new=None)
-                changes[i, wire.C_KIND] = pgoutput.DELETE
+                changes[i]["kind"] = pgoutput.DELETE
         extra = bytearray()
         for i, message in filled.items():
             encoded = message.encode()
-            changes[i, wire.C_OFFSET], changes[i, wire.C_LENGTH] = len(batch.data) + len(extra), len(encoded)
+            changes[i]["offset"], changes[i]["length"] = len(batch.data) + len(extra), len(encoded)
             extra += encoded
         kept = np.array([i for i in range(len(batch)) if i not in left_out], dtype=np.int64)
         data = np.concatenate([batch.data, np.frombuffer(bytes(extra), dtype=np.uint8)])
@@ -188,14 +174,14 @@ class ToastResolver:
     def _fill_from_batch(self, batch: Batch, programs: Programs, lacking: set[int]) -> dict[int, pgoutput.RowMessage]:
         """Change → its message, with what the old row or an earlier change of its key says; the rest is still unchanged."""
         changes = batch.changes
-        affected = {int(changes[i, wire.C_RELATION]) for i in lacking}
+        affected = {int(changes[i]["relation"]) for i in lacking}
         filled: dict[int, pgoutput.RowMessage] = {}
         seen: dict[tuple[int, Key], list[pgoutput.Field]] = {}
         for i in range(len(batch)):
-            relation = int(changes[i, wire.C_RELATION])
-            if relation not in affected or changes[i, wire.C_KIND] == pgoutput.TRUNCATE:
+            relation = int(changes[i]["relation"])
+            if relation not in affected or changes[i]["kind"] == pgoutput.TRUNCATE:
                 continue
-            at, length = int(changes[i, wire.C_OFFSET]), int(changes[i, wire.C_LENGTH])
+            at, length = int(changes[i]["offset"]), int(changes[i]["length"])
             message = pgoutput.row(bytes(batch.data[at : at + length]))
             table = programs.tables[relation]
             if i in lacking:
@@ -218,14 +204,14 @@ class ToastResolver:
         self,
         table: Table,
         messages: dict[int, pgoutput.RowMessage],
-        changes: npt.NDArray[np.int64],
+        changes: layout.Rows,
         failed: dict[int, str],
     ) -> None:
         """Fill in today's values, by one look-up for all changes of a relation version; where the row is gone, they stay
         unchanged: a later change of the key is still to come."""
         columns = sorted({c for message in messages.values() for c in _missing(message.new or [])})
         keys = list(dict.fromkeys(row_key(table, message.new or []) for message in messages.values()))
-        found = self.current.read(table, keys, columns, xids=(int(changes[i, wire.C_XID]) for i in messages))
+        found = self.current.read(table, keys, columns, xids=(int(changes[i]["xid"]) for i in messages))
         for i, message in messages.items():
             assert message.new is not None
             lost = [found.unreadable[c] for c in _missing(message.new) if c in found.unreadable]
@@ -238,21 +224,19 @@ class ToastResolver:
                     value = values[columns.index(c)]
                     new[c] = pgoutput.Field("n") if value is None else pgoutput.Field("b", value)
                 messages[i] = replace(message, new=new)
-                changes[i, wire.C_FLAGS] |= wire.FLAG_REREAD
+                changes[i]["flags"] |= wire.FLAG_REREAD
 
 
 def _missing(values: list[pgoutput.Field]) -> list[int]:
     return [c for c, value in enumerate(values) if value.kind == "u"]
 
 
-def _lacking(
-    filled: dict[int, pgoutput.RowMessage], changes: npt.NDArray[np.int64]
-) -> dict[int, dict[int, pgoutput.RowMessage]]:
+def _lacking(filled: dict[int, pgoutput.RowMessage], changes: layout.Rows) -> dict[int, dict[int, pgoutput.RowMessage]]:
     """Relation → change → message, of those that still lack a value."""
     found: dict[int, dict[int, pgoutput.RowMessage]] = {}
     for i, message in filled.items():
         if message.new is not None and _missing(message.new):
-            found.setdefault(int(changes[i, wire.C_RELATION]), {})[i] = message
+            found.setdefault(int(changes[i]["relation"]), {})[i] = message
     return found
 
 

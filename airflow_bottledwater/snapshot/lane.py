@@ -277,7 +277,7 @@ class _Lane:
                     records = without(encoded.records, rejections)
                     size += int(records.sizes().sum())
                     for number, why in find_refused(self._session, records).items():
-                        self._refused[_digest(block, int(records.table[number, wire.R_MESSAGE]))] = why
+                        self._refused[_digest(block, int(records.table[number]["row"]))] = why
         finally:
             self._reconnect()
         if len(self._refused) == known:

@@ -6,171 +6,210 @@ which tests hold it against.
 
 from __future__ import annotations
 
-import numpy as np
-
 from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.encoding.kernels.fields import is_row
 from airflow_bottledwater.encoding.kernels.reading import i64, u32
+from airflow_bottledwater.encoding.layout import int64s
 from airflow_bottledwater.encoding.wire import (
-    C_FLAGS,
-    C_KIND,
-    C_LENGTH,
-    C_LSN,
-    C_OFFSET,
-    C_ORDINAL,
-    C_RELATION,
-    C_TIME,
-    C_XID,
     EPOCH_MICROS,
     FLAG_XID_SHIFT,
+    MESSAGE_BEGIN,
+    MESSAGE_COMMIT,
+    MESSAGE_LOGICAL,
+    MESSAGE_ORIGIN,
+    MESSAGE_RELATION,
+    MESSAGE_TRUNCATE,
+    MESSAGE_TYPE,
+)
+from airflow_bottledwater.postgres.replication import XLOG_HEADER
+
+#: what the assembler knows between two calls
+STATE = int64s(
+    "next",  # the block's next message
+    "in_transaction",
+    "final_lsn",  # of the transaction that is being received
+    "xid",
+    "time",
+    "ordinal",
+    "from_lsn",  # P at the start of the session: what is skipped
+    "from_ordinal",
+    "count",  # changes taken, and their bytes
+    "bytes",
+    "whole_count",  # the same at the end of the last whole transaction
+    "whole_bytes",
+    "whole_lsn",  # its end LSN, or a later keepalive's
+    "transactions",  # seen
+    "skipped_changes",  # left out at the boundary, and the transactions of which some were
+    "skipped_transactions",
+    "skipped_here",
+    "batch_bytes",  # at which a batch ends, at the next commit
+    "largest_transaction",  # bytes at which one is cut
 )
 
-# the assembler's state
-(
-    IN,  # inside a transaction
-    FINAL,  # its final LSN
-    XID,
-    TIME,
-    ORDINAL,
-    FROM_LSN,  # P at the start of the session: what is skipped
-    FROM_ORDINAL,
-    COUNT,  # changes taken, and their bytes
-    BYTES,
-    MARK,  # the same at the end of the last whole transaction
-    MARK_BYTES,
-    MARK_LSN,  # its end LSN, or a later keepalive's
-    SEEN,  # transactions, changes left out at the boundary, transactions of which some were
-    SKIPPED,
-    SKIPPED_TRANSACTIONS,
-    SKIPPED_HERE,
-) = range(16)
+#: a table of which changes can come, in the order of oids
+TABLE = int64s(
+    "oid",
+    "version",
+    "boundary",  # its number; -1: none
+    "skipped_transactions",
+    "last_skipped",  # the final LSN of the last one
+)
 
+#: a boundary (Boundary, in numbers), and whether it holds the transaction that is being received
+BOUNDARY = int64s("insert_lsn", "xmin", "xmax", "first_running", "end_running", "holds")
+
+#: why the loop stopped
 DONE, RELATION, TRUNCATE, FULL, CUT, ROOM, UNKNOWN, MALFORMED, UNEXPECTED = range(9)
+
+#: messages of the walsender: XLogData, and Primary keepalive with its length
+#: (https://www.postgresql.org/docs/current/protocol-replication.html)
+_XLOG_DATA = ord("w")
+_KEEPALIVE, _KEEPALIVE_LENGTH = ord("k"), 18
+#: bytes of a Begin and of a Commit message, and the least of one with rows
+#: (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html)
+_BEGIN_LENGTH, _COMMIT_LENGTH, _ROW_LENGTH = 21, 26, 6
 
 
 @compiled
-def _sees(xid, xmin, xmax, running, first, last):
+def _sees(xid, boundary, running):
     """Snapshot.sees, on arrays."""
+    xmax = boundary.xmax
     difference = (xid - xmax) & 0xFFFFFFFF
     wide = xmax + difference - 0x100000000 if difference >= 0x80000000 else xmax + difference
     if wide >= xmax:
         return False
-    if wide < xmin:
+    if wide < boundary.xmin:
         return True
-    for i in range(first, last):
+    for i in range(boundary.first_running, boundary.end_running):
         if running[i] == wide:
             return False
     return True
 
 
 @compiled
-def assemble(
-    b,
-    offsets,
-    i,
-    count,
-    state,
-    out,
-    changes,
-    oids,
-    indexes,
-    boundary_of,
-    boundaries,
-    running,
-    hidden,
-    skips,
-    limit,
-    most,
-):
-    """Take messages from ``i`` on; returns the next message and why it stopped there."""
-    while i < count:
+def _begin(b, p, state, boundaries, running):
+    """Begin: int64 final LSN, int64 microseconds of the commit, int32 xid."""
+    state.in_transaction = 1
+    state.final_lsn = i64(b, p + 1)
+    state.time = (i64(b, p + 9) + EPOCH_MICROS) // 1000
+    state.xid = u32(b, p + 17)
+    state.ordinal = 0
+    state.transactions += 1
+    state.skipped_here = 0
+    for k in range(boundaries.size):
+        boundary = boundaries[k]
+        boundary.holds = state.final_lsn < boundary.insert_lsn and _sees(state.xid, boundary, running)
+
+
+@compiled
+def _commit(b, p, state):
+    """Commit: int8 flags, int64 LSN of the commit, int64 end LSN, int64 time."""
+    state.in_transaction = 0
+    state.whole_count = state.count
+    state.whole_bytes = state.bytes
+    state.whole_lsn = max(state.whole_lsn, i64(b, p + 10))
+    state.skipped_transactions += state.skipped_here
+
+
+@compiled
+def _find(tables, oid):
+    """The number of a table; -1: no Relation message has named it."""
+    low = 0
+    high = tables.size
+    while low < high:
+        middle = (low + high) // 2
+        if tables[middle].oid < oid:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < tables.size and tables[low].oid == oid else -1
+
+
+@compiled
+def _take_row(b, p, n, state, tables, boundaries, changes, out):
+    """Copy a message with rows, unless it is behind us already or its table's boundary holds it; returns DONE, or why not."""
+    final = state.final_lsn
+    ordinal = state.ordinal + 1
+    if final < state.from_lsn or (final == state.from_lsn and ordinal <= state.from_ordinal):
+        state.ordinal = ordinal
+        return DONE
+    at = _find(tables, u32(b, p + 1))
+    if at < 0:
+        return UNKNOWN
+    table = tables[at]
+    if table.boundary >= 0 and boundaries[table.boundary].holds:
+        state.ordinal = ordinal
+        state.skipped_changes += 1
+        state.skipped_here = 1
+        if table.last_skipped != final:
+            table.skipped_transactions += 1
+            table.last_skipped = final
+        return DONE
+    c = state.count
+    if c > state.whole_count and state.bytes - state.whole_bytes + n > state.largest_transaction:
+        return CUT
+    if c == changes.size or state.bytes + n > out.size:
+        return ROOM
+    memcpy(out.ctypes.data + state.bytes, b.ctypes.data + p, n)
+    change = changes[c]
+    change.kind = b[p]
+    change.offset = state.bytes
+    change.length = n
+    change.relation = table.version
+    change.lsn = final
+    change.ordinal = ordinal
+    change.xid = state.xid
+    change.time = state.time
+    change.flags = state.xid << FLAG_XID_SHIFT
+    state.ordinal = ordinal
+    state.count = c + 1
+    state.bytes += n
+    return DONE
+
+
+@compiled
+def assemble(b, offsets, state, tables, boundaries, running, changes, out):
+    """Take messages from ``state.next`` on, as far as it goes; returns why it stopped there.
+
+    :param tables: :data:`TABLE`, by oid.
+    :param running: the transactions in progress of all boundaries' snapshots.
+    """
+    for i in range(state.next, offsets.size - 1):
+        state.next = i
         p = offsets[i]
         end = offsets[i + 1]
-        if end - p >= 18 and b[p] == 107:
-            # a keepalive inside a transaction says nothing about what is complete
-            if state[IN] == 0:
-                k = i64(b, p + 1)
-                if k > state[MARK_LSN]:
-                    state[MARK_LSN] = k
-            i += 1
+        if end - p >= _KEEPALIVE_LENGTH and b[p] == _KEEPALIVE:
+            # inside a transaction it says nothing about what is complete
+            if state.in_transaction == 0:
+                state.whole_lsn = max(state.whole_lsn, i64(b, p + 1))
             continue
-        p += 25
-        if b[offsets[i]] != 119 or end - p < 1:
-            return i, MALFORMED
+        if end - p <= XLOG_HEADER or b[p] != _XLOG_DATA:
+            return MALFORMED
+        p += XLOG_HEADER
         kind = b[p]
-        if kind == 66:
-            if end - p < 21:
-                return i, MALFORMED
-            state[IN] = 1
-            state[FINAL] = i64(b, p + 1)
-            state[TIME] = (i64(b, p + 9) + EPOCH_MICROS) // 1000
-            state[XID] = u32(b, p + 17)
-            state[ORDINAL] = 0
-            state[SEEN] += 1
-            state[SKIPPED_HERE] = 0
-            for k in range(boundaries.shape[0]):
-                hidden[k] = state[FINAL] < boundaries[k, 0] and _sees(
-                    state[XID], boundaries[k, 1], boundaries[k, 2], running, boundaries[k, 3], boundaries[k, 4]
-                )
-        elif kind == 67:
-            if end - p < 26:
-                return i, MALFORMED
-            state[IN] = 0
-            state[MARK] = state[COUNT]
-            state[MARK_BYTES] = state[BYTES]
-            lsn = i64(b, p + 10)
-            if lsn > state[MARK_LSN]:
-                state[MARK_LSN] = lsn
-            state[SKIPPED_TRANSACTIONS] += state[SKIPPED_HERE]
-            if state[BYTES] >= limit:
-                return i + 1, FULL
-        elif kind == 82:
-            return i, RELATION
-        elif kind == 84:
-            return i, TRUNCATE
-        elif kind == 73 or kind == 85 or kind == 68:
-            if end - p < 6:
-                return i, MALFORMED
-            final = state[FINAL]
-            ordinal = state[ORDINAL] + 1
-            if final < state[FROM_LSN] or (final == state[FROM_LSN] and ordinal <= state[FROM_ORDINAL]):
-                state[ORDINAL] = ordinal
-                i += 1
-                continue
-            at = np.searchsorted(oids, u32(b, p + 1))
-            if at == oids.size or oids[at] != u32(b, p + 1):
-                return i, UNKNOWN
-            relation = indexes[at]
-            if boundary_of[at] >= 0 and hidden[boundary_of[at]]:
-                state[ORDINAL] = ordinal
-                state[SKIPPED] += 1
-                state[SKIPPED_HERE] = 1
-                if skips[at, 1] != final:
-                    skips[at, 0] += 1
-                    skips[at, 1] = final
-                i += 1
-                continue
-            n = end - p
-            c = state[COUNT]
-            if c > state[MARK] and state[BYTES] - state[MARK_BYTES] + n > most:
-                return i, CUT
-            if c == changes.shape[0] or state[BYTES] + n > out.size:
-                return i, ROOM
-            o = state[BYTES]
-            memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
-            changes[c, C_KIND] = kind
-            changes[c, C_OFFSET] = o
-            changes[c, C_LENGTH] = n
-            changes[c, C_RELATION] = relation
-            changes[c, C_LSN] = final
-            changes[c, C_ORDINAL] = ordinal
-            changes[c, C_XID] = state[XID]
-            changes[c, C_TIME] = state[TIME]
-            changes[c, C_FLAGS] = state[XID] << FLAG_XID_SHIFT
-            state[ORDINAL] = ordinal
-            state[COUNT] = c + 1
-            state[BYTES] = o + n
-        elif kind != 89 and kind != 79 and kind != 77:
-            # Type, Origin and Message say nothing of rows; any other kind may
-            return i, UNEXPECTED
-        i += 1
-    return i, DONE
+        if is_row(kind):
+            if end - p < _ROW_LENGTH:
+                return MALFORMED
+            why = _take_row(b, p, end - p, state, tables, boundaries, changes, out)
+            if why != DONE:
+                return why
+        elif kind == MESSAGE_BEGIN:
+            if end - p < _BEGIN_LENGTH:
+                return MALFORMED
+            _begin(b, p, state, boundaries, running)
+        elif kind == MESSAGE_COMMIT:
+            if end - p < _COMMIT_LENGTH:
+                return MALFORMED
+            _commit(b, p, state)
+            if state.bytes >= state.batch_bytes:
+                state.next = i + 1
+                return FULL
+        elif kind == MESSAGE_RELATION:
+            return RELATION
+        elif kind == MESSAGE_TRUNCATE:
+            return TRUNCATE
+        elif kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN and kind != MESSAGE_LOGICAL:
+            # those say nothing of rows; any other kind may
+            return UNEXPECTED
+    state.next = offsets.size - 1
+    return DONE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
@@ -18,18 +17,18 @@ def truncate_events(batch: Batch, topic: int) -> Iterator[Records]:
     :param topic: index of the events topic.
     """
     known = {v.table.oid: v for v in batch.versions}
-    for change in batch.changes[batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE]:
-        at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
+    for change in batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]:
+        at, size = int(change["offset"]), int(change["length"])
         message = pgoutput.truncate(bytes(batch.data[at : at + size]))
         position = str(position_of(change))
         event = {
             "event": "truncate",
             "pos": position,
-            "xid": int(change[wire.C_XID]),
+            "xid": int(change["xid"]),
             "relations": [known[oid].table.qualified if oid in known else oid for oid in message.oids],
             "topics": [known[oid].topic for oid in message.oids if oid in known],
             "cascade": message.cascade,
             "restart_identity": message.restart_identity,
         }
-        time_of_commit = int(change[wire.C_TIME])
+        time_of_commit = int(change["time"])
         yield single(topic, 0, position.encode(), json.dumps(event).encode(), time_of_commit)

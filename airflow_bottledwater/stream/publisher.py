@@ -111,9 +111,7 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
-        changed = {
-            int(completed.batch.changes[r.row, wire.C_RELATION]) for r in found.rejections if r.code == wire.CHANGED
-        }
+        changed = {int(completed.batch.changes[r.row]["relation"]) for r in found.rejections if r.code == wire.CHANGED}
         check_definitions(self._pipeline, [programs.tables[relation] for relation in changed])
         rejections = [
             *(Rejection(row, reason) for row, reason in completed.failed.items()),
@@ -154,7 +152,7 @@ class StreamPublisher:
             rule_out(self._session, error, [*events, *dead_letters], progress)
             found = find_refused(self._session, records)
             for number, why in found.items():
-                change = encoded.completed.batch.changes[records.table[number, wire.R_MESSAGE]]
+                change = encoded.completed.batch.changes[records.table[number]["row"]]
                 self._refused[position_of(change)] = why
             if not found:
                 self._session.smaller_batches(int(records.sizes().sum()))
@@ -162,16 +160,16 @@ class StreamPublisher:
 
     def _dead_letter(self, encoded: EncodedBatch, rejection: Rejection) -> Records:
         change, batch = encoded.change(rejection), encoded.completed.batch
-        version = batch.versions[int(change[wire.C_RELATION])]
-        at, size = int(change[wire.C_OFFSET]), int(change[wire.C_LENGTH])
+        version = batch.versions[int(change["relation"])]
+        at, size = int(change["offset"]), int(change["length"])
         position = str(position_of(change))
         dead_letter = DeadLetter(
             version,
-            _OPS[int(change[wire.C_KIND])],
+            _OPS[int(change["kind"])],
             position,
             bytes(batch.data[at : at + size]),
             rejection.reason,
-            context={"xid": int(change[wire.C_XID]), "time": int(change[wire.C_TIME])},
+            context={"xid": int(change["xid"]), "time": int(change["time"])},
         )
         log.error("Dead letter for %s at %s: %s", version.table.qualified, position, rejection.reason)
         value = dead_letter.encode(self._session.dead_letter_limit)
@@ -197,6 +195,6 @@ def _without_schema(batch: Batch, records: Records) -> Iterator[Rejection]:
     reasons = {i: v.refused for i, v in enumerate(batch.versions) if v.refused}
     if not reasons:
         return
-    for row in records.table[records.table[:, wire.R_VALUE_LEN] >= 0, wire.R_MESSAGE].tolist():
-        if (reason := reasons.get(int(batch.changes[row, wire.C_RELATION]))) is not None:
+    for row in records.table["row"][records.table["value_length"] >= 0].tolist():
+        if (reason := reasons.get(int(batch.changes[row]["relation"]))) is not None:
             yield Rejection(row, reason)

@@ -1,4 +1,4 @@
-"""The stream's source: a replication connection and a cutter, reconnecting at the cutter's position."""
+"""The stream's source: a replication connection and a :class:`TransactionAssembler`, reconnecting at its position."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables = state.tables
-        self._cutter = TransactionAssembler(
+        self._assembler = TransactionAssembler(
             position,
             state.boundaries,
             Resolver(pipeline, self._tables),
-            limit=pipeline.batch_bytes,
-            most=pipeline.max_transaction_bytes,
+            batch_bytes=pipeline.batch_bytes,
+            largest_transaction=pipeline.max_transaction_bytes,
         )
         self._stream: ReplicationStream | None = None
         self._worked = False
@@ -61,17 +61,17 @@ class ChangeSource:
     @property
     def position(self) -> Position:
         """Up to where batches were cut."""
-        return self._cutter.position
+        return self._assembler.position
 
     @property
     def statistics(self) -> dict[str, int]:
         """See :attr:`TransactionAssembler.statistics`."""
-        return self._cutter.statistics
+        return self._assembler.statistics
 
     @property
     def skipped_by_table(self) -> dict[str, int]:
         """See :attr:`TransactionAssembler.skipped_by_table`."""
-        return self._cutter.skipped_by_table
+        return self._assembler.skipped_by_table
 
     def acknowledge(self, position: Position) -> None:
         """P is committed in Kafka: PostgreSQL may forget what lies before (end LSNs and keepalives only)."""
@@ -103,14 +103,14 @@ class ChangeSource:
         if flush_empty:
             stream.request_reply()
         while True:
-            batch = self._cutter.cut()
+            batch = self._assembler.cut()
             if batch is not None:
                 return batch
             # at the tail, do not wait for more where something is ready
             block = stream.take(0)
             if block is None:
                 interval = self._pipeline.keepalive_interval
-                batch = self._cutter.flush(empty=flush_empty or time.monotonic() - self._last_empty >= interval)
+                batch = self._assembler.flush(empty=flush_empty or time.monotonic() - self._last_empty >= interval)
                 if batch is not None:
                     self._last_empty = time.monotonic()
                     return batch
@@ -119,30 +119,30 @@ class ChangeSource:
                     return None
                 block = stream.take(left)
             if block is not None:
-                self._cutter.add(block)
+                self._assembler.add(block)
 
     def _connect(self) -> ReplicationStream:
         with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:
             cluster = identify(connection)
             found = slot.state(connection, self._record.name)
             try:
-                check_slot(found, self._record, cluster, self._cutter.position, end_of_wal(connection))
+                check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))
             except SlotError as error:
                 # a successor may have moved or dropped it; that is no damage, and nothing to advise against
                 reached = self._reached()
-                if reached is not None and reached > self._cutter.position:
+                if reached is not None and reached > self._assembler.position:
                     raise StaleBatch(
-                        f"Another attempt of this job has published up to {reached}; this one was at {self._cutter.position}."
+                        f"Another attempt of this job has published up to {reached}; this one was at {self._assembler.position}."
                     ) from error
                 raise
             if found is not None and found.active_pid is not None:
                 raise SlotInUse(f"Slot {found.name!r} is in use by process {found.active_pid}.", "Stop the other job.")
-        self._cutter.restart()
+        self._assembler.restart()
         self._stream = ReplicationStream(
             self._pipeline.postgres,
             self._record.name,
             publication.names(self._pipeline.publication_name),
-            self._cutter.position.lsn,
+            self._assembler.position.lsn,
             buffer_bytes=self._pipeline.buffer_bytes,
         )
         self._worked = True

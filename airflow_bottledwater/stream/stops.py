@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
@@ -19,13 +17,13 @@ def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
     """The first TRUNCATE, if ``on_truncate`` is stop."""
     if pipeline.on_truncate != "stop":
         return None
-    truncates = batch.changes[batch.changes[:, wire.C_KIND] == pgoutput.TRUNCATE]
+    truncates = batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]
     change = next((c for c in truncates if not _skips(pipeline, c)), None)
     if change is None:
         return None
     position = position_of(change)
     return RecordError(
-        f"TRUNCATE of {batch.versions[int(change[wire.C_RELATION])].table.qualified} at {position}, and on_truncate is stop.",
+        f"TRUNCATE of {batch.versions[int(change['relation'])].table.qualified} at {position}, and on_truncate is stop.",
         f"Everything before its transaction is published. Set on_truncate to event to go on, or skip_position to {position} to "
         "let this one pass.",
         position=str(position),
@@ -41,7 +39,7 @@ def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs
         return None
     first = min(stopping, key=lambda r: r.row)
     change = encoded.change(first)
-    relation, position = int(change[wire.C_RELATION]), position_of(change)
+    relation, position = int(change["relation"]), position_of(change)
     topic = encoded.batch.versions[relation].topic
     return RecordError(
         f"The change of {programs.tables[relation].qualified} at {position} cannot be published to topic {topic!r}: {first.reason}.",
@@ -52,11 +50,11 @@ def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs
     )
 
 
-def _skips(pipeline: Pipeline, change: npt.NDArray[np.int64]) -> bool:
+def _skips(pipeline: Pipeline, change: np.void) -> bool:
     """Whether a person has decided to go on over this one change."""
     return str(position_of(change)) == pipeline.skip_position.upper()
 
 
-def position_of(change: npt.NDArray[np.int64]) -> Position:
+def position_of(change: np.void) -> Position:
     """What names a change however often its batch is cut, completed and encoded."""
-    return Position(int(change[wire.C_LSN]), int(change[wire.C_ORDINAL]))
+    return Position(int(change["lsn"]), int(change["ordinal"]))

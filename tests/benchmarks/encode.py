@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 
 import fastavro
-import numpy as np
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro, kernels, wire
+from airflow_bottledwater.encoding import avro, kernels, layout
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.relation import Table
@@ -55,9 +54,7 @@ class Encoder:
 
     def __init__(self, table: Table, output_format: str) -> None:
         self._programs = compile_programs([(table, Target(0, 1, 1, 2))], output_format, copied=True)
-        self._out = np.empty(4 << 20, dtype=np.uint8)
-        self._records = np.zeros((1 << 15, wire.RECORD_WIDTH), dtype=np.int64)
-        self._errors = np.zeros((256, wire.ERROR_WIDTH), dtype=np.int64)
+        self._output = layout.output(1 << 15, 256, 4 << 20)
 
     def encode(self, block: Block) -> int:
         """:returns: records made."""
@@ -65,9 +62,8 @@ class Encoder:
         start, scratch = 0, p.scratch()
         while start < block.count:
             start, _, count, failed = kernels.encode_copy(
-                block.data, block.offsets, start, block.count, p.json, p.relations, 0, p.columns, p.keys, p.names, scratch,
-                self._records, self._errors, self._out,
-            )  # fmt: skip
+                block.data, block.offsets, start, p.program, 0, scratch, self._output
+            )
             assert not failed
             made += count
         return made

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding import kernels, layout
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.local.stack import DataStack
@@ -114,18 +112,15 @@ def _snapshot(stack: DataStack, source: Workload, rows: int) -> None:
 
     def encode() -> list[Records]:
         made: list[Records] = []
-        out = np.empty(4 << 20, dtype=np.uint8)
-        table = np.zeros((1 << 15, wire.RECORD_WIDTH), dtype=np.int64)
-        errors = np.zeros((256, wire.ERROR_WIDTH), dtype=np.int64)
+        output = layout.output(1 << 15, 256, 4 << 20)
         scratch = programs.scratch()
         for block in blocks:
             start = 0
             while start < block.count:
                 start, used, count, _ = kernels.encode_copy(
-                    block.data, block.offsets, start, block.count, programs.json, programs.relations, 0, programs.columns,
-                    programs.keys, programs.names, scratch, table, errors, out,
-                )  # fmt: skip
-                made.append(Records(table[:count].copy(), out[:used].copy(), 0))
+                    block.data, block.offsets, start, programs.program, 0, scratch, output
+                )
+                made.append(Records(output.records[:count].copy(), output.data[:used].copy(), 0))
         return made
 
     parts = stages.time("encoded (and copied)", encode)
@@ -167,15 +162,16 @@ def _stream(stack: DataStack, source: Workload, changes: int) -> None:
     def cut() -> list[Batch]:
         assert state.slot is not None
         start = state.position or Position(state.slot.consistent_point)
-        cutter = TransactionAssembler(
-            start, {}, Resolver(pipeline, state.tables), limit=pipeline.batch_bytes, most=pipeline.max_transaction_bytes
-        )
+        assembler = TransactionAssembler(
+            start, {}, Resolver(pipeline, state.tables),
+            batch_bytes=pipeline.batch_bytes, largest_transaction=pipeline.max_transaction_bytes,
+        )  # fmt: skip
         found = []
         for block in blocks:
-            cutter.add(block)
-            while (batch := cutter.cut()) is not None:
+            assembler.add(block)
+            while (batch := assembler.cut()) is not None:
                 found.append(batch)
-        rest = cutter.flush(empty=False)
+        rest = assembler.flush(empty=False)
         return [*found, rest] if rest is not None else found
 
     batches = stages.time("assembled", cut)
@@ -185,7 +181,7 @@ def _stream(stack: DataStack, source: Workload, changes: int) -> None:
     programs = publishing.programs(batches[0].versions, copied=False)
     completed = stages.time("completed", lambda: [completer.complete(b, programs) for b in batches])
     encoded = stages.time("encoded", lambda: [encode_changes(c, programs).records for c in completed])
-    stages.time("sizes checked", lambda: [publishing.too_large(r).any() for r in encoded])
+    stages.time("sizes checked", lambda: [publishing.oversized(r).any() for r in encoded])
     publishing.open()
     stages.time("produced and committed", lambda: _publish(publishing, encoded))
     publishing.close()

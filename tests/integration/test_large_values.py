@@ -21,7 +21,7 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
 from airflow_bottledwater.warm import warm_up
-from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
@@ -34,10 +34,10 @@ programs = compile_programs([(table, Target(0, 1))], output_format, copied=False
 head = b"I" + struct.pack(">IcHci", 1, b"N", 1, b"b", size)
 data = np.full(len(head) + size, fill, dtype=np.uint8)
 data[: len(head)] = np.frombuffer(head, dtype=np.uint8)
-changes = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
-changes[0, wire.C_KIND], changes[0, wire.C_LENGTH] = ord("I"), data.size
+changes = np.zeros(1, dtype=CHANGE)
+changes[0]["kind"], changes[0]["length"] = ord("I"), data.size
 batch = Batch(Position(0), Position(1), data, changes, (Version(table, "t"),))
-encoded = encode_changes(Completed(batch, *NOTHING_CONVERTED), programs, largest=limit)
+encoded = encode_changes(Completed(batch, NOTHING_CONVERTED), programs, largest=limit)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(len(encoded.records), len(encoded.rejections), (peak - before) / size)
 """

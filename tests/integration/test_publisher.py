@@ -11,6 +11,7 @@ import pytest
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.layout import RECORD
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Publisher, Records
 from airflow_bottledwater.kafka.topics import Topics
@@ -46,29 +47,29 @@ def publisher(kafka: KafkaBroker, topics: list[str]) -> Iterator[Publisher]:
 def numbered(count: int, *, headers: int = 0) -> Records:
     """Records of ascending numbers: runs of one topic, some without a key or value, some with a time."""
     texts = [str(i).encode() for i in range(count)]
-    table = np.zeros((count, wire.RECORD_WIDTH), dtype=np.int64)
+    table = np.zeros(count, dtype=RECORD)
     numbers = np.arange(count)
     lengths = np.array([len(t) for t in texts])
-    table[:, wire.R_KEY] = table[:, wire.R_VALUE] = np.cumsum(lengths) - lengths
-    table[:, wire.R_KEY_LEN] = np.where(numbers % 11 == 0, -1, lengths)
-    table[:, wire.R_VALUE_LEN] = np.where(numbers % 13 == 0, -1, lengths)
-    table[:, wire.R_TOPIC] = numbers // 700 % 2
-    table[:, wire.R_PARTITION] = numbers // 5 % _PARTITIONS
-    table[:, wire.R_TIME] = np.where(numbers % 1000 == 999, 1_700_000_000_000 + numbers, 0)
-    table[:, wire.R_OP] = ord("c")
-    table[:, wire.R_LSN] = numbers
+    table["key"] = table["value"] = np.cumsum(lengths) - lengths
+    table["key_length"] = np.where(numbers % 11 == 0, -1, lengths)
+    table["value_length"] = np.where(numbers % 13 == 0, -1, lengths)
+    table["topic"] = numbers // 700 % 2
+    table["partition"] = numbers // 5 % _PARTITIONS
+    table["time"] = np.where(numbers % 1000 == 999, 1_700_000_000_000 + numbers, 0)
+    table["event"] = ord("c")
+    table["lsn"] = numbers
     return Records(table, np.frombuffer(bytearray(b"".join(texts)), dtype=np.uint8), headers)
 
 
 def expected(records: Records, topic: int, partition: int) -> list[tuple[str | None, int | None]]:
     data = records.data.tobytes()
 
-    def text(row: list[int], at: int, length: int) -> str | None:
+    def text(row: np.void, at: str, length: str) -> str | None:
         return data[row[at] : row[at] + row[length]].decode() if row[length] >= 0 else None
 
-    rows = [r for r in records.table.tolist() if (r[wire.R_TOPIC], r[wire.R_PARTITION]) == (topic, partition)]
-    values = [text(r, wire.R_VALUE, wire.R_VALUE_LEN) for r in rows]
-    keys = [text(r, wire.R_KEY, wire.R_KEY_LEN) for r in rows]
+    rows = [r for r in records.table if (r["topic"], r["partition"]) == (topic, partition)]
+    values = [text(r, "value", "value_length") for r in rows]
+    keys = [text(r, "key", "key_length") for r in rows]
     return [(key, None if value is None else int(value)) for key, value in zip(keys, values, strict=True)]
 
 
@@ -101,8 +102,8 @@ def test_a_record_that_is_refused_among_others_is_named_and_nothing_of_them_is_v
 ) -> None:
     records = numbered(2_000)
     data = np.concatenate([records.data, np.full(200_000, ord("1"), dtype=np.uint8)])
-    records.table[1_234, wire.R_VALUE] = records.data.size
-    records.table[1_234, wire.R_VALUE_LEN] = 200_000
+    records.table[1_234]["value"] = records.data.size
+    records.table[1_234]["value_length"] = 200_000
     with pytest.raises(RecordRefused) as refused, publisher.transaction():
         publisher.produce(Records(records.table, data, 0))
     assert refused.value.record == 1_234

@@ -66,7 +66,7 @@ def test_a_transaction_of_fifty_thousand_rows_comes_whole_and_in_order(session: 
     changes, _ = encoded(batches[0], follower.completer, "json")
     assert [json.loads(c.key or b"")["id"] for c in changes] == list(range(1, 50001))
     assert state(changes) == table(session)
-    assert batches[0].changes[:, wire.C_ORDINAL].tolist() == list(range(1, 50001))
+    assert batches[0].changes["ordinal"].tolist() == list(range(1, 50001))
 
 
 def test_a_large_transaction_is_cut_and_its_parts_are_the_whole(database: str, session: Connection) -> None:
@@ -87,7 +87,7 @@ def test_five_thousand_small_transactions_come_in_commit_order(session: Connecti
     batches = follower.batches()
     changes = [c for b in batches for c in encoded(b, follower.completer, "json")[0]]
     assert [json.loads(c.key or b"")["id"] for c in changes] == list(range(5000))
-    lsns = [lsn for b in batches for lsn in b.changes[:, wire.C_LSN].tolist()]
+    lsns = [lsn for b in batches for lsn in b.changes["lsn"].tolist()]
     assert lsns == sorted(set(lsns))
 
 
@@ -178,9 +178,9 @@ def test_a_killed_session_is_an_outage_after_what_had_arrived(session: Connectio
 def test_what_is_acknowledged_is_confirmed_by_the_slot(session: Connection, follower: Follower) -> None:
     session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
     follower.batches()
-    follower.stream.acknowledge(follower.cutter.position.lsn)
+    follower.stream.acknowledge(follower.assembler.position.lsn)
     query = "SELECT confirmed_flush_lsn >= %s::text::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    lsn = f"{follower.cutter.position.lsn >> 32:X}/{follower.cutter.position.lsn & 0xFFFFFFFF:X}"
+    lsn = f"{follower.assembler.position.lsn >> 32:X}/{follower.assembler.position.lsn & 0xFFFFFFFF:X}"
     until(
         lambda: session.execute(query, (lsn, follower.slot)).fetchone()[0],  # type: ignore[index]
         "the slot is where the stream was acknowledged",

@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "what the snapshot holds is not streamed",
         "stream/assemble.py",
-        "if boundary_of[at] >= 0 and hidden[boundary_of[at]]:",
+        "if table.boundary >= 0 and boundaries[table.boundary].holds:",
         "if False:",
         f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
     ),
@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         "inside a transaction, ordinals up to P's are skipped",
         "stream/assemble.py",
-        "if final < state[FROM_LSN] or (final == state[FROM_LSN] and ordinal <= state[FROM_ORDINAL]):",
-        "if final < state[FROM_LSN]:",
+        "if final < state.from_lsn or (final == state.from_lsn and ordinal <= state.from_ordinal):",
+        "if final < state.from_lsn:",
         f"{_PIPELINE}::test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it",
     ),
     Mutant(
@@ -85,8 +85,8 @@ MUTANTS = (
     Mutant(
         "the position moves where nothing is published",
         "stream/source.py",
-        "batch = self._cutter.flush(empty=flush_empty or time.monotonic() - self._last_empty >= interval)",
-        "batch = self._cutter.flush(empty=flush_empty)",
+        "batch = self._assembler.flush(empty=flush_empty or time.monotonic() - self._last_empty >= interval)",
+        "batch = self._assembler.flush(empty=flush_empty)",
         f"{_PIPELINE}::test_an_idle_table_in_a_busy_database_does_not_retain_wal",
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "a record is compared with its topic's limit",
         "publish/session.py",
-        "found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table[:, wire.R_TOPIC]]",
+        'found: npt.NDArray[np.bool_] = records.sizes() > self.limits[records.table["topic"]]',
         "found: npt.NDArray[np.bool_] = records.sizes() < 0",
         f"{_PIPELINE}::test_a_record_larger_than_its_topic_takes_is_one_dead_letter_among_a_thousand_good_ones",
     ),
@@ -373,8 +373,8 @@ MUTANTS = (
     Mutant(
         "every record with a value of today says so",
         "publish/toast.py",
-        "changes[i, wire.C_FLAGS] |= wire.FLAG_REREAD",
-        "changes[i, wire.C_FLAGS] |= 0",
+        'changes[i]["flags"] |= wire.FLAG_REREAD',
+        'changes[i]["flags"] |= 0',
         f"{_TOAST}::test_all_values_of_a_batch_are_read_by_one_query_a_table",
     ),
     Mutant(
@@ -436,7 +436,7 @@ MUTANTS = (
     Mutant(
         "another attempt that moved the slot is not somebody",
         "stream/source.py",
-        "if reached is not None and reached > self._cutter.position:",
+        "if reached is not None and reached > self._assembler.position:",
         "if False:",
         f"{_RECOVERY}::test_an_attempt_that_another_one_has_overtaken_ends_and_blames_nobody",
     ),
@@ -571,7 +571,7 @@ MUTANTS = (
     Mutant(
         "an unknown message is an error",
         "stream/assemble.py",
-        "        elif kind != 89 and kind != 79 and kind != 77:",
+        "        elif kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN and kind != MESSAGE_LOGICAL:",
         "        elif False:",
         "tests/unit/stream/test_assembler.py::test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published[b]",
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from psycopg import sql
 
-from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs, select_list
 from airflow_bottledwater.errors import SlotInUse
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
@@ -45,50 +45,35 @@ def programs_of(table: Table, output_format: str, *, copied: bool, partitions: i
     return compile_programs([(table, Target(0, partitions, KEY_ID, VALUE_ID))], output_format, copied=copied)
 
 
-def made(row: list[int], data: np.ndarray, op: bool = True) -> Made:  # type: ignore[type-arg]
+def made(row: np.void, data: np.ndarray, op: bool = True) -> Made:  # type: ignore[type-arg]
     """A row of the table of records."""
     data_bytes = memoryview(data)  # type: ignore[arg-type]
-    key, key_len, value, value_len = row[wire.R_KEY], row[wire.R_KEY_LEN], row[wire.R_VALUE], row[wire.R_VALUE_LEN]
+    key, key_len, value, value_len = row["key"], row["key_length"], row["value"], row["value_length"]
     return Made(
         bytes(data_bytes[key : key + key_len]) if key_len >= 0 else None,
         bytes(data_bytes[value : value + value_len]) if value_len >= 0 else None,
-        chr(row[wire.R_OP]) if op else "",
-        row[wire.R_PARTITION] if key_len >= 0 else 0,
-        row[wire.R_FLAGS] & ((1 << wire.FLAG_XID_SHIFT) - 1) if op else 0,  # without the xid, which no snapshot row has
+        chr(row["event"]) if op else "",
+        row["partition"] if key_len >= 0 else 0,
+        row["flags"] & ((1 << wire.FLAG_XID_SHIFT) - 1) if op else 0,  # without the xid, which no snapshot row has
     )
 
 
 def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[Made]:
     """COPY rows, encoded into a buffer that is too small at first."""
     found: dict[int, Made] = {}
-    out = np.empty(room, dtype=np.uint8)
-    records = np.zeros((50, wire.RECORD_WIDTH), dtype=np.int64)
-    errors = np.zeros((3, wire.ERROR_WIDTH), dtype=np.int64)
+    output = layout.output(50, 3, room)
     start = 0
     while start < block.count:
         before = start
         start, _, count, failed = kernels.encode_copy(
-            block.data,
-            block.offsets,
-            start,
-            block.count,
-            programs.json,
-            programs.relations,
-            0,
-            programs.columns,
-            programs.keys,
-            programs.names,
-            programs.scratch(),
-            records,
-            errors,
-            out,
+            block.data, block.offsets, start, programs.program, 0, programs.scratch(), output
         )
-        for row in records[:count].tolist():
-            found[row[wire.R_MESSAGE]] = made(row, out, op=False)
-        for i, code, column, offset in errors[:failed].tolist():
+        for row in output.records[:count]:
+            found[row["row"]] = made(row, output.data, op=False)
+        for i, code, column, offset in output.errors[:failed].tolist():
             found[i] = Made(error=programs.error(0, code, column, offset))
         if start == before:
-            out = np.empty(2 * out.size, dtype=np.uint8)
+            output = layout.output(50, 3, 2 * output.data.size)
     return [found[i] for i in range(block.count)]
 
 
@@ -127,7 +112,7 @@ def encoded(batch: Batch, completer: ToastResolver, output_format: str) -> tuple
     )
     completed = completer.complete(batch, programs)
     result = encode_changes(completed, programs)
-    rows = [(row[wire.R_MESSAGE], made(row, result.records.data)) for row in result.records.table.tolist()]
+    rows = [(row["row"], made(row, result.records.data)) for row in result.records.table]
     rows += [(rejection.row, Made(error=rejection.reason)) for rejection in result.rejections]
     rows += [(change, Made(error=reason)) for change, reason in completed.failed.items()]
     return [row for _, row in sorted(rows, key=lambda item: item[0])], completed
@@ -156,7 +141,9 @@ class Follower:
         self.connection = connect(dsn)
         self.slot = name or f"s{time.monotonic_ns()}"
         self.start = slot.create(dsn, self.connection, self.slot, timeout=30)
-        self.cutter = TransactionAssembler(Position(self.start), {}, self._resolve, limit=limit, most=most)
+        self.assembler = TransactionAssembler(
+            Position(self.start), {}, self._resolve, batch_bytes=limit, largest_transaction=most
+        )
         self.completer = ToastResolver(dsn, lambda what: None)
         self._publications = [publication]
         self._options = options
@@ -164,7 +151,7 @@ class Follower:
 
     def open(self) -> ReplicationStream:
         """A new session from the position on."""
-        self.cutter.restart()
+        self.assembler.restart()
         deadline = time.monotonic() + 10
         while True:
             try:
@@ -172,7 +159,7 @@ class Follower:
                     self.dsn,
                     self.slot,
                     self._publications,
-                    self.cutter.position.lsn,
+                    self.assembler.position.lsn,
                     **self._options,  # type: ignore[arg-type]
                 )
             except SlotInUse:
@@ -197,16 +184,16 @@ class Follower:
         self.connection.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
         target, found, deadline = parse_lsn(row[0]), [], time.monotonic() + timeout
         self.stream.request_reply()
-        while self.cutter.position.lsn < target:
+        while self.assembler.position.lsn < target:
             assert time.monotonic() < deadline, "the stream did not reach the end of the WAL"
             block = self.stream.take(0.2)
             if block is None:
                 self.stream.request_reply()
             else:
-                self.cutter.add(block)
-                while (batch := self.cutter.cut()) is not None:
+                self.assembler.add(block)
+                while (batch := self.assembler.cut()) is not None:
                     found.append(batch)
-            if (batch := self.cutter.flush(empty=True)) is not None:
+            if (batch := self.assembler.flush(empty=True)) is not None:
                 found.append(batch)
         return [batch for batch in found if len(batch)]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from airflow_bottledwater.encoding import layout
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.postgres.receive import Block
@@ -17,6 +18,18 @@ INT4, INT8, TEXT = 23, 20, 25
 def plain(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:
     """A type that is no domain."""
     return ColumnType(oid, typmod, oid, typmod, kind, f"type {oid}")
+
+
+def program_of(opcode: int, argument: int = 0, *, json: bool = True) -> layout.Program:
+    """A program of one nameless column."""
+    column = dict.fromkeys(layout.COLUMN.names or (), 0) | {"opcode": opcode, "argument": argument}
+    return layout.Program(
+        json,
+        layout.rows(layout.RELATION, []),
+        np.zeros(1, dtype=np.int64),
+        layout.rows(layout.COLUMN, [column]),
+        np.zeros(1, dtype=np.uint8),
+    )
 
 
 def array(element: ColumnType, dimensions: int = 1) -> ColumnType:

@@ -31,7 +31,16 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     ({"airflow"}, ["hooks/*.py", "operators/*.py", "sensors/*.py", "triggers/*.py", "task_group.py"]),
     ({"spark"}, ["spark/*.py", "snapshot/*.py", "stream/*.py", "publish/*.py", "compiled.py", "warm.py"]),
-    ({"spark"}, ["encoding/program.py", "encoding/kernels/*.py", "kafka/librdkafka.py", "kafka/publisher.py"]),
+    (
+        {"spark"},
+        [
+            "encoding/program.py",
+            "encoding/layout.py",
+            "encoding/kernels/*.py",
+            "kafka/librdkafka.py",
+            "kafka/publisher.py",
+        ],
+    ),
     ({"spark"}, ["postgres/copy.py", "postgres/receive.py", "postgres/replication.py", "provision/redrive.py"]),
 ]
 PATTERNS = [(pattern, extras) for extras, patterns in ROOMS for pattern in patterns]

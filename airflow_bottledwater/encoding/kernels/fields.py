@@ -7,206 +7,181 @@ import numpy as np
 from airflow_bottledwater.compiled import compiled
 from airflow_bottledwater.encoding.kernels.reading import i16, i32
 from airflow_bottledwater.encoding.wire import (
-    C_KIND,
-    C_LENGTH,
-    C_OFFSET,
-    C_RELATION,
     FIELD_BINARY,
+    FIELD_CONVERTED,
     FIELD_NULL,
-    FIELD_SIDE,
     FIELD_TEXT,
     FIELD_UNCHANGED,
-    L_COLUMN_COUNT,
-    L_COLUMNS,
-    L_KEY,
-    L_KEY_COUNT,
-    MALFORMED,
-    P_CONVERT,
+    MESSAGE_DELETE,
+    MESSAGE_INSERT,
+    MESSAGE_UPDATE,
+    NEW_ROW,
 )
 
-
-@compiled
-def broken(column, p, position, length):
-    """A row that is not one: which field, and where it was seen, are left in the first entries."""
-    position[0] = p
-    length[0] = column
-    return MALFORMED
+#: which rows a message has
+OLD, NEW = 1, 2
+#: the message's kind and its table's oid, which stand before its rows
+_MESSAGE_HEADER = 5
 
 
 @compiled
-def read_copy_row(b, p, end, count, position, length, kind):
+def read_copy_row(b, p, end, fields):
     """Find the fields of one COPY row: int16 count, then int32 length (-1: NULL) and bytes each.
 
     https://www.postgresql.org/docs/current/sql-copy.html (Binary Format, Tuples)
+
+    :returns: whether it is one; where not, the column and the place at which that shows.
     """
-    if end - p < 2 or i16(b, p) != count:
-        return broken(-1, p, position, length)
+    if end - p < 2 or i16(b, p) != fields.size:
+        return False, np.int64(-1), p
     p += 2
-    for c in range(count):
+    for c in range(fields.size):
         if end - p < 4:
-            return broken(c, p, position, length)
+            return False, np.int64(c), p
         n = i32(b, p)
         p += 4
         if n == -1:
-            kind[c] = FIELD_NULL
+            fields[c].kind = FIELD_NULL
             continue
         if n < 0 or n > end - p:
-            return broken(c, p, position, length)
-        kind[c] = FIELD_BINARY
-        position[c] = p
-        length[c] = n
+            return False, np.int64(c), p
+        fields[c].kind = FIELD_BINARY
+        fields[c].position = p
+        fields[c].length = n
         p += n
-    return p if p == end else broken(-1, p, position, length)
+    return p == end, np.int64(-1), p
 
 
 @compiled
-def read_tuple(b, p, end, count, position, length, kind):
-    """Find the fields of a pgoutput TupleData; returns the position behind it.
+def _read_tuple(b, p, end, fields):
+    """Find the fields of a pgoutput TupleData; see :func:`read_copy_row`, but the place is also where it ends.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
     """
-    if end - p < 2 or i16(b, p) != count:
-        return broken(-1, p, position, length)
+    if end - p < 2 or i16(b, p) != fields.size:
+        return False, np.int64(-1), p
     p += 2
-    for c in range(count):
+    for c in range(fields.size):
         if end - p < 1:
-            return broken(c, p, position, length)
+            return False, np.int64(c), p
         k = np.int64(b[p])
         p += 1
-        kind[c] = k
+        fields[c].kind = k
         if k == FIELD_NULL or k == FIELD_UNCHANGED:
             continue
         if (k != FIELD_BINARY and k != FIELD_TEXT) or end - p < 4:
-            return broken(c, p, position, length)
+            return False, np.int64(c), p
         n = i32(b, p)
         p += 4
         if n < 0 or n > end - p:
-            return broken(c, p, position, length)
-        position[c] = p
-        length[c] = n
+            return False, np.int64(c), p
+        fields[c].position = p
+        fields[c].length = n
         p += n
-    return p
+    return True, np.int64(-1), p
 
 
 @compiled
-def convert_fields(relations, rel, programs, keys, only_key, kind, position, length, side_offsets, cursor):
-    """Point the fields that the server converted at their text; returns the next entry of ``side_offsets``."""
-    first = relations[rel, L_COLUMNS]
-    if only_key:
-        for i in range(relations[rel, L_KEY_COUNT]):
-            c = keys[relations[rel, L_KEY] + i]
-            if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                kind[c] = FIELD_SIDE
-                position[c] = side_offsets[cursor]
-                length[c] = side_offsets[cursor + 1] - side_offsets[cursor]
-                cursor += 1
-    else:
-        for c in range(relations[rel, L_COLUMN_COUNT]):
-            if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                kind[c] = FIELD_SIDE
-                position[c] = side_offsets[cursor]
-                length[c] = side_offsets[cursor + 1] - side_offsets[cursor]
+def is_row(kind):
+    """Whether a message of this kind has rows."""
+    return kind == MESSAGE_INSERT or kind == MESSAGE_UPDATE or kind == MESSAGE_DELETE
+
+
+@compiled
+def read_change(b, change, old, new):
+    """Find the fields of an Insert, Update or Delete.
+
+    :param old: for the fields of the old row: the key's (K) or all (O).
+    :returns: which rows there are (:data:`OLD`, :data:`NEW`), 0 if it is malformed; then the column and the place at which that
+        shows.
+    """
+    p = change.offset + _MESSAGE_HEADER
+    end = change.offset + change.length
+    found = 0
+    column = np.int64(-1)
+    while p < end:
+        is_new = b[p] == NEW_ROW
+        good, column, p = _read_tuple(b, p + 1, end, new if is_new else old)
+        if not good:
+            return 0, column, p
+        found |= NEW if is_new else OLD
+    return found, column, p
+
+
+@compiled
+def column_of(program, relation, is_key, i):
+    """The relation's i-th column, or the i-th of its key."""
+    return program.keys[relation.key + i] if is_key else np.int64(i)
+
+
+@compiled
+def convert_fields(program, relation, is_key, fields, texts, cursor):
+    """Point the fields that the server converted at their texts; returns the number of the next text."""
+    if relation.converts:
+        for i in range(relation.keys if is_key else relation.columns):
+            c = column_of(program, relation, is_key, i)
+            if program.columns[relation.column + c].converted and fields[c].kind == FIELD_BINARY:
+                fields[c].kind = FIELD_CONVERTED
+                fields[c].position = texts.offsets[cursor]
+                fields[c].length = texts.offsets[cursor + 1] - texts.offsets[cursor]
                 cursor += 1
     return cursor
 
 
 @compiled
-def find_conversions(b, changes, count, relations, programs, keys, fields, found):
+def _list_conversions(program, relation, is_key, fields, change, found, n):
+    if relation.converts:
+        for i in range(relation.keys if is_key else relation.columns):
+            c = column_of(program, relation, is_key, i)
+            if program.columns[relation.column + c].converted and fields[c].kind == FIELD_BINARY:
+                if n < found.size:
+                    found[n].position = fields[c].position
+                    found[n].length = fields[c].length
+                    found[n].column = relation.column + c
+                    found[n].change = change
+                n += 1
+    return n
+
+
+@compiled
+def find_conversions(b, changes, program, fields, found):
     """List the values that PostgreSQL has to turn into text, in the order in which :func:`encode_changes` uses them.
 
-    Rows of ``found``: position, length, column row in ``programs``, change. Returns how many there are (more than fit means:
-    call again with more room).
+    :param fields: scratch: two rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`, as wide as the widest relation.
+    :param found: :data:`~airflow_bottledwater.encoding.layout.CONVERSION`.
+    :returns: how many there are (more than fit means: call again with more room).
     """
-    position, length, kind = fields[0], fields[1], fields[2]
     n = 0
-    for i in range(count):
-        if changes[i, C_KIND] != 73 and changes[i, C_KIND] != 85 and changes[i, C_KIND] != 68:
+    for i in range(changes.size):
+        if not is_row(changes[i].kind):
             continue
-        rel = changes[i, C_RELATION]
-        first = relations[rel, L_COLUMNS]
-        p = changes[i, C_OFFSET] + 5
-        end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-        while p < end and p >= 0:
-            tag = b[p]
-            p = read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind)
-            if p < 0:
-                break
-            if tag == 78:
-                for c in range(relations[rel, L_COLUMN_COUNT]):
-                    if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                        if n < found.shape[0]:
-                            found[n, 0] = position[c]
-                            found[n, 1] = length[c]
-                            found[n, 2] = first + c
-                            found[n, 3] = i
-                        n += 1
-            else:
-                for k in range(relations[rel, L_KEY_COUNT]):
-                    c = keys[relations[rel, L_KEY] + k]
-                    if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                        if n < found.shape[0]:
-                            found[n, 0] = position[c]
-                            found[n, 1] = length[c]
-                            found[n, 2] = first + c
-                            found[n, 3] = i
-                        n += 1
+        relation = program.relations[changes[i].relation]
+        old, new = fields[0, : relation.columns], fields[1, : relation.columns]
+        rows, _, _ = read_change(b, changes[i], old, new)
+        if rows & OLD:
+            n = _list_conversions(program, relation, True, old, i, found, n)
+        if rows & NEW:
+            n = _list_conversions(program, relation, False, new, i, found, n)
     return n
 
 
 @compiled
-def find_unchanged(b, changes, count, relations, fields, found):
-    """List the changes whose new row lacks an unchanged TOAST value; returns how many."""
-    position, length, kind = fields[0], fields[1], fields[2]
+def find_unchanged(b, changes, program, fields, found):
+    """List the changes whose new row lacks an unchanged TOAST value; returns how many.
+
+    :param fields: see :func:`find_conversions`.
+    """
     n = 0
-    for i in range(count):
-        if changes[i, C_KIND] != 85:
+    for i in range(changes.size):
+        if changes[i].kind != MESSAGE_UPDATE:
             continue
-        rel = changes[i, C_RELATION]
-        p = changes[i, C_OFFSET] + 5
-        end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-        if p < end and b[p] != 78:
-            p = read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind)
-        if p < 0 or p >= end:
-            continue
-        if read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind) < 0:
-            continue
-        for c in range(relations[rel, L_COLUMN_COUNT]):
-            if kind[c] == FIELD_UNCHANGED:
-                found[n] = i
-                n += 1
-                break
-    return n
-
-
-@compiled
-def same_bytes(out, p, n, q, m):
-    if n != m:
-        return False
-    for i in range(n):
-        if out[p + i] != out[q + i]:
-            return False
-    return True
-
-
-@compiled
-def count_conversions(b, changes, i, relations, programs, keys, position, length, kind):
-    rel = changes[i, C_RELATION]
-    first = relations[rel, L_COLUMNS]
-    p = changes[i, C_OFFSET] + 5
-    end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-    n = 0
-    while p < end and p >= 0:
-        tag = b[p]
-        p = read_tuple(b, p + 1, end, relations[rel, L_COLUMN_COUNT], position, length, kind)
-        if p < 0:
-            break
-        if tag == 78:
-            for c in range(relations[rel, L_COLUMN_COUNT]):
-                if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
+        columns = program.relations[changes[i].relation].columns
+        old, new = fields[0, :columns], fields[1, :columns]
+        rows, _, _ = read_change(b, changes[i], old, new)
+        if rows & NEW:
+            for c in range(columns):
+                if new[c].kind == FIELD_UNCHANGED:
+                    found[n] = i
                     n += 1
-        else:
-            for k in range(relations[rel, L_KEY_COUNT]):
-                c = keys[relations[rel, L_KEY] + k]
-                if programs[first + c, P_CONVERT] and kind[c] == FIELD_BINARY:
-                    n += 1
+                    break
     return n

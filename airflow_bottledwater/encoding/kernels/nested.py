@@ -31,11 +31,6 @@ from airflow_bottledwater.encoding.wire import (
     OP_RANGE,
     OP_RECORD,
     OP_TEXT,
-    P_ARG,
-    P_CHILD,
-    P_NAME,
-    P_NAME_LEN,
-    P_OP,
     RANGE_EMPTY,
     RANGE_LOWER_INCLUSIVE,
     RANGE_LOWER_INFINITE,
@@ -117,14 +112,13 @@ def _flag(json, word, v, out, o, cap):
 
 
 @compiled
-def _label(programs, names, node, b, p, n, out, o, cap):
+def _label(program, node, b, p, n, out, o):
     """The number of an enum's label (in Avro)."""
-    first = programs[node, P_CHILD]
-    for i in range(programs[node, P_ARG]):
-        if programs[first + i, P_NAME_LEN] == n:
-            at = programs[first + i, P_NAME]
+    for i in range(program.columns[node].argument):
+        label = program.columns[program.columns[node].child + i]
+        if label.name_length == n:
             k = 0
-            while k < n and names[at + k] == b[p + k]:
+            while k < n and program.names[label.name + k] == b[p + k]:
                 k += 1
             if k == n:
                 return np.int64(varint(np.int64(i), out, o))
@@ -132,17 +126,19 @@ def _label(programs, names, node, b, p, n, out, o, cap):
 
 
 @inlined
-def single_value(json, programs, node, b, p, n, out, o, cap):
+def single_value(program, node, b, p, n, out, o):
     """One non-null value that is not made of others, of either format."""
-    op = programs[node, P_OP]
-    if json:
-        return json_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
-    return avro_value(op, programs[node, P_ARG], b, p, n, out, o, cap)
+    opcode, argument = program.columns[node].opcode, program.columns[node].argument
+    if program.json:
+        return json_value(opcode, argument, b, p, n, out, o, out.size)
+    return avro_value(opcode, argument, b, p, n, out, o, out.size)
 
 
 @compiled
-def write_value(json, programs, names, node, b, p, n, out, o, cap):
+def write_value(program, node, b, p, n, out, o):
     """One non-null value of any type, without its union branch.
+
+    :param node: its row in the program's table of columns.
 
     What is made of others has one loop here, over items of an int32 length (-1: NULL) and a value: the elements of an array, the
     attributes of a composite (record_send, src/backend/utils/adt/rowtypes.c: int32 count; before each its int32 type), the
@@ -152,23 +148,24 @@ def write_value(json, programs, names, node, b, p, n, out, o, cap):
     It calls nothing but itself again, and with the same types of arguments: code of functions that call each other in a circle
     does not survive numba's cache.
     """
-    op = programs[node, P_OP]
+    json, cap = program.json, out.size
+    op = program.columns[node].opcode
     if op < OP_ENUM:
-        return single_value(json, programs, node, b, p, n, out, o, cap)
+        return single_value(program, node, b, p, n, out, o)
     if cap - o < 256:
         return np.int64(SPACE)
     if op == OP_ENUM:
         if json:
             return json_value(OP_TEXT, 0, b, p, n, out, o, cap)
-        return _label(programs, names, node, b, p, n, out, o, cap)
+        return _label(program, node, b, p, n, out, o)
     begin, end = p, p + n
-    first = programs[node, P_CHILD]
+    first = program.columns[node].child
     flags = np.int64(0)
     there = np.int64(0)  # attributes that the value has
     if op == OP_ARRAY:
         if _array_is_malformed(b, p, n):
             return np.int64(MALFORMED)
-        if not _array_fits(b, p, programs[node, P_ARG]):
+        if not _array_fits(b, p, program.columns[node].argument):
             return np.int64(NO_REPRESENTATION)
         dimensions = i32(b, p)
         count = np.int64(1 if dimensions > 0 else 0)
@@ -194,7 +191,7 @@ def write_value(json, programs, names, node, b, p, n, out, o, cap):
         count = there
         if op == OP_RECORD:
             # attributes that were added since the value was made are NULL; of more than are known, the names are not
-            count = programs[node, P_ARG]
+            count = program.columns[node].argument
             if there > count:
                 return np.int64(CHANGED)
         if json:
@@ -204,7 +201,7 @@ def write_value(json, programs, names, node, b, p, n, out, o, cap):
             o = varint(count, out, o)
     for i in range(count):
         child = first if op == OP_ARRAY or op == OP_MULTIRANGE else first + i
-        if cap - o < 256 + programs[child, P_NAME_LEN]:
+        if cap - o < 256 + program.columns[child].name_length:
             return np.int64(SPACE)
         if json:
             if i > 0:
@@ -216,7 +213,7 @@ def write_value(json, programs, names, node, b, p, n, out, o, cap):
         if op == OP_ARRAY:
             o = _array_opens(json, b, begin, i, count, out, o)
         elif json and op != OP_MULTIRANGE:
-            o = copy_bytes(names, programs[child, P_NAME], programs[child, P_NAME_LEN], out, o)
+            o = copy_bytes(program.names, program.columns[child].name, program.columns[child].name_length, out, o)
         length = np.int64(-1)
         if op == OP_RANGE:
             absent = RANGE_EMPTY | (RANGE_LOWER_INFINITE if i == 0 else RANGE_UPPER_INFINITE)
@@ -236,7 +233,7 @@ def write_value(json, programs, names, node, b, p, n, out, o, cap):
             out[o] = 0 if length == -1 else 2
             o += 1
         if length >= 0:
-            o = write_value(json, programs, names, child, b, p, length, out, o, cap)
+            o = write_value(program, child, b, p, length, out, o)
             if o < 0:
                 return np.int64(o)
             p += length

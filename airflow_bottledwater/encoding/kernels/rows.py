@@ -6,62 +6,34 @@ import numpy as np
 
 from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.encoding.kernels.fields import (
+    NEW,
+    OLD,
+    column_of,
     convert_fields,
-    count_conversions,
+    is_row,
+    read_change,
     read_copy_row,
-    read_tuple,
-    same_bytes,
 )
 from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
 from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_bytes, literal
 from airflow_bottledwater.encoding.wire import (
-    C_FLAGS,
-    C_KIND,
-    C_LENGTH,
-    C_LSN,
-    C_OFFSET,
-    C_ORDINAL,
-    C_RELATION,
-    C_TIME,
     CHANGED,
-    E_CODE,
-    E_COLUMN,
-    E_OFFSET,
-    E_ROW,
+    EVENT_CREATE,
+    EVENT_DELETE,
+    EVENT_SNAPSHOT,
+    EVENT_UPDATE,
     FIELD_BINARY,
+    FIELD_CONVERTED,
     FIELD_NULL,
-    FIELD_SIDE,
     FIELD_TEXT,
     FIELD_UNCHANGED,
-    L_COLUMN_COUNT,
-    L_COLUMNS,
-    L_KEY,
-    L_KEY_COUNT,
-    L_KEY_SCHEMA,
-    L_PARTITIONS,
-    L_SEND_UPDATES,
-    L_TOPIC,
-    L_VALUE_SCHEMA,
     MAGIC,
     MALFORMED,
+    MESSAGE_DELETE,
+    MESSAGE_INSERT,
+    MESSAGE_UPDATE,
     OP_ENUM,
     OP_TEXT,
-    P_NAME,
-    P_NAME_LEN,
-    P_OP,
-    P_REQUIRED,
-    R_FLAGS,
-    R_KEY,
-    R_KEY_LEN,
-    R_LSN,
-    R_MESSAGE,
-    R_OP,
-    R_ORDINAL,
-    R_PARTITION,
-    R_TIME,
-    R_TOPIC,
-    R_VALUE,
-    R_VALUE_LEN,
     SPACE,
     UNCHANGED,
 )
@@ -78,80 +50,79 @@ def _frame(schema_id, out, o):
 
 
 @inlined
-def _field(json, programs, names, column, k, b, side, p, n, out, o, cap):
-    if k == FIELD_UNCHANGED:
+def _field(program, column, field, b, texts, out, o):
+    if field.kind == FIELD_UNCHANGED:
         return np.int64(UNCHANGED)
-    if k == FIELD_TEXT and programs[column, P_OP] != OP_TEXT:
+    opcode = program.columns[column].opcode
+    if field.kind == FIELD_TEXT and opcode != OP_TEXT:
         return np.int64(MALFORMED)  # text comes of types without a send function only
-    source = side if k == FIELD_SIDE else b
-    if programs[column, P_OP] >= OP_ENUM:
-        return write_value(json, programs, names, column, source, p, n, out, o, cap)
-    return single_value(json, programs, column, source, p, n, out, o, cap)
+    source = texts if field.kind == FIELD_CONVERTED else b
+    if opcode >= OP_ENUM:
+        return write_value(program, column, source, field.position, field.length, out, o)
+    return single_value(program, column, source, field.position, field.length, out, o)
 
 
 @compiled
-def _encode_columns(
-    json, is_key, relations, rel, programs, keys, names, b, side, position, length, kind, out, o, cap
-):  # fmt: skip
+def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     """The key's columns, or all of them, as one record; returns the next position or a code, and the column it fell on.
 
     No view of an array is made here: its reference count would cost more than the value.
     """
-    first = relations[rel, L_COLUMNS]
-    count = relations[rel, L_KEY_COUNT] if is_key else relations[rel, L_COLUMN_COUNT]
-    schema_id = relations[rel, L_KEY_SCHEMA] if is_key else relations[rel, L_VALUE_SCHEMA]
-    if cap - o < 8:
+    json = program.json
+    if out.size - o < 8:
         return np.int64(SPACE), np.int64(-1)
     if json:
         out[o] = OPEN
         o += 1
     else:
-        o = _frame(schema_id, out, o)
-    for i in range(count):
-        c = keys[relations[rel, L_KEY] + i] if is_key else i
-        if cap - o < programs[first + c, P_NAME_LEN] + 8:
+        o = _frame(relation.key_schema if is_key else relation.value_schema, out, o)
+    for i in range(relation.keys if is_key else relation.columns):
+        c = column_of(program, relation, is_key, i)
+        column = program.columns[relation.column + c]
+        if out.size - o < column.name_length + 8:
             return np.int64(SPACE), c
         if json:
             if i > 0:
                 out[o] = COMMA
                 o += 1
-            o = copy_bytes(names, programs[first + c, P_NAME], programs[first + c, P_NAME_LEN], out, o)
-            if kind[c] == FIELD_NULL:
-                o = literal(NULL, out, o, cap)
+            o = copy_bytes(program.names, column.name, column.name_length, out, o)
+            if fields[c].kind == FIELD_NULL:
+                o = literal(NULL, out, o, out.size)
                 continue
-        elif kind[c] == FIELD_NULL:
+        elif fields[c].kind == FIELD_NULL:
             if is_key:
                 return np.int64(MALFORMED), c
-            if programs[first + c, P_REQUIRED]:
+            if column.required:
                 return np.int64(CHANGED), c
             out[o] = 0
             o += 1
             continue
-        elif not is_key and not programs[first + c, P_REQUIRED]:
+        elif not is_key and not column.required:
             out[o] = 2
             o += 1
-        o = _field(
-            json,
-            programs,
-            names,
-            first + c,
-            kind[c],
-            b,
-            side,
-            position[c],
-            length[c],
-            out,
-            o,
-            cap,
-        )
+        o = _field(program, relation.column + c, fields[c], b, texts, out, o)
         if o < 0:
             return o, c
     if json:
-        if cap - o < 1:
+        if out.size - o < 1:
             return np.int64(SPACE), np.int64(-1)
         out[o] = CLOSE
         o += 1
     return np.int64(o), np.int64(-1)
+
+
+@compiled
+def _encode_row(program, relation, b, texts, fields, out, o):
+    """A row's key, if its table has one, and the row behind it; returns as :func:`_encode_columns`, and the key's length or -1."""
+    key_length = np.int64(-1)
+    value = np.int64(o)
+    if relation.keys > 0:
+        value, column = _encode_columns(program, relation, True, b, texts, fields, out, o)
+        if value < 0:
+            return value, column, key_length
+        key_length = value - o
+    end, column = _encode_columns(program, relation, False, b, texts, fields, out, value)
+    return end, column, key_length
 
 
 @compiled
@@ -184,208 +155,164 @@ def murmur2(b, p, n):
 
 
 @compiled
-def _record(records, r, relations, rel, key, key_len, value, value_len, out, message, op, time, lsn, ordinal, flags):
-    records[r, R_KEY] = key
-    records[r, R_KEY_LEN] = key_len
-    records[r, R_VALUE] = value
-    records[r, R_VALUE_LEN] = value_len
-    records[r, R_TOPIC] = relations[rel, L_TOPIC]
-    partitions = relations[rel, L_PARTITIONS]
+def _same_bytes(out, p, n, q, m):
+    if n != m:
+        return False
+    for i in range(n):
+        if out[p + i] != out[q + i]:
+            return False
+    return True
+
+
+@compiled
+def _record(records, r, relation, out, key, key_length, value, value_length):
+    record = records[r]
+    record.key = key
+    record.key_length = key_length
+    record.value = value
+    record.value_length = value_length
+    record.topic = relation.topic
     # rows without a key have no order to keep: spread them in runs, so that batches stay large
-    records[r, R_PARTITION] = murmur2(out, key, key_len) % partitions if key_len >= 0 else (r >> 10) % partitions
-    records[r, R_MESSAGE] = message
-    records[r, R_OP] = op
-    records[r, R_TIME] = time
-    records[r, R_LSN] = lsn
-    records[r, R_ORDINAL] = ordinal
-    records[r, R_FLAGS] = flags
+    spread = murmur2(out, key, key_length) if key_length >= 0 else r >> 10
+    record.partition = spread % relation.partitions
 
 
 @compiled
-def _error(errors, e, row, code, column, broken, start, position, length, kind):
-    at = np.int64(-1)
-    if broken:
-        column, at = length[0], position[0] - start
-    elif column >= 0 and kind[column] == FIELD_BINARY:
-        at = position[column] - start
-    errors[e, E_ROW] = row
-    errors[e, E_CODE] = code
-    errors[e, E_COLUMN] = column
-    errors[e, E_OFFSET] = at
+def _of_change(record, row, change, event):
+    record.row = row
+    record.event = event
+    record.time = change.time
+    record.lsn = change.lsn
+    record.ordinal = change.ordinal
+    record.flags = change.flags
 
 
 @compiled
-def encode_copy(b, offsets, start, rows, json, relations, rel, programs, keys, names, fields, records, errors, out):
-    """Encode COPY rows ``start`` to ``rows``; returns (next row, bytes used, records, errors).
+def _error(error, row, code, column, offset):
+    error.row = row
+    error.code = code
+    error.column = column
+    error.offset = offset
 
-    ``offsets`` has one entry more than rows. It stops early where ``out`` is full: the caller publishes and goes on.
-    ``fields`` is scratch of three rows, as wide as the table.
+
+@compiled
+def _offset_of(fields, column, start):
+    """Where a column's value is in its row; -1: it has none, or not there."""
+    return fields[column].position - start if column >= 0 and fields[column].kind == FIELD_BINARY else np.int64(-1)
+
+
+@compiled
+def encode_copy(b, offsets, start, program, rel, fields, output):
+    """Encode COPY rows from ``start`` on; returns (next row, bytes used, records, errors).
+
+    It stops early where the output is full: the caller publishes and goes on.
+
+    :param offsets: one entry more than rows.
+    :param rel: the relation's number in ``program``.
+    :param fields: scratch, see :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions`.
     """
-    position, length, kind = fields[0], fields[1], fields[2]
-    cap = out.size
+    relation = program.relations[rel]
+    row = fields[0, : relation.columns]
+    records, errors, out = output.records, output.errors, output.data
     o = np.int64(0)
     r = 0
     e = 0
-    for i in range(start, rows):
-        if r == records.shape[0] or e == errors.shape[0]:
+    for i in range(start, offsets.size - 1):
+        if r == records.size or e == errors.size:
             return i, o, r, e
-        begin = o
-        column = np.int64(-1)
-        status = read_copy_row(b, offsets[i], offsets[i + 1], relations[rel, L_COLUMN_COUNT], position, length, kind)
-        broken = status < 0
-        key_len = np.int64(-1)
-        value = o
-        if status >= 0:
-            status = o
-            if relations[rel, L_KEY_COUNT] > 0:
-                status, column = _encode_columns(
-                    json, True, relations, rel, programs, keys, names, b, b, position, length, kind, out, o, cap
-                )
-                key_len = status - o
-                value = status
-            if status >= 0:
-                status, column = _encode_columns(
-                    json, False, relations, rel, programs, keys, names, b, b, position, length, kind, out, value, cap
-                )
-        if status == SPACE:
-            return i, begin, r, e
-        if status < 0:
-            _error(errors, e, i, status, column, broken, offsets[i], position, length, kind)
+        good, column, at = read_copy_row(b, offsets[i], offsets[i + 1], row)
+        if not good:
+            _error(errors[e], i, MALFORMED, column, at - offsets[i])
             e += 1
-            o = begin
             continue
-        o = status
-        _record(records, r, relations, rel, begin, key_len, value, o - value, out, i, 114, 0, 0, 0, 0)
+        end, column, key_length = _encode_row(program, relation, b, b, row, out, o)
+        if end == SPACE:
+            return i, o, r, e
+        if end < 0:
+            _error(errors[e], i, end, column, _offset_of(row, column, offsets[i]))
+            e += 1
+            continue
+        value = o + max(key_length, 0)
+        _record(records, r, relation, out, o, key_length, value, end - value)
+        record = records[r]
+        record.row = i
+        record.event = EVENT_SNAPSHOT
+        record.time = 0
+        record.lsn = 0
+        record.ordinal = 0
+        record.flags = 0
         r += 1
-    return rows, o, r, e
+        o = end
+    return max(start, offsets.size - 1), o, r, e
 
 
 @compiled
-def encode_changes(
-    b,
-    changes,
-    start,
-    count,
-    json,
-    relations,
-    programs,
-    keys,
-    names,
-    side,
-    side_offsets,
-    cursor,
-    fields,
-    records,
-    errors,
-    out,
-):
-    """Encode changes ``start`` to ``count``; returns (next change, cursor, bytes used, records, errors).
+def encode_changes(b, changes, start, program, texts, cursor, fields, output):
+    """Encode changes from ``start`` on; returns (next change, next text, bytes used, records, errors).
 
     A change makes no record (a delete without a key), one, or two (a key change: a tombstone, then the row).
+
+    :param texts: of the values that :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions` has found.
+    :param cursor: the next one's number.
+    :param fields: scratch, see there.
     """
-    position, length, kind = fields[0], fields[1], fields[2]
-    cap = out.size
+    records, errors, out = output.records, output.errors, output.data
     o = np.int64(0)
     r = 0
     e = 0
-    for i in range(start, count):
-        op = changes[i, C_KIND]
-        if op != 73 and op != 85 and op != 68:
+    for i in range(start, changes.size):
+        change = changes[i]
+        if not is_row(change.kind):
             continue
-        if r + 2 > records.shape[0] or e == errors.shape[0]:
+        if r + 2 > records.size or e == errors.size:
             return i, cursor, o, r, e
-        rel = changes[i, C_RELATION]
-        columns = relations[rel, L_COLUMN_COUNT]
-        keyed = relations[rel, L_KEY_COUNT] > 0
-        begin = o
-        begin_cursor = cursor
-        column = np.int64(-1)
-        broken = False
-        p = changes[i, C_OFFSET] + 5
-        end = changes[i, C_OFFSET] + changes[i, C_LENGTH]
-        status = o
-        old_key = np.int64(-1)
-        old_len = np.int64(0)
-        value = np.int64(-1)
-        key_len = np.int64(-1)
-        key = np.int64(-1)
-        if p >= end:
-            status = np.int64(MALFORMED)
-        while status >= 0 and p < end:
-            tag = b[p]
-            p = read_tuple(b, p + 1, end, columns, position, length, kind)
-            if p < 0:
-                status = np.int64(MALFORMED)
-                broken = True
-                break
-            cursor = convert_fields(
-                relations, rel, programs, keys, tag != 78, kind, position, length, side_offsets, cursor
-            )
-            if tag != 78:
-                if keyed:
-                    old_key = o
-                    status, column = _encode_columns(
-                        json, True, relations, rel, programs, keys, names, b, side, position, length, kind, out, o, cap
-                    )
-                    old_len = status - o
-                    o = status if status >= 0 else o
-            else:
-                if keyed:
-                    key = o
-                    status, column = _encode_columns(
-                        json, True, relations, rel, programs, keys, names, b, side, position, length, kind, out, o, cap
-                    )
-                    key_len = status - o
-                    o = status if status >= 0 else o
-                if status >= 0:
-                    value = o
-                    status, column = _encode_columns(
-                        json, False, relations, rel, programs, keys, names, b, side, position, length, kind, out, o, cap
-                    )
-                    o = status if status >= 0 else o
+        relation = program.relations[change.relation]
+        keyed = relation.keys > 0
+        old, new = fields[0, : relation.columns], fields[1, : relation.columns]
+        rows, column, at = read_change(b, change, old, new)
+        # the texts of a change that cannot be encoded are used up all the same
+        first_text = cursor
+        if rows & OLD:
+            cursor = convert_fields(program, relation, True, old, texts, cursor)
+        if rows & NEW:
+            cursor = convert_fields(program, relation, False, new, texts, cursor)
         # a delete has an old row, the others a new one
-        if status >= 0 and (value < 0 if op != 68 else (value >= 0 or (keyed and old_key < 0))):
-            status = np.int64(MALFORMED)
-            column = np.int64(-1)
-        if status == SPACE:
-            return i, begin_cursor, begin, r, e
-        if status < 0:
-            _error(errors, e, i, status, column, broken, changes[i, C_OFFSET], position, length, kind)
+        is_delete = change.kind == MESSAGE_DELETE
+        shaped = (rows & NEW == 0 and (rows & OLD != 0 or not keyed)) if is_delete else rows & NEW != 0
+        if rows == 0 or not shaped:
+            _error(errors[e], i, MALFORMED, column, at - change.offset if rows == 0 else np.int64(-1))
             e += 1
-            o = begin
-            # the values of a row that failed half-way are used up all the same
-            cursor = begin_cursor + count_conversions(b, changes, i, relations, programs, keys, position, length, kind)
             continue
-        time, lsn, ordinal, flags = changes[i, C_TIME], changes[i, C_LSN], changes[i, C_ORDINAL], changes[i, C_FLAGS]
-        if op == 68:
-            if keyed and old_key >= 0:
-                _record(records, r, relations, rel, old_key, old_len, 0, -1, out, i, 100, time, lsn, ordinal, flags)
-                r += 1
-            else:
-                o = begin
+        has_old_key = keyed and rows & OLD != 0
+        key_length = np.int64(-1)
+        end = o
+        offset = np.int64(-1)
+        if has_old_key:
+            end, column = _encode_columns(program, relation, True, b, texts.data, old, out, o)
+            if end < 0:
+                offset = _offset_of(old, column, change.offset)
+        key = end
+        if end >= 0 and not is_delete:
+            end, column, key_length = _encode_row(program, relation, b, texts.data, new, out, key)
+            if end < 0:
+                offset = _offset_of(new, column, change.offset)
+        if end == SPACE:
+            return i, first_text, o, r, e
+        if end < 0:
+            _error(errors[e], i, end, column, offset)
+            e += 1
             continue
-        if op == 85 and not keyed and relations[rel, L_SEND_UPDATES] == 0:
-            o = begin
+        # of a table without a key, and without the full old row, an update cannot be told from an insert
+        if not keyed and (is_delete or (change.kind == MESSAGE_UPDATE and not relation.sends_updates)):
             continue
-        if old_key >= 0 and not same_bytes(out, old_key, old_len, key, key_len):
-            _record(records, r, relations, rel, old_key, old_len, 0, -1, out, i, 100, time, lsn, ordinal, flags)
+        if has_old_key and (is_delete or not _same_bytes(out, o, key - o, key, key_length)):
+            _record(records, r, relation, out, o, key - o, 0, -1)
+            _of_change(records[r], i, change, EVENT_DELETE)
             r += 1
-        _record(
-            records,
-            r,
-            relations,
-            rel,
-            key,
-            key_len,
-            value,
-            o - value,
-            out,
-            i,
-            99 if op == 73 else 117,
-            time,
-            lsn,
-            ordinal,
-            flags,
-        )
-        r += 1
-    return count, cursor, o, r, e
+        if not is_delete:
+            value = key + max(key_length, 0)
+            _record(records, r, relation, out, key, key_length, value, end - value)
+            _of_change(records[r], i, change, EVENT_CREATE if change.kind == MESSAGE_INSERT else EVENT_UPDATE)
+            r += 1
+        o = end
+    return changes.size, cursor, o, r, e

@@ -12,14 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import kernels, wire
+from tests.support import wire as w
 
 
 def written(opcode: int, value: bytes) -> str:
-    program = np.zeros((1, wire.COLUMN_WIDTH), dtype=np.int64)
-    program[0, wire.P_OP] = opcode
     out = np.zeros(200, dtype=np.uint8)
     data = np.frombuffer(bytearray(value), dtype=np.uint8)
-    end = kernels.write_value(True, program, out[:0], 0, data, 0, len(value), out, 0, 200)
+    end = kernels.write_value(w.program_of(opcode), 0, data, 0, len(value), out, 0)
     return bytes(out[:end]).decode()
 
 

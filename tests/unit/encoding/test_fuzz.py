@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 from tests.support import wire as w
 from tests.support.paths import encode_block
 
 EXAMPLES = int(os.environ.get("BOTTLEDWATER_EXAMPLES", "120"))
-GUARD = 64
+GUARD, PAD = 64, 0xA5
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 NUMERIC_1000_0 = (1000 << 16) + 4
 #: one column of every layout; a range has no kernel
@@ -108,15 +109,15 @@ ALL = {
 class Guarded:
     """An array in the middle of a larger one whose ends must stay as they are."""
 
-    def __init__(self, size: int, dtype: str = "uint8", width: int = 0) -> None:
-        self._pad = np.iinfo(dtype).max - 5
+    def __init__(self, size: int, dtype: str | np.dtype[np.void] = "uint8", width: int = 0) -> None:
         shape = (size + 2 * GUARD, width) if width else (size + 2 * GUARD,)
-        self._whole = np.full(shape, self._pad, dtype=dtype)
+        self._whole = np.zeros(shape, dtype=dtype)
+        self._whole.view(np.uint8)[:] = PAD
         self.view = self._whole[GUARD : GUARD + size]
 
     def check(self) -> None:
-        assert (self._whole[:GUARD] == self._pad).all()
-        assert (self._whole[GUARD + len(self.view) :] == self._pad).all()
+        for end in (self._whole[:GUARD], self._whole[GUARD + len(self.view) :]):
+            assert (end.view(np.uint8) == PAD).all()
 
 
 def guarded_bytes(data: bytes) -> Guarded:
@@ -295,16 +296,17 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 def check_records(table: np.ndarray, used: int, size: int) -> None:  # type: ignore[type-arg]
     """Every record lies in what was used of the output."""
     assert 0 <= used <= size
-    for row in table.tolist():
-        for at, length in ((row[wire.R_KEY], row[wire.R_KEY_LEN]), (row[wire.R_VALUE], row[wire.R_VALUE_LEN])):
+    for row in table:
+        for at, length in ((row["key"], row["key_length"]), (row["value"], row["value_length"])):
             assert length == -1 or (length >= 0 and 0 <= at <= at + length <= used)
-        assert 0 <= row[wire.R_PARTITION] < 3
+        assert 0 <= row["partition"] < 3
 
 
 def scratch_of(programs: Programs) -> Guarded:
-    # three rows of fields; the guards are rows before and behind
-    made = Guarded(3, "int64", programs.width)
-    made.view[:] = 2**40  # a position left over from another row must never be used
+    # the fields of two rows; the guards are rows before and behind
+    made = Guarded(2, layout.FIELD, programs.width)
+    for field in layout.FIELD.names or ():
+        made.view[field] = 2**40  # a position left over from another row must never be used
     return made
 
 
@@ -316,23 +318,11 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str,
     source = guarded_bytes(b"".join(given_rows))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in given_rows])]).astype(np.int64)
     out, fields = Guarded(size), scratch_of(programs)
-    records, errors = Guarded(2, "int64", wire.RECORD_WIDTH), Guarded(2, "int64", wire.ERROR_WIDTH)
+    records, errors = Guarded(2, layout.RECORD), Guarded(2, layout.ERROR)
     following, used, made, failed = kernels.encode_copy(
-        source.view,
-        offsets,
-        0,
-        len(given_rows),
-        programs.json,
-        programs.relations,
-        relation,
-        programs.columns,
-        programs.keys,
-        programs.names,
-        fields.view,
-        records.view,
-        errors.view,
-        out.view,
-    )
+        source.view, offsets, 0, programs.program, relation, fields.view,
+        layout.Output(records.view, errors.view, out.view),
+    )  # fmt: skip
     for guarded in (source, out, fields, records, errors):
         guarded.check()
     assert made + failed == following
@@ -348,13 +338,13 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str,
 def assert_one_form(programs: Programs, relation: int, row: bytes, largest: int) -> None:
     """The row is whole or not there in a buffer of any size below ``largest``, and the same in each that it fits in."""
     source, offsets = guarded_bytes(row), np.array([0, len(row)], dtype=np.int64)
-    records, errors = np.zeros((2, wire.RECORD_WIDTH), dtype=np.int64), np.zeros((2, wire.ERROR_WIDTH), dtype=np.int64)
+    records, errors = np.zeros(2, dtype=layout.RECORD), np.zeros(2, dtype=layout.ERROR)
     ends = set()
     for size in [*range(largest), 1 << 19]:
         out = Guarded(size)
         following, used, made, failed = kernels.encode_copy(
-            source.view, offsets, 0, 1, programs.json, programs.relations, relation, programs.columns, programs.keys,
-            programs.names, programs.scratch(), records, errors, out.view,
+            source.view, offsets, 0, programs.program, relation, programs.scratch(),
+            layout.Output(records, errors, out.view),
         )  # fmt: skip
         out.check()
         if following:
@@ -412,7 +402,7 @@ def changes(draw: st.DrawFn) -> bytes:
     if kind != "D":
         parts.append(b"N" + draw(tuples()))
     message = kind.encode() + struct.pack(">I", 1) + b"".join(parts)
-    # the cutter looks at the first bytes
+    # the assembler looks at the first bytes
     return message[:6] + draw(damaged(message[6:]))
 
 
@@ -423,53 +413,32 @@ def test_damaged_changes_are_verdicts(
 ) -> None:
     programs = ALL[output_format, False]
     source, fields = guarded_bytes(b"".join(messages)), scratch_of(programs)
-    table = np.zeros((len(messages), wire.CHANGE_WIDTH), dtype=np.int64)
+    table = np.zeros(len(messages), dtype=layout.CHANGE)
     at = 0
     for row, message in zip(table, messages, strict=True):
-        row[wire.C_KIND], row[wire.C_OFFSET], row[wire.C_LENGTH] = message[0], at, len(message)
-        row[wire.C_RELATION] = data.draw(st.integers(0, 1))
+        row["kind"], row["offset"], row["length"] = message[0], at, len(message)
+        row["relation"] = data.draw(st.integers(0, 1))
         at += len(message)
-    found = Guarded(3, "int64", 4)
-    wanted = kernels.find_conversions(
-        source.view, table, len(table), programs.relations, programs.columns, programs.keys, fields.view, found.view
-    )
+    found = Guarded(3, layout.CONVERSION)
+    wanted = kernels.find_conversions(source.view, table, programs.program, fields.view, found.view)
     for position, length, column, change in found.view[: min(wanted, 3)].tolist():
         row = table[change]
-        assert row[wire.C_OFFSET] <= position <= position + length <= row[wire.C_OFFSET] + row[wire.C_LENGTH]
-        assert 0 <= column < len(programs.columns)
+        assert row["offset"] <= position <= position + length <= row["offset"] + row["length"]
+        assert 0 <= column < len(programs.program.columns)
     unchanged = Guarded(len(messages), "int64")
     assert (
-        0
-        <= kernels.find_unchanged(source.view, table, len(table), programs.relations, fields.view, unchanged.view)
-        <= len(messages)
+        0 <= kernels.find_unchanged(source.view, table, programs.program, fields.view, unchanged.view) <= len(messages)
     )
     # each converted text is its own number, so that a text given to the wrong value shows
     texts = [str(i).encode() for i in range(wanted)]
     side = guarded_bytes(b"".join(texts) or b"\0")
     side_offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
     out = Guarded(size)
-    records, errors = (
-        Guarded(2 * len(messages), "int64", wire.RECORD_WIDTH),
-        Guarded(len(messages) + 1, "int64", wire.ERROR_WIDTH),
-    )
+    records, errors = Guarded(2 * len(messages), layout.RECORD), Guarded(len(messages) + 1, layout.ERROR)
     following, cursor, used, made, failed = kernels.encode_changes(
-        source.view,
-        table,
-        0,
-        len(table),
-        programs.json,
-        programs.relations,
-        programs.columns,
-        programs.keys,
-        programs.names,
-        side.view,
-        side_offsets,
-        0,
-        fields.view,
-        records.view,
-        errors.view,
-        out.view,
-    )
+        source.view, table, 0, programs.program, layout.Texts(side.view, side_offsets), 0, fields.view,
+        layout.Output(records.view, errors.view, out.view),
+    )  # fmt: skip
     for guarded in (source, side, out, fields, records, errors, found, unchanged):
         guarded.check()
     check_records(records.view[:made], used, size)
@@ -480,24 +449,21 @@ def test_damaged_changes_are_verdicts(
         assert -1 <= column < len(COLUMNS)
         assert -1 <= offset <= len(messages[change])
         assert code in wire.REASONS
-        assert programs.error(int(table[change, wire.C_RELATION]), code, column, offset)
+        assert programs.error(int(table[change]["relation"]), code, column, offset)
 
 
 @settings(max_examples=300)
 @given(numerics, st.sampled_from(["avro", "json"]), st.integers(0, 4000))
 def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, output_format: str, size: int) -> None:
     source, out = guarded_bytes(value), Guarded(size)
-    program = np.zeros((1, wire.COLUMN_WIDTH), dtype=np.int64)
     for opcode, argument in (
         (wire.OP_NUMERIC_TEXT, 0),
         (wire.OP_DECIMAL, 2),
         (wire.OP_DECIMAL, 1000),
         (wire.OP_DOUBLE, 0),
     ):
-        program[0, :2] = opcode, argument
-        end = kernels.write_value(
-            output_format == "json", program, out.view[:0], 0, source.view, 0, len(value), out.view, 0, size
-        )
+        program = w.program_of(opcode, argument, json=output_format == "json")
+        end = kernels.write_value(program, 0, source.view, 0, len(value), out.view, 0)
         assert end in (wire.SPACE, wire.MALFORMED, wire.NO_REPRESENTATION) or 0 < end <= size
         out.check()
 
@@ -517,31 +483,14 @@ def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, output_format
         + b"n" * 12
     )
     for message in (kind + struct.pack(">I", 1) + key, b"D" + struct.pack(">I", 1) + b"N" + key[1:]):
-        table = np.zeros((1, wire.CHANGE_WIDTH), dtype=np.int64)
-        table[0, wire.C_KIND], table[0, wire.C_LENGTH] = message[0], len(message)
-        errors, records = (
-            np.zeros((5, wire.ERROR_WIDTH), dtype=np.int64),
-            np.zeros((5, wire.RECORD_WIDTH), dtype=np.int64),
-        )
+        table = np.zeros(1, dtype=layout.CHANGE)
+        table[0]["kind"], table[0]["length"] = message[0], len(message)
+        output = layout.output(5, 5, 4096)
         *_, made, failed = kernels.encode_changes(
-            np.frombuffer(message, dtype=np.uint8).copy(),
-            table,
-            0,
-            1,
-            programs.json,
-            programs.relations,
-            programs.columns,
-            programs.keys,
-            programs.names,
-            np.zeros(1, dtype=np.uint8),
-            np.zeros(1, dtype=np.int64),
-            0,
-            programs.scratch(),
-            records,
-            errors,
-            np.zeros(4096, dtype=np.uint8),
-        )
-        assert (made, failed, errors[0, 1]) == (0, 1, wire.MALFORMED)
+            np.frombuffer(message, dtype=np.uint8).copy(), table, 0, programs.program, NOTHING_CONVERTED, 0,
+            programs.scratch(), output,
+        )  # fmt: skip
+        assert (made, failed, output.errors[0]["code"]) == (0, 1, wire.MALFORMED)
 
 
 def test_what_is_damaged_is_said_with_its_column_and_place() -> None:

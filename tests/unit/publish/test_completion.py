@@ -44,18 +44,21 @@ def complete(
     messages: list[bytes], table: Table = TABLE, current: dict[bytes, bytes] | None = None
 ) -> tuple[list[RowMessage], Completed, FakeTable]:
     """:param current: key → the value that the table has now; by default it no longer has any row."""
-    cutter = TransactionAssembler(
-        Position(0), {}, lambda message, current: Version(table, "t"), limit=10**9, most=10**9
+    assembler = TransactionAssembler(
+        Position(0), {}, lambda message, current: Version(table, "t"), batch_bytes=10**9, largest_transaction=10**9
     )
     relation = w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in table.columns])
-    cutter.add(w.block([w.xlog(m) for m in (w.begin(9, 3), relation, *messages, w.commit(9, 10))]))
-    assert cutter.cut() is None
-    batch = cutter.flush(empty=False)
+    assembler.add(w.block([w.xlog(m) for m in (w.begin(9, 3), relation, *messages, w.commit(9, 10))]))
+    assert assembler.cut() is None
+    batch = assembler.flush(empty=False)
     assert isinstance(batch, Batch)
     completer = ToastResolver("", lambda what: None)
     completer.current = now = FakeTable(current or {})
     done = completer.complete(batch, compile_programs([(table, Target(0, 1))], "json", copied=False))
-    rows = [pgoutput.row(bytes(done.batch.data[at : at + size])) for at, size in done.batch.changes[:, 1:3].tolist()]
+    rows = [
+        pgoutput.row(bytes(done.batch.data[at : at + size]))
+        for at, size in done.batch.changes[["offset", "length"]].tolist()
+    ]
     return rows, done, now
 
 
@@ -106,7 +109,7 @@ def test_a_key_change_that_is_superseded_still_deletes_the_old_key() -> None:
     rows, done, _ = complete([change(b"2", b"b", UNCHANGED, old=[b"1", None, None]), w.delete(7, b"2", None, None)])
     # else the old key would stay in the topic for ever
     assert [(row.kind, row.old[0].data if row.old else None) for row in rows] == [("D", b"1"), ("D", b"2")]
-    assert done.batch.changes[:, 0].tolist() == [pgoutput.DELETE, pgoutput.DELETE]
+    assert done.batch.changes["kind"].tolist() == [pgoutput.DELETE, pgoutput.DELETE]
     assert len(done.superseded) == 1
 
 
@@ -148,7 +151,7 @@ def test_a_value_of_today_is_not_passed_on_to_the_key_that_its_row_was_moved_to(
     )
     assert [values(row)[2] for row in rows] == [b"of another row", b"of the row", b"of another row"]
     assert now.asked == [(b"3",), (b"575",)]
-    flags = done.batch.changes[:, wire.C_FLAGS] & wire.FLAG_REREAD
+    flags = done.batch.changes["flags"] & wire.FLAG_REREAD
     assert flags.tolist() == [wire.FLAG_REREAD, wire.FLAG_REREAD, 0]
 
 
@@ -163,7 +166,7 @@ def test_every_record_that_has_a_value_of_today_says_so() -> None:
         current={b"1": b"today"},
     )
     assert now.asked == [(b"1",)]
-    assert (done.batch.changes[:, wire.C_FLAGS] & wire.FLAG_REREAD).tolist() == [1, 1, 0, 0]
+    assert (done.batch.changes["flags"] & wire.FLAG_REREAD).tolist() == [1, 1, 0, 0]
 
 
 def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:

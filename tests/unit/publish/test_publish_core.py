@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError, Refused, StopRequested, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records
@@ -113,12 +112,12 @@ class FakePublisher:
 
     def produce(self, records: Records) -> None:
         self.broker.step("produce")
-        for row in records.table.tolist():
+        for row in records.table:
             key, value = (
                 None if row[size] < 0 else bytes(records.data[row[at] : row[at] + row[size]])
-                for at, size in ((wire.R_KEY, wire.R_KEY_LEN), (wire.R_VALUE, wire.R_VALUE_LEN))
+                for at, size in (("key", "key_length"), ("value", "value_length"))
             )
-            self._pending.append((self._topics[row[wire.R_TOPIC]], key, value))
+            self._pending.append((self._topics[row["topic"]], key, value))
 
     def attempt(self, records: Sequence[Records]) -> None:
         for each in records:
@@ -166,7 +165,9 @@ def pipeline(**changes: Any) -> Pipeline:
 # ------------------------------------------------------------------ the two pipelines
 def batch(*transactions: Sequence[bytes], start: int = 0) -> Batch:
     """Transactions of inserts; a row's key is its value."""
-    cutter = TransactionAssembler(Position(start), {}, lambda *_: PINNED.version, limit=10**9, most=10**9)
+    assembler = TransactionAssembler(
+        Position(start), {}, lambda *_: PINNED.version, batch_bytes=10**9, largest_transaction=10**9
+    )
     messages = [w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in TABLE.columns])]
     for n, values in enumerate(transactions, 1):
         messages += [
@@ -174,9 +175,9 @@ def batch(*transactions: Sequence[bytes], start: int = 0) -> Batch:
             *(w.insert(7, value, value) for value in values),
             w.commit(start + n * 100, start + n * 100 + 10),
         ]
-    cutter.add(w.block([w.xlog(m) for m in messages]))
-    assert cutter.cut() is None
-    found = cutter.flush(empty=False)
+    assembler.add(w.block([w.xlog(m) for m in messages]))
+    assert assembler.cut() is None
+    found = assembler.flush(empty=False)
     assert found is not None
     return found
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import Position
@@ -148,14 +147,12 @@ def resolver(calls: list[tuple[int, int]]) -> Callable[[pgoutput.RelationMessage
 def content(batch: Batch) -> list[Change]:
     """A batch as the model's changes."""
     found: list[Change] = []
-    for row in batch.changes.tolist():
-        version = batch.versions[row[wire.C_RELATION]]
-        at = row[wire.C_OFFSET]
-        message = bytes(batch.data[at : at + row[wire.C_LENGTH]])
+    for row in batch.changes:
+        version = batch.versions[row["relation"]]
+        at = row["offset"]
+        message = bytes(batch.data[at : at + row["length"]])
         key = (version.table.oid, version.value_schema)
-        found.append(
-            (row[wire.C_KIND], message, key, row[wire.C_LSN], row[wire.C_ORDINAL], row[wire.C_XID], row[wire.C_TIME])
-        )
+        found.append((row["kind"], message, key, row["lsn"], row["ordinal"], row["xid"], row["time"]))
     return found
 
 
@@ -163,7 +160,7 @@ def content(batch: Batch) -> list[Change]:
 class Run:
     batches: list[Batch] = field(default_factory=list)
     resolved: list[tuple[int, int]] = field(default_factory=list)
-    cutter: TransactionAssembler | None = None
+    assembler: TransactionAssembler | None = None
 
     @property
     def changes(self) -> list[Change]:
@@ -183,25 +180,27 @@ def run(
 ) -> Run:
     """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks."""
     made = Run()
-    cutter = made.cutter = TransactionAssembler(start, boundaries, resolver(made.resolved), limit=limit, most=most)
+    assembler = made.assembler = TransactionAssembler(
+        start, boundaries, resolver(made.resolved), batch_bytes=limit, largest_transaction=most
+    )
     blocks = itertools.count(1)
     while True:
-        messages = list(served(history, cutter.position.lsn))
+        messages = list(served(history, assembler.position.lsn))
         lengths = itertools.cycle(sizes)
         broken = False
         while messages and not broken:
             size = next(lengths)
-            cutter.add(w.block(messages[:size]))
+            assembler.add(w.block(messages[:size]))
             messages = messages[size:]
-            while (batch := cutter.cut()) is not None:
+            while (batch := assembler.cut()) is not None:
                 made.batches.append(batch)
-            if empty and (batch := cutter.flush(empty=True)) is not None:
+            if empty and (batch := assembler.flush(empty=True)) is not None:
                 made.batches.append(batch)
             broken = next(blocks) in restarts
         if not broken:
             break
-        cutter.restart()
-    if (batch := cutter.flush(empty=True)) is not None:
+        assembler.restart()
+    if (batch := assembler.flush(empty=True)) is not None:
         made.batches.append(batch)
     return made
 
@@ -309,12 +308,12 @@ def test_batches_are_contiguous_and_hold_what_the_model_says(
     for batch in made.batches:
         assert batch.start == reached
         assert batch.end > batch.start
-        for change in batch.changes.tolist():
-            position = Position(change[wire.C_LSN], change[wire.C_ORDINAL])
+        for change in batch.changes:
+            position = Position(change["lsn"], change["ordinal"])
             assert not batch.start.passed(*position)
             assert batch.end.passed(*position)
         reached = batch.end
-    assert made.cutter is not None and made.cutter.position == reached
+    assert made.assembler is not None and made.assembler.position == reached
     last = [t.end if isinstance(t, Transaction) else t.lsn for t in history][-1]
     assert reached.lsn >= last or start.lsn >= last
 
@@ -342,7 +341,7 @@ def test_only_a_transaction_over_the_limit_is_cut_inside(
         bytes_of[change[3]] = bytes_of.get(change[3], 0) + len(change[1])
     ends = {t.end for t in history if isinstance(t, Transaction)} | {k.lsn for k in history if isinstance(k, Keepalive)}
     for batch in run(history, start, boundaries, limit=limit, most=most, sizes=sizes).batches:
-        finals = set(batch.changes[:, wire.C_LSN].tolist())
+        finals = set(batch.changes["lsn"].tolist())
         if batch.end.ordinal:
             assert finals == {batch.end.lsn}
             assert bytes_of[batch.end.lsn] > most
@@ -381,7 +380,7 @@ def test_a_truncate_brings_the_versions_of_all_its_tables(history: History) -> N
 @given(histories(), st.integers(0, 10**3))
 def test_the_part_of_a_batch_before_a_transaction_ends_where_that_begins(history: History, which: int) -> None:
     for batch in run(history, Position(0, 0), {}, limit=10**6, most=10**6, sizes=[100]).batches:
-        finals = sorted(set(batch.changes[:, wire.C_LSN].tolist()))
+        finals = sorted(set(batch.changes["lsn"].tolist()))
         if finals:
             final = finals[which % len(finals)]
             before = batch.before(final)
@@ -400,40 +399,40 @@ def test_the_statistics_count_what_boundaries_leave_out(case: tuple[History, Pos
         for t in history
     ]
     made = run(only_rows, Position(0, 0), boundaries, limit=10**6, most=10**6, sizes=[7])
-    assert made.cutter is not None
+    assert made.assembler is not None
     everything, left = expected(only_rows, Position(0, 0), {}), expected(only_rows, Position(0, 0), boundaries)
     hidden = [c for c in everything if c not in left]
-    assert made.cutter.statistics["transactions"] == sum(isinstance(t, Transaction) for t in only_rows)
-    assert made.cutter.statistics["skipped_changes"] == len(everything) - len(left)
-    assert made.cutter.statistics["skipped_transactions"] == len({c[3] for c in hidden})
+    assert made.assembler.statistics["transactions"] == sum(isinstance(t, Transaction) for t in only_rows)
+    assert made.assembler.statistics["skipped_changes"] == len(everything) - len(left)
+    assert made.assembler.statistics["skipped_transactions"] == len({c[3] for c in hidden})
 
 
 def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
-    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
-    cutter.add(
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.add(
         w.block([w.xlog(w.begin(100, 7)), w.keepalive(99), w.xlog(relation(1, 0)), w.xlog(w.insert(1, b"", b""))])
     )
-    assert cutter.cut() is None
-    assert cutter.flush(empty=True) is None
+    assert assembler.cut() is None
+    assert assembler.flush(empty=True) is None
 
 
 def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch() -> None:
-    cutter = TransactionAssembler(Position(5, 0), {}, resolver([]), limit=10**6, most=10**6)
-    cutter.add(w.block([w.keepalive(99)]))
-    assert cutter.cut() is None
-    assert cutter.flush(empty=False) is None
-    batch = cutter.flush(empty=True)
+    assembler = TransactionAssembler(Position(5, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.add(w.block([w.keepalive(99)]))
+    assert assembler.cut() is None
+    assert assembler.flush(empty=False) is None
+    batch = assembler.flush(empty=True)
     assert batch is not None and (len(batch), batch.start, batch.end) == (0, Position(5, 0), Position(99, 0))
 
 
 def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:
     large = w.insert(1, b"id", bytes(3 << 20))
-    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=1, most=1)
-    cutter.add(
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=1, largest_transaction=1)
+    assembler.add(
         w.block([w.xlog(w.begin(9, 1)), w.xlog(relation(1, 0)), w.xlog(large), w.xlog(large), w.xlog(w.commit(9, 10))])
     )
-    part = cutter.cut()
-    rest = cutter.cut()
+    part = assembler.cut()
+    rest = assembler.cut()
     assert part is not None and rest is not None
     assert [c[1] for c in content(part) + content(rest)] == [large, large]
     assert (part.end, rest.end) == (Position(9, 1), Position(10, 0))
@@ -458,25 +457,25 @@ def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:
     ],
 )
 def test_what_does_not_follow_the_protocol_is_a_protocol_error(message: bytes) -> None:
-    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
-    cutter.add(w.block([w.xlog(w.begin(9, 1)), message]))
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.add(w.block([w.xlog(w.begin(9, 1)), message]))
     with pytest.raises(ProtocolError):
-        cutter.cut()
+        assembler.cut()
 
 
 @pytest.mark.parametrize("kind", [b"Y", b"O", b"M"])
 def test_messages_that_say_nothing_of_rows_are_left_out(kind: bytes) -> None:
-    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
-    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(kind + bytes(12)), w.xlog(w.commit(9, 10))]))
-    assert cutter.cut() is None
-    batch = cutter.flush(empty=True)
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(kind + bytes(12)), w.xlog(w.commit(9, 10))]))
+    assert assembler.cut() is None
+    batch = assembler.flush(empty=True)
     assert batch is not None
     assert len(batch) == 0
 
 
 @pytest.mark.parametrize("kind", [b"b", b"P", b"K", b"r", b"p", b"S", b"E", b"c", b"A", b"?"])
 def test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published(kind: bytes) -> None:
-    cutter = TransactionAssembler(Position(0, 0), {}, resolver([]), limit=10**6, most=10**6)
-    cutter.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(w.commit(9, 10)), w.xlog(kind + bytes(40))]))
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(w.commit(9, 10)), w.xlog(kind + bytes(40))]))
     with pytest.raises(ProtocolError, match=f"message of kind '{re.escape(kind.decode())}'.*two_phase"):
-        cutter.cut()
+        assembler.cut()

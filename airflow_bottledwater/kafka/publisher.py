@@ -33,6 +33,8 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 
 #: a call's slice: between two slices a stop is noticed
 _SLICE_MS = 1000
+#: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
+_FUTURE = 3_600_000
 #: room in librdkafka's queue; more costs memory and gains nothing
 _QUEUE = 50_000
 #: what a record adds to key and value on the wire: batch header 61, record framing and our headers
@@ -96,7 +98,6 @@ class Publisher:
     :param topics: all that it will write to, by index.
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
     :param waiting: called while a server is away; may raise to give up.
-    :param future: milliseconds that a timestamp may lie ahead.
     """
 
     def __init__(
@@ -107,12 +108,10 @@ class Publisher:
         *,
         transaction_timeout: float,
         waiting: Waiting,
-        future: int = 3_600_000,
     ) -> None:
         self.transactional_id = transactional_id
         self._topics = list(topics)
         self._waiting = waiting
-        self._future = future
         self._config = transactional_config(
             {"linger.ms": "5", "compression.type": "lz4", "batch.size": "1000000", **config},
             transactional_id,
@@ -207,7 +206,7 @@ class Publisher:
         i = 0
         while i < len(records):
             i, code = rd.produce(
-                self._handles, records.table, i, records.data, records.headers, now, now + self._future
+                self._handles, records.table, i, records.data, records.headers, now, now + _FUTURE
             )  # fmt: skip
             if code == rd.QUEUE_FULL:
                 rd.poll(self._handle, 10)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import confluent_kafka.admin
-import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
 
@@ -262,18 +261,23 @@ class Topics:
             while topic.name not in self._admin.list_topics(timeout=_TIMEOUT).topics and time.monotonic() < deadline:
                 time.sleep(0.05)
 
-    # a topic that was just made has no leader for a moment
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception_type(Outage),
-        stop=tenacity.stop_after_delay(10),
-        wait=tenacity.wait_fixed(0.1),
-        reraise=True,
-    )
     def ends(self, name: str, partitions: int, *, committed: bool = False) -> list[int]:
         """The high watermark of each partition: behind the last record, committed or not.
 
         :param committed: the last stable offset instead: what lies before has been decided.
+        :raises Outage: Kafka does not answer, or does not know the topic for some seconds.
         """
+        # a topic that was just made has no leader for a moment
+        deadline = time.monotonic() + _TIMEOUT
+        while True:
+            try:
+                return self._ends(name, partitions, committed)
+            except Outage:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _ends(self, name: str, partitions: int, committed: bool) -> list[int]:
         asked = {TopicPartition(name, p): OffsetSpec.latest() for p in range(partitions)}
         with self._errors():
             futures = self._admin.list_offsets(

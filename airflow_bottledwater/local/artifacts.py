@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from tenacity import Retrying, stop_after_attempt
-
 from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.process import run
 
@@ -157,6 +155,7 @@ def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
         command += ["-ivy", work / "ivy.xml", "-confs", "default", "-types", *types]
         command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
         # networks do fail; what the first try got is in Ivy's cache
-        for attempt in Retrying(stop=stop_after_attempt(2), reraise=True):
-            with attempt:
-                run(command, "retrieving jars", cwd=work)
+        try:
+            run(command, "retrieving jars", cwd=work)
+        except LocalServerError:
+            run(command, "retrieving jars again", cwd=work)

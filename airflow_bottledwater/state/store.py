@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -111,8 +111,6 @@ class Reader:
         self._consumer.assign([TopicPartition(topic, 0, 0)])
         self._at = 0
         self.values: RawRecords = {}
-        #: offset at which each key was last written
-        self.offsets: dict[str, int] = {}
 
     def poll(self, timeout: float) -> list[tuple[str, dict[str, Any] | None]]:
         """What is new; waits at most ``timeout`` seconds for it.
@@ -141,7 +139,6 @@ class Reader:
                     self.values.pop(key, None)
                 else:
                     self.values[key] = value
-                self.offsets[key] = message.offset()
                 changes.append((key, value))
         return changes
 
@@ -162,7 +159,7 @@ class Reader:
         """The offset behind the last record that was read."""
         return self._at
 
-    def read_to(self, end: int, *, timeout: float, waiting: Callable[[str], None] | None = None) -> RawRecords:
+    def read_to(self, end: int, *, timeout: float) -> RawRecords:
         """Read until the offset ``end`` is passed.
 
         The end is a high watermark, not the last stable offset: what lies behind a foreign open transaction would be missed.
@@ -178,8 +175,6 @@ class Reader:
                     "a transaction in it is still open.",
                     "It ends with its producer's time-out; see who claims the slot with 'bottledwater status'.",
                 )
-            if waiting and self._at < end:
-                waiting(f"reading state topic {self._topic!r}")
         return self.values
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, report
+from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
 from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.local.commands import COMMANDS
@@ -20,12 +21,6 @@ log = logging.getLogger("bottledwater")
 
 # bad usage exits with 1, as the original's
 click.UsageError.exit_code = 1
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s", stream=sys.stderr)
-    for noisy in ("httpx2", "httpx", "numba"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 @click.group(
@@ -144,7 +139,7 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point: our errors become a line on standard error and exit code 1."""
-    _log_to_stderr()
+    setup_log()
     try:
         with extras.explained():
             cli(prog_name="bottledwater")

@@ -1,4 +1,4 @@
-"""A run at the shell prompt: the slot, then the snapshot's job, then the stream's, in the foreground."""
+"""A run at the shell prompt, in the foreground: the slot, and then one Spark job, for the snapshot if need be and for the stream."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
+from airflow_bottledwater.cli.log import console
 from airflow_bottledwater.errors import Interrupted, JobFailed, SettingError
 from airflow_bottledwater.model.lsn import POSITION, Position
 from airflow_bottledwater.settings import Pipeline
@@ -29,17 +38,18 @@ _INTERVAL = 0.3
 
 
 def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None) -> None:
-    """Create what is missing, then run both jobs until the stream ends or a signal stops it.
+    """Create what is missing, then run a job until the stream ends or a signal stops it.
 
-    :param master: where Spark runs the jobs.
+    :param master: where Spark runs it.
     :param spark_conf: properties of Spark.
     :param bounded: end when everything is published that is committed now.
     :param position: of the last record in the topics, where the slot's records are lost; else None.
     :raises SettingError: the position is none.
-    :raises JobFailed: a job failed; the message is the job's own.
+    :raises JobFailed: the job failed; the message is its own.
     """
     from airflow_bottledwater.provision.create import assume_complete, create
     from airflow_bottledwater.spark import supervise
+    from airflow_bottledwater.state.status import snapshot_is_complete
 
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
@@ -51,12 +61,12 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bo
         assume_complete(pipeline, Position.parse(position))
     else:
         create(pipeline, stopped=stopped)
-    for name in ("snapshot", "stream"):
-        if stopped.is_set():
-            log.info("Terminated, shutting down...")
-            return
-        if not _job(pipeline, name, master, spark_conf, bounded and name == "stream", stopped):
-            return
+    if stopped.is_set():
+        log.info("Terminated, shutting down...")
+        return
+    # one application for both: Spark takes several seconds to start
+    name = "stream" if snapshot_is_complete(pipeline) else "pipeline"
+    _job(pipeline, name, master, spark_conf, bounded, stopped)
 
 
 def _stop_by_signal() -> threading.Event:
@@ -70,8 +80,8 @@ def _stop_by_signal() -> threading.Event:
 
 def _job(
     pipeline: Pipeline, name: str, master: str, spark_conf: dict[str, str], bounded: bool, stopped: threading.Event
-) -> bool:
-    """Run one Spark job to its end, showing progress; a signal ends it in order. False if it was stopped before its end.
+) -> None:
+    """Run one Spark job to its end, showing progress; a signal ends it in order.
 
     :raises JobFailed: it failed; the message is the job's own.
     """
@@ -83,24 +93,46 @@ def _job(
         command = submit.command(name, settings, master=master, conf=spark_conf, bounded=bounded)
         # a command that is killed takes its job with it: nobody would see that it goes on
         supervise.start(folder, command, submit.environment(master=master), tied=True)
-        log.info("%s job started.", name.capitalize())
-        _follow(folder, name, stopped)
-        return _completed(folder, name, stopped)
+        log.info("Spark job started%s.", ": snapshot, then stream" if name == "pipeline" else "")
+        _follow(folder, stopped)
+        _check_outcome(folder, name, stopped)
 
 
-def _follow(folder: Path, name: str, stopped: threading.Event) -> None:
-    """Show a job's log until it has ended; stop it when we are."""
+def _follow(folder: Path, stopped: threading.Event) -> None:
+    """Show a job's log, and a bar while it takes a snapshot, until it has ended; stop it when we are."""
     from airflow_bottledwater.spark import supervise
 
     reader = supervise.LogReader(folder)
-    with Console(stderr=True).status(f"{name} …"):
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rows]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("snapshot", total=None, rows="", visible=False)
         while supervise.running(folder):
             _show(reader)
+            _show_progress(folder, bar, task)
             if stopped.wait(_INTERVAL):
                 log.info("Terminated, shutting down...")
                 supervise.stop(folder)
     while _show(reader):
         pass
+
+
+def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
+    """A bar for a snapshot that is under way."""
+    from airflow_bottledwater.spark import run_directory
+
+    found = run_directory.read(folder, run_directory.Progress)
+    if found is not None:
+        rows = f"{found.rows:,} rows ({found.rows_per_second:,.0f}/s)"
+        under_way = found.bytes < found.total_bytes
+        bar.update(task, total=found.total_bytes, completed=found.bytes, rows=rows, visible=under_way)
 
 
 def _show(reader: LogReader) -> bool:
@@ -114,8 +146,8 @@ def _show(reader: LogReader) -> bool:
     return bool(lines)
 
 
-def _completed(folder: Path, name: str, stopped: threading.Event) -> bool:
-    """How an ended job has ended: False if it was stopped before its end.
+def _check_outcome(folder: Path, name: str, stopped: threading.Event) -> None:
+    """Say how an ended job has ended.
 
     :raises JobFailed: it failed.
     """
@@ -123,11 +155,11 @@ def _completed(folder: Path, name: str, stopped: threading.Event) -> bool:
 
     outcome = supervise.outcome(folder)
     if outcome is not None and outcome.ok:
-        log.info("%s: %s", name.capitalize(), ", ".join(f"{k} {v}" for k, v in outcome.result.items()))
-        return not outcome.stopped
+        log.info("Ended: %s", ", ".join(f"{k} {v}" for k, v in outcome.result.items()))
+        return
     # the signal was for the command; a terminal or a service manager sends it to the job's processes, too
     if stopped.is_set() and (outcome is None or outcome.kind == Interrupted.__name__):
-        return False
+        return
     if outcome is not None:
         raise JobFailed(outcome.error)
     code = supervise.exit_code(folder)

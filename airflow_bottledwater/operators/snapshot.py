@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from airflow_bottledwater.spark.run_directory import Outcome
 
 _STATE_KEY = "bottledwater_job"
+#: what the task returns where there is nothing left to do
+_COMPLETE = {"complete": True}
 
 
 class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
@@ -223,6 +225,8 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
             else:
                 if known:
                     spark_job.forget(known)
+                if self._is_complete(pipeline):
+                    return _COMPLETE
                 self._identity = self._submit(context, pipeline, lambda identity: store.set(_STATE_KEY, identity))
             outcome = spark_job.wait(self._identity, self._write)
             spark_job.forget(self._identity)
@@ -230,10 +234,20 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
         return self._finish(outcome)
 
+    def _is_complete(self, pipeline: Pipeline) -> bool:
+        from airflow_bottledwater.state.status import snapshot_is_complete
+
+        complete = snapshot_is_complete(pipeline)
+        if complete:
+            self.log.info("The snapshot is complete already; no job is started.")
+        return complete
+
     def _write(self, level: int, line: str) -> None:
         self.log.log(level, "%s", line)
 
     def _in_cluster(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
+        if self._is_complete(pipeline):
+            return _COMPLETE
         identity, settings = SparkJobHook.prepare(pipeline, self.job_name, self.job_owner(context, pipeline.slot))
         try:
             self._describe(settings, bounded=False)

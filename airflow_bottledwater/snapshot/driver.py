@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
@@ -24,6 +24,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.lane import Chunk, LaneTask
+from airflow_bottledwater.snapshot.progress import Meter, Report
 from airflow_bottledwater.snapshot.sweep import sweep
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
@@ -66,11 +67,17 @@ class Result:
     seconds: float
 
 
-def run(pipeline: Pipeline, run_lanes: RunLanes, *, stopped: threading.Event | None = None) -> Result:
+def run(
+    pipeline: Pipeline,
+    run_lanes: RunLanes,
+    *,
+    stopped: threading.Event | None = None,
+    report: Report = lambda progress: None,
+) -> Result:
     """Take the snapshot, or resume it, or find that it is complete.
 
     :param stopped: ends it in order; finished ranges stay.
-
+    :param report: takes its progress about every two seconds.
     :raises BottledWaterError: see :mod:`airflow_bottledwater.errors`; whatever it is, finished ranges stay.
     """
     stopped = stopped or threading.Event()
@@ -82,7 +89,7 @@ def run(pipeline: Pipeline, run_lanes: RunLanes, *, stopped: threading.Event | N
         controller.status.state = "snapshot"
         controller.start()
         try:
-            result = _Driver(pipeline, connection, claim, controller, run_lanes).run()
+            result = _Driver(pipeline, connection, claim, controller, run_lanes, report).run()
         except BaseException as error:
             controller.finish(
                 "stopped" if isinstance(error, StopRequested) else "failed", error, permanent=not transient(error)
@@ -97,10 +104,16 @@ def run(pipeline: Pipeline, run_lanes: RunLanes, *, stopped: threading.Event | N
 
 class _Driver:
     def __init__(
-        self, pipeline: Pipeline, connection: Connection, claim: Claim, controller: Controller, run_lanes: RunLanes
+        self,
+        pipeline: Pipeline,
+        connection: Connection,
+        claim: Claim,
+        controller: Controller,
+        run_lanes: RunLanes,
+        report: Report,
     ) -> None:
         self._pipeline, self._connection, self._claim = pipeline, connection, claim
-        self._controller, self._run_lanes = controller, run_lanes
+        self._controller, self._run_lanes, self._report = controller, run_lanes, report
 
     def run(self) -> Result:
         started = time.monotonic()
@@ -147,13 +160,15 @@ class _Driver:
             "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running), "insert_lsn": format_lsn(held.insert_lsn),
             "ranges": sum(len(t.chunks) for t in tasks) + skipped,
         }  # fmt: skip
-        totals = self._work(holder, tasks)
+        meter = Meter(tables, self._claim.state)
+        totals = self._work(holder, tasks, meter)
         # nothing of a lane that is still under way somewhere can become visible after this
         self._claim.initialise_all()
         self._check_done(tables)
         self._sweep(tables)
         completed = sorted({*self._claim.state.completed, *(t.oid for t in tables)})
         self._claim.write({COMPLETE: Complete(tuple(completed), False, time.time())})
+        self._report(meter.sum_up(self._claim.state))
         return Result(
             len(tables),
             sum(t["rows"] for t in totals),
@@ -293,7 +308,7 @@ class _Driver:
                 )  # fmt: skip
         return tasks, skipped
 
-    def _work(self, holder: pg.SnapshotExporter, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+    def _work(self, holder: pg.SnapshotExporter, tasks: Sequence[LaneTask], meter: Meter) -> list[dict[str, int]]:
         """Run the lanes and meanwhile watch the holder, the queue behind its locks, and the progress."""
         if not tasks:
             return []
@@ -317,7 +332,7 @@ class _Driver:
                 continue
             checked = time.monotonic()
             holder.alive()
-            self._report()
+            self._measure(meter)
             queue = holder.waiting_behind()
             queued_since = (queued_since or checked) if queue else 0.0
             if queue and checked - queued_since > self._pipeline.lock_queue_limit:
@@ -330,21 +345,16 @@ class _Driver:
             raise result
         return result
 
-    def _report(self) -> None:
+    def _measure(self, meter: Meter) -> None:
         try:
             state = self._claim.refresh()
         except TakenOver:
             raise
         except BottledWaterError:
             return
-        rows = sum(each.rows for each in state.progress)
-        done = sum(1 for each in state.progress if each.done)
-        if self._controller.status.progress.get("ranges_done") == done:
-            return
-        self._controller.status.progress |= {"rows": rows, "ranges_done": done}
-        log.info(
-            "Snapshot: %s rows in %d of %s ranges.", f"{rows:,}", done, self._controller.status.progress.get("ranges")
-        )
+        progress = meter.update(state)
+        self._controller.status.progress |= asdict(progress)
+        self._report(progress)
 
     def _check_done(self, tables: Sequence[Table]) -> None:
         state = self._claim.state

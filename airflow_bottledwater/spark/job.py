@@ -1,4 +1,4 @@
-"""What both jobs have in common: arguments, the settings file, the session, the exit code, the outcome for whoever submitted."""
+"""What the jobs have in common: arguments, the settings file, the session, the exit code, the outcome for whoever submitted."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
     stopped = Stop(_asked)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: stopped.interrupt(number))
-    _leave(Driver(os.getpid()))
+    leave(Driver(os.getpid()))
     counts: dict[str, Any] = {}
     try:
         counts = work(load(path), path, bounded, stopped)
@@ -170,7 +170,7 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
         return _fail(failure)
     if (interruption := stopped.interruption) is not None:
         return _fail(interruption)
-    _leave(Outcome(ok=True, stopped=stopped.is_set(), counts=counts))
+    leave(Outcome(ok=True, stopped=stopped.is_set(), counts=counts))
     return EXIT_OK
 
 
@@ -188,10 +188,11 @@ def _fail(failure: BaseException) -> int:
     else:
         log.exception("The job failed.", exc_info=failure)
     kind, passes = type(failure).__name__, transient(failure)
-    _leave(Outcome(ok=False, kind=kind, error=str(failure)[:4000], transient=passes))
+    leave(Outcome(ok=False, kind=kind, error=str(failure)[:4000], transient=passes))
     return EXIT_TRANSIENT if passes else EXIT_FAILED
 
 
-def _leave(record: RunRecord) -> None:
+def leave(record: RunRecord) -> None:
+    """Write a record into the run directory, if the job has one."""
     if folder := os.environ.get(RUN_DIRECTORY):
         run_directory.write(Path(folder), record)

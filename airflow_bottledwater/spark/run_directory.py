@@ -1,4 +1,4 @@
-"""The records in a job's run directory, typed: its processes, the request to stop it, and how it ended.
+"""The records in a job's run directory, typed: its processes, the request to stop it, its progress, and how it ended.
 
 Each is a file of JSON. Whoever reads one may find that it is not there yet, or that a full disk has left it empty: both are the same.
 """
@@ -62,6 +62,20 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a snapshot is (:class:`airflow_bottledwater.snapshot.progress.SnapshotProgress`), for a bar.
+
+    :param rows_per_second: of this attempt.
+    """
+
+    FILE: ClassVar[str] = "progress.json"
+    rows: int
+    bytes: int
+    total_bytes: int
+    rows_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a job has ended, as it says itself.
 
@@ -87,7 +101,7 @@ class Outcome:
         return {**self.counts, **({"stopped": True} if self.stopped else {})}
 
 
-RunRecord = Supervisor | Driver | StopAsked | Exit | Outcome
+RunRecord = Supervisor | Driver | StopAsked | Exit | Progress | Outcome
 
 R = TypeVar("R", bound=RunRecord)
 

@@ -11,13 +11,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark import job, run_directory
 from airflow_bottledwater.spark.error_codec import Failure, received, returned
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from airflow_bottledwater.snapshot.lane import LaneTask
+    from airflow_bottledwater.snapshot.progress import SnapshotProgress
 
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
@@ -66,21 +67,38 @@ def _warm(_: Iterable[int]) -> None:
     warm_up()
 
 
-def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
-    # Spark and its workers start while the rest is imported here, which takes a second
+def import_driver() -> None:
+    """Spark and its workers start while the rest is imported, which takes a second."""
     threading.Thread(
         target=importlib.import_module, args=("airflow_bottledwater.snapshot.driver",), daemon=True
     ).start()
+
+
+def take(context: SparkContext, pipeline: Pipeline, path: str, stopped: threading.Event) -> dict[str, Any]:
+    """Take the snapshot, with lanes as tasks of this context; returns what it did.
+
+    :raises BottledWaterError: see :func:`airflow_bottledwater.snapshot.driver.run`.
+    """
+    # before the snapshot is taken: its locks and its horizon are not held while workers start
+    try:
+        context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
+    except Exception as error:
+        raise job.translate(error) from error
+
+    from airflow_bottledwater.snapshot import driver
+
+    lanes = functools.partial(run_lanes, context, path)
+    return asdict(driver.run(pipeline, lanes, stopped=stopped, report=_leave_progress))
+
+
+def _leave_progress(found: SnapshotProgress) -> None:
+    job.leave(run_directory.Progress(found.rows, found.bytes, found.total_bytes, found.rows_per_second))
+
+
+def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    import_driver()
     with job.context(f"bottledwater snapshot {pipeline.slot}") as context:
-        # before the snapshot is taken: its locks and its horizon are not held while workers start
-        try:
-            context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
-        except Exception as error:
-            raise job.translate(error) from error
-
-        from airflow_bottledwater.snapshot import driver
-
-        return asdict(driver.run(pipeline, functools.partial(run_lanes, context, path), stopped=stopped))
+        return take(context, pipeline, path, stopped)
 
 
 def main() -> None:

@@ -47,7 +47,11 @@ _TUNING = {
 }
 
 
-def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
+def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
+    """Claim the stream, unless stopped before.
+
+    :raises BottledWaterError: see :func:`airflow_bottledwater.stream.start.begin`.
+    """
     from airflow_bottledwater.postgres.connect import stoppable
     from airflow_bottledwater.stream.start import begin
 
@@ -55,10 +59,11 @@ def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
         return begin(pipeline)
 
 
-def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def run(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    """Stream, in an application of its own, until stopped or (bounded) until now; returns position and counters."""
     name = f"bottledwater stream {pipeline.slot}"
     with ThreadPoolExecutor(1, "claim") as pool:
-        claimed = pool.submit(_begin, pipeline, stopped)
+        claimed = pool.submit(begin, pipeline, stopped)
         if pipeline.engine == "continuous":
             with job.context(name) as context:
                 start = claimed.result()
@@ -149,4 +154,4 @@ def _stop(query: StreamingQuery) -> None:
 
 def main() -> None:
     """Entry point of ``spark_jobs/stream.py``."""
-    job.run("Publish every committed change, in order.", _work)
+    job.run("Publish every committed change, in order.", run)

@@ -16,6 +16,19 @@ from airflow_bottledwater.state.control_records import encode
 from airflow_bottledwater.state.identity import check_cluster
 
 
+def snapshot_is_complete(pipeline: Pipeline) -> bool:
+    """Whether nothing is left for a snapshot: of every table that the slot's records name.
+
+    :raises StateError: the state is another cluster's.
+    """
+    with session(pipeline.postgres, "Identifying the cluster") as connection:
+        cluster = identify(connection)
+    topic = store.state_topic_name(cluster.database, pipeline.slot)
+    known = read_state(pipeline, topic)
+    check_cluster(known, cluster, topic)
+    return known.slot is not None and known.complete
+
+
 def report(pipeline: Pipeline) -> dict[str, Any]:
     """Slot, job, position, and per table boundary and progress; plain JSON values, no secret."""
     with session(pipeline.postgres, "Reading the slot") as connection:

@@ -236,12 +236,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from airflow_bottledwater import cli
 from airflow_bottledwater.spark import submit
 import airflow_bottledwater.provision.create as creation
+import airflow_bottledwater.state.status as status
 
 job = (
     "from airflow_bottledwater.spark import job; job.load = lambda path: None; import sys;"
     " sys.exit(job._run(lambda p, f, b, stopped: stopped.wait() and {}, None, False))"
 )
 creation.create = lambda *_, **__: None
+status.snapshot_is_complete = lambda pipeline: True
 submit.command = lambda *_, **__: [sys.executable, "-c", job]
 cli.main()
 """
@@ -299,7 +301,8 @@ def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pyte
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     monkeypatch.setattr("airflow_bottledwater.provision.create.create", lambda *_, **__: None)
-    monkeypatch.setattr(jobs, "_job", lambda *_: False)
+    monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda _: True)
+    monkeypatch.setattr(jobs, "_job", lambda *_: None)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert _invoke(*REQUIRED)[0] == 0

@@ -331,7 +331,10 @@ OLD, NEW = ({"folder": f"/tmp/nowhere/{name}", "host": socket.gethostname()} for
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> SimpleNamespace:
     """Jobs that are not there: who lives, and what was done."""
-    world = SimpleNamespace(done=[], living=set(), result=Outcome(ok=True, counts={"rows": 7}), stops=True)
+    world = SimpleNamespace(
+        done=[], living=set(), result=Outcome(ok=True, counts={"rows": 7}), stops=True, complete=False
+    )
+    monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda pipeline: world.complete)
 
     def stop(identity: Any, **_: Any) -> bool:
         world.done.append(f"stop {identity['folder'][-3:]}")
@@ -367,6 +370,12 @@ def test_a_retry_of_the_snapshot_follows_a_job_that_runs(jobs: SimpleNamespace) 
 def test_a_retry_of_the_snapshot_submits_behind_a_job_that_died(jobs: SimpleNamespace) -> None:
     assert snapshot_of(OLD)[1]["bottledwater_job"] == NEW
     assert jobs.done == ["forget old", "start", "wait new", "forget new"]
+
+
+def test_a_snapshot_that_is_complete_starts_no_job(jobs: SimpleNamespace) -> None:
+    jobs.complete = True
+    assert snapshot_of(None)[0] == {"complete": True}
+    assert jobs.done == []
 
 
 @pytest.mark.parametrize("tries", [(2, 2), (4, 5)])

@@ -1,0 +1,139 @@
+"""How far a snapshot is: measured by the blocks of its tables, for the log, the status, and whoever shows a bar."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
+from airflow_bottledwater.state.pipeline_state import PipelineState
+
+log = logging.getLogger(__name__)
+
+#: bytes of a block of a table (BLCKSZ, src/include/pg_config.h.in; other sizes are built by hand only)
+_BLOCK = 8192
+#: seconds between two lines of the log
+_LOG_INTERVAL = 10.0
+#: tables that the summary names, the largest ones
+_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProgress:
+    """How far a snapshot is.
+
+    :param rows: published, by earlier attempts too.
+    :param bytes: of the tables' blocks that are published, before TOAST.
+    :param total_bytes: of all their blocks, as the holder of the snapshot found them.
+    :param rows_per_second: since this attempt began.
+    :param seconds_left: at the pace of this attempt; None: it is not known yet.
+    """
+
+    rows: int
+    ranges_done: int
+    bytes: int
+    total_bytes: int
+    rows_per_second: float = 0.0
+    seconds_left: float | None = None
+
+
+#: takes a snapshot's progress now and then
+Report = Callable[[SnapshotProgress], None]
+
+
+class Meter:
+    """Measures a snapshot while it runs, and sums it up.
+
+    :param tables: that it reads, with their sizes.
+    :param state: before its first range.
+    """
+
+    def __init__(self, tables: Sequence[Table], state: PipelineState) -> None:
+        self._tables = tables
+        self._began = time.monotonic()
+        self._last_logged = self._began
+        self._before = self._measure(state)
+
+    def update(self, state: PipelineState) -> SnapshotProgress:
+        """The snapshot as the state has it now."""
+        seconds = max(0.001, time.monotonic() - self._began)
+        now = self._measure(state)
+        pace = (now.bytes - self._before.bytes) / seconds
+        found = SnapshotProgress(
+            now.rows,
+            now.ranges_done,
+            now.bytes,
+            now.total_bytes,
+            (now.rows - self._before.rows) / seconds,
+            (now.total_bytes - now.bytes) / pace if pace else None,
+        )
+        if time.monotonic() - self._last_logged >= _LOG_INTERVAL:
+            self._last_logged = time.monotonic()
+            left = "" if found.seconds_left is None else f", about {duration(found.seconds_left)} left"
+            log.info(
+                "Snapshot: %s rows (%s a second), %s of %s%s.",
+                f"{found.rows:,}", f"{found.rows_per_second:,.0f}", size(found.bytes), size(found.total_bytes), left,
+            )  # fmt: skip
+        return found
+
+    def sum_up(self, state: PipelineState) -> SnapshotProgress:
+        """Log what was published, and of which tables; returns the last progress."""
+        seconds = max(0.001, time.monotonic() - self._began)
+        now = self._measure(state)
+        rows = now.rows - self._before.rows
+        log.info(
+            "Snapshot of %d %s: %s rows, %s in %s (%s rows a second)%s.",
+            len(self._tables), "table" if len(self._tables) == 1 else "tables", f"{rows:,}", size(now.bytes - self._before.bytes),
+            duration(seconds), f"{rows / seconds:,.0f}", f"; {self._before.rows:,} rows were there before" if self._before.rows else "",
+        )  # fmt: skip
+        largest = sorted(self._tables, key=lambda table: table.pages, reverse=True)
+        width = max((len(table.qualified) for table in largest[:_NAMED]), default=0)
+        for table in largest[:_NAMED]:
+            of_table = self._of(state, table)
+            log.info("  %s %15s rows %10s", table.qualified.ljust(width), f"{of_table.rows:,}", size(of_table.bytes))
+        if len(largest) > _NAMED:
+            log.info("  and %d smaller tables", len(largest) - _NAMED)
+        return replace(now, rows_per_second=rows / seconds, seconds_left=0.0)
+
+    def _measure(self, state: PipelineState) -> SnapshotProgress:
+        of_tables = [self._of(state, table) for table in self._tables]
+        return SnapshotProgress(
+            sum(each.rows for each in of_tables),
+            sum(each.ranges_done for each in of_tables),
+            sum(each.bytes for each in of_tables),
+            sum(each.total_bytes for each in of_tables),
+        )
+
+    def _of(self, state: PipelineState, table: Table) -> SnapshotProgress:
+        rows = ranges_done = blocks = 0
+        plan = state.plan(table.oid)
+        for number, (first, last, _) in enumerate(plan.ranges if plan else ()):
+            if (done := state.done(table.oid, number)) is None:
+                continue
+            # the last range is open: a table may have grown since its size was measured
+            end = max(first, table.pages) if last == LAST_BLOCK else last
+            rows += done.rows
+            ranges_done += done.done
+            blocks += (end if done.done else min(done.upto, end)) - first
+        return SnapshotProgress(rows, ranges_done, blocks * _BLOCK, table.pages * _BLOCK)
+
+
+def size(count: int) -> str:
+    """Bytes, for people."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A span of time, for people."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"

@@ -67,6 +67,16 @@ ERROR = int64s(
 #: a value that the server has to turn into text; its column is a row of the table of columns
 CONVERSION = int64s("position", "length", "column", "change")
 
+#: a change whose new row lacks values: the first of them and how many; whether its key moved, whether a value was read from the
+#: table, and what becomes of it (kernels.unchanged)
+LACKING = int64s("change", "first", "missing", "moved", "reread", "fate")
+
+#: a value that a row lacks, and what was found for it; its kind stays that of an unchanged one where nothing was
+MISSING = int64s("change", "column", "kind", "position", "length")
+
+#: of a hash table of keys: the change that it has the key of, and the last one with a row of that key, both plus one
+SLOT = int64s("owner", "latest")
+
 
 class Program(NamedTuple):
     """What kernels know of tables.

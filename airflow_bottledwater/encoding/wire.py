@@ -52,8 +52,8 @@ FIELD_CONVERTED = ord("s")  # ours: a text that the server made of the value
 #: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 MESSAGE_BEGIN, MESSAGE_COMMIT, MESSAGE_ORIGIN, MESSAGE_RELATION, MESSAGE_TYPE = b"BCORY"
 MESSAGE_INSERT, MESSAGE_UPDATE, MESSAGE_DELETE, MESSAGE_TRUNCATE, MESSAGE_LOGICAL = b"IUDTM"
-#: what comes before a TupleData: the new row; any other (K, O) is an old one
-NEW_ROW = ord("N")
+#: what comes before a TupleData: the new row, the whole old one, or (K) its key
+NEW_ROW, FULL_OLD_ROW = ord("N"), ord("O")
 
 # ---------------------------------------------------------------- what a kernel says of a row it could not encode
 SPACE = -1  # the output buffer is full; not an error

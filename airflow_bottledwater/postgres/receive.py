@@ -21,17 +21,17 @@ from airflow_bottledwater.errors import ProtocolError
 if pq.__impl__ == "python":
     from psycopg.pq._pq_ctypes import impl as _impl  # type: ignore[attr-defined]
 
-    _libpq = _impl.pq
+    libpq = _impl.pq
 else:
     # the extension module of psycopg_binary (or psycopg_c); its libpq resolves through it
     import importlib
 
-    _libpq = ctypes.CDLL(importlib.import_module(f"psycopg_{pq.__impl__}._psycopg").__file__)
+    libpq = ctypes.CDLL(importlib.import_module(f"psycopg_{pq.__impl__}._psycopg").__file__)
 
 # https://www.postgresql.org/docs/current/libpq-copy.html
-_get_copy_data = external(_libpq, "PQgetCopyData", types.int32, types.intp, types.intp, types.int32)
-_consume_input = external(_libpq, "PQconsumeInput", types.int32, types.intp)
-_freemem = external(_libpq, "PQfreemem", types.intp, types.intp)
+_get_copy_data = external(libpq, "PQgetCopyData", types.int32, types.intp, types.intp, types.int32)
+_consume_input = external(libpq, "PQconsumeInput", types.int32, types.intp)
+_freemem = external(libpq, "PQfreemem", types.intp, types.intp)
 
 _END, _ERROR, _DRY, _FULL, _LARGE = -1, -2, 0, 1, 2
 
@@ -144,7 +144,7 @@ class CopyReader:
         if size > self._out.size:
             self._out = np.empty(size, dtype=np.uint8)
         ctypes.memmove(self._out.ctypes.data, int(self._pointer[0]), size)
-        _libpq.PQfreemem(ctypes.c_void_p(int(self._pointer[0])))
+        libpq.PQfreemem(ctypes.c_void_p(int(self._pointer[0])))
         self._offsets[1] = size
         self._pending = False
         return size

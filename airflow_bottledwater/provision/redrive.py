@@ -32,11 +32,11 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import Found
+from airflow_bottledwater.publish.current import Found, row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.publish.toast import ToastResolver, row_key, with_key
+from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.records import pins, stream_id

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.backoff import Waiting
+from airflow_bottledwater.encoding import layout, wire
+from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.postgres.results import take_cells
+
+T = TypeVar("T")
 
 #: the binary values of the key columns, in the order of the key
 Key = tuple[bytes, ...]
@@ -39,6 +47,48 @@ class Found:
     unreadable: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class KeyTable:
+    """Keys of one table, in bulk.
+
+    :param fields: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key; they point into ``data``.
+    """
+
+    data: npt.NDArray[np.uint8]
+    fields: layout.Rows
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def key(self, number: int) -> Key:
+        """One of them."""
+        return tuple(bytes(self.data[f["position"] : f["position"] + f["length"]]) for f in self.fields[number])
+
+    def array(self, column: int, oid: int) -> bytes:
+        """A key column of all of them as an array of PostgreSQL, in binary form.
+
+        :param oid: of its elements' type.
+        """
+        fields = np.ascontiguousarray(self.fields[:, column])
+        out: npt.NDArray[np.uint8] = np.empty(20 + 4 * len(fields) + int(fields["length"].sum()), dtype=np.uint8)
+        unchanged.write_array(self.data, fields, oid, out)
+        return out.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What a look-up in bulk found.
+
+    :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the columns that were asked for; they
+        point into ``data``. Of a key without a row they are of the kind of an unchanged value.
+    :param unreadable: see :class:`Found`; these columns' cells are of that kind, too.
+    """
+
+    cells: layout.Rows
+    data: npt.NDArray[np.uint8]
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+
 class CurrentRows:
     """Looks rows up by key.
 
@@ -50,54 +100,50 @@ class CurrentRows:
         self._session, self._waiting = session, waiting
 
     def read(
-        self,
-        table: Table,
-        keys: Sequence[Key],
-        columns: Sequence[int],
-        *,
-        xids: Iterable[int] = (),
-        as_text: Collection[str] = (),
+        self, table: Table, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
     ) -> Found:
         """The rows of these keys, all of one snapshot.
 
         :param table: the relation version that the keys are of; it is found by its oid, whatever its name is today.
         :param columns: places in ``table.columns``.
-        :param xids: transactions that the snapshot must see; they are waited for.
         :param as_text: key columns whose values are given as PostgreSQL's text.
         :raises Refused: the role may not read the table, or a row-level policy could hide rows from it.
         """
-        wanted = sorted(set(xids))
+        return self._look_up(table, (), lambda source: source.rows(keys, columns, as_text)) or Found()
+
+    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], *, xids: Iterable[int]) -> Cells:
+        """The same in bulk, without an object for each row.
+
+        :param xids: transactions that the snapshot must see; they are waited for.
+        """
+        cells = np.zeros((len(keys), len(columns)), dtype=layout.FIELD)
+        cells["kind"] = wire.FIELD_UNCHANGED
+        found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, cells))
+        return found or Cells(cells, np.zeros(1, dtype=np.uint8))
+
+    def _look_up(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
+        """Ask the table as it is now; None: there is none any more."""
         while True:
             try:
-                found = self._try(table, keys, columns, wanted, as_text)
+                return self._try(table, xids, ask)
             except psycopg.Error as error:
                 translated = outage(error, f"Reading rows of {table.qualified}")
                 if not isinstance(translated, Outage):
                     raise translated from error
                 self._waiting(str(translated))
-                continue
-            if found is not None:
-                return found
-            # a synchronous standby may hold the commit back: an outage, not a record error
-            self._waiting(
-                f"A transaction that changed {table.qualified} is streamed but not yet visible to other sessions."
-            )
-            time.sleep(0.01)
+            except _NotVisible:
+                # a synchronous standby may hold the commit back: an outage, not a record error
+                self._waiting(
+                    f"A transaction that changed {table.qualified} is streamed but not yet visible to other sessions."
+                )
+                time.sleep(0.01)
 
-    def _try(
-        self,
-        table: Table,
-        keys: Sequence[Key],
-        columns: Sequence[int],
-        xids: Sequence[int],
-        as_text: Collection[str],
-    ) -> Found | None:
-        """None: not every one of the transactions is visible yet."""
+    def _try(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
         connection = self._session()
         while True:
             named = catalog.names(connection, [table.oid])
             if not named or not table.key:
-                return Found()
+                return None
             name = sql.Identifier(*named[table.oid])
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
@@ -113,58 +159,142 @@ class CurrentRows:
                 assert row is not None
                 snapshot = Snapshot.parse(row[0])
                 if not all(snapshot.sees(xid) for xid in xids):
-                    return None
-                return self._select(connection, table, name, keys, columns, as_text)
+                    raise _NotVisible
+                return ask(_Source(connection, table, name))
             finally:
                 if not connection.closed:
                     connection.execute("ROLLBACK")
 
-    def _select(
-        self,
-        connection: Connection,
-        table: Table,
-        name: sql.Identifier,
-        keys: Sequence[Key],
-        columns: Sequence[int],
-        as_text: Collection[str],
-    ) -> Found:
-        altered = _altered(connection, table)
-        if any(table.columns[c].name in table.key for c in altered):
-            # rows cannot be found by a key that is no longer what it was
-            reason = "its row cannot be looked up, since a key column was dropped, renamed or given another type"
-            return Found(unreadable=dict.fromkeys(columns, reason))
-        found = Found(unreadable={c: reason for c, reason in altered.items() if c in columns})
-        readable = [c for c in columns if c not in altered]
-        types = {column.name: column.type.oid for column in table.columns}
-        formats = [0 if column in as_text else 1 for column in table.key]
-        select = sql.SQL("SELECT {} FROM {} JOIN ONLY {} t ON {}")
-        values = sql.SQL(", ").join(
-            [sql.Identifier("i", "n"), *(sql.Identifier("t", table.columns[c].name) for c in readable)]
-        )
-        same = sql.SQL(" AND ").join(
-            sql.SQL("{} = {}").format(sql.Identifier("t", column), sql.Identifier("i", f"k{k}"))
-            for k, column in enumerate(table.key)
-        )
-        for start in range(0, len(keys), _KEYS):
+
+class _NotVisible(Exception):
+    """Not every one of the transactions is visible yet."""
+
+
+class _Source:
+    """A table under a lock and a snapshot.
+
+    :param table: the relation version that is asked for.
+    """
+
+    def __init__(self, connection: Connection, table: Table, name: sql.Identifier) -> None:
+        self._connection, self._table, self._name = connection, table, name
+        self._altered = _altered(connection, table)
+        self._key = [column for name in table.key for column in table.columns if column.name == name]
+
+    def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str]) -> Found:
+        """The rows of these keys."""
+        unreadable, readable = self._readable(columns)
+        found = Found(unreadable=unreadable)
+        formats = [0 if column.name in as_text else 1 for column in self._key]
+        for start in range(0, len(keys) if readable is not None else 0, _KEYS):
             some = keys[start : start + _KEYS]
             result = query_with(
-                connection,
-                select.format(values, _values(len(some), len(table.key)), name, same),
+                self._connection,
+                self._select(_values(len(some), len(self._key)), "n", readable or []),
                 [value for key in some for value in key],
-                [types[column] for column in table.key] * len(some),
+                [column.type.oid for column in self._key] * len(some),
                 formats * len(some),
             )
             for i in range(result.ntuples):
                 key = some[int.from_bytes(result.get_value(i, 0) or b"", "big")]
-                read = {c: result.get_value(i, place + 1) for place, c in enumerate(readable)}
+                read = {c: result.get_value(i, place + 1) for place, c in enumerate(readable or [])}
                 found.rows[key] = [read.get(c) for c in columns]
         return found
+
+    def cells(self, keys: KeyTable, columns: Sequence[int], cells: layout.Rows) -> Cells:
+        """The same in bulk; a single query, to which the keys are arrays."""
+        unreadable, readable = self._readable(columns)
+        if readable is None:
+            return Cells(cells, np.zeros(1, dtype=np.uint8), unreadable)
+        oids = [column.type.oid for column in self._key]
+        arrays: dict[int, int] = dict(
+            self._connection.execute("SELECT oid, typarray FROM pg_type WHERE oid = ANY(%s)", (oids,)).fetchall()
+        )
+        if not all(arrays.values()) or any(column.type.element or column.type.attributes for column in self._key):
+            return self._cells_of_rows(keys, columns, cells)  # unnest would take arrays and composites apart
+        result = query_with(
+            self._connection,
+            self._select(_unnested(len(self._key)), "n - 1", readable),
+            [keys.array(k, oid) for k, oid in enumerate(oids)],
+            [int(arrays[oid]) for oid in oids],
+            [1] * len(oids),
+        )
+        places = [columns.index(c) for c in readable]
+        read = np.ascontiguousarray(cells[:, places])
+        data = take_cells(result, read)
+        cells[:, places] = read
+        return Cells(cells, data, unreadable)
+
+    def _cells_of_rows(self, keys: KeyTable, columns: Sequence[int], cells: layout.Rows) -> Cells:
+        numbers = {keys.key(number): number for number in range(len(keys))}
+        found, data = self.rows(list(numbers), columns, ()), bytearray(1)
+        for key, values in found.rows.items():
+            for place, value in enumerate(values):
+                if columns[place] not in found.unreadable:
+                    kind = wire.FIELD_NULL if value is None else wire.FIELD_BINARY
+                    cells[numbers[key], place] = (kind, len(data), len(value or b""))
+                    data += value or b""
+        return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable)
+
+    def _readable(self, columns: Sequence[int]) -> tuple[dict[int, str], list[int] | None]:
+        """Which columns cannot be read, and why, and those that can; None: no row can be found."""
+        if any(self._table.columns[c].name in self._table.key for c in self._altered):
+            # rows cannot be found by a key that is no longer what it was
+            reason = "its row cannot be looked up, since a key column was dropped, renamed or given another type"
+            return dict.fromkeys(columns, reason), None
+        unreadable = {c: reason for c, reason in self._altered.items() if c in columns}
+        return unreadable, [c for c in columns if c not in self._altered]
+
+    def _select(self, keys: sql.Composable, number: str, columns: Sequence[int]) -> sql.Composed:
+        """Rows joined with keys: a row's number, and its columns.
+
+        Equality is that of the key's index, whatever schema it is in. Values that are equal to it can differ (``citext``, a
+        numeric's scale): such a row is another key's record, so they must be the same to the last bit, too.
+        """
+        operators = _equality(self._connection, self._table.oid)
+        same = sql.SQL(" AND ").join(
+            sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
+                t=sql.Identifier("t", column.name),
+                i=sql.Identifier("i", f"k{k}"),
+                schema=sql.Identifier(operators.get(column.name, ("pg_catalog", "="))[0]),
+                operator=sql.SQL(operators.get(column.name, ("pg_catalog", "="))[1]),  # type: ignore[arg-type]
+            )
+            for k, column in enumerate(self._key)
+        )
+        values = [sql.SQL(f"(i.{number})::int8"), *(sql.Identifier("t", self._table.columns[c].name) for c in columns)]
+        select = sql.SQL("SELECT {} FROM {} JOIN ONLY {} t ON {}")
+        return select.format(sql.SQL(", ").join(values), keys, self._name, same)
 
 
 def _values(rows: int, width: int) -> sql.SQL:
     """A numbered list of keys, as parameters: ``(VALUES (0, $1, $2), (1, $3, $4)) i(n, k0, k1)``."""
     listed = ", ".join(f"({n}, {', '.join(f'${n * width + k + 1}' for k in range(width))})" for n in range(rows))
     return sql.SQL(f"(VALUES {listed}) i(n, {', '.join(f'k{k}' for k in range(width))})")
+
+
+def _unnested(width: int) -> sql.SQL:
+    """The same of arrays: ``ROWS FROM (unnest($1), unnest($2)) WITH ORDINALITY i(k0, k1, n)``."""
+    arrays = ", ".join(f"unnest(${k + 1})" for k in range(width))
+    return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
+
+
+def _equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:
+    """Key column → the schema and the name of the operator by which its index finds it."""
+    rows = connection.execute(
+        """SELECT a.attname, n.nspname, o.oprname
+           FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
+           JOIN pg_opclass c ON c.oid = k.opclass
+           JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
+               AND m.amoprighttype = c.opcintype
+           JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
+           JOIN pg_operator o ON o.oid = m.amopopr
+           JOIN pg_namespace n ON n.oid = o.oprnamespace
+           JOIN pg_attribute a ON a.attnum = k.attnum
+           WHERE x.indrelid = %s AND a.attrelid = x.indrelid AND x.indisvalid AND (x.indisprimary OR x.indisreplident)
+           ORDER BY x.indisreplident""",
+        (oid,),
+    ).fetchall()
+    return {column: (schema, operator) for column, schema, operator in rows}
 
 
 def _altered(connection: Connection, table: Table) -> dict[int, str]:
@@ -182,3 +312,21 @@ def _altered(connection: Connection, table: Table) -> dict[int, str]:
         elif today[column.name] != column.type.oid:
             altered[c] = f"the type of column {column.name!r} was altered since"
     return altered
+
+
+def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
+    """A key value that is itself stored out of line is not sent again when it is unchanged; the old key then is
+    (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
+    if message.old is None or message.new is None:
+        return message
+    new = [
+        old if value.kind == "u" and column.name in table.key else value
+        for column, value, old in zip(table.columns, message.new, message.old, strict=True)
+    ]
+    return replace(message, new=new)
+
+
+def row_key(table: Table, values: Sequence[pgoutput.Field]) -> Key:
+    """The binary values of a row's key columns, in the order of the key."""
+    places = {c.name: i for i, c in enumerate(table.columns)}
+    return tuple(values[places[name]].data for name in table.key)

@@ -6,15 +6,16 @@ import numpy as np
 
 from airflow_bottledwater import compiled
 from airflow_bottledwater.encoding import kernels, layout, wire
+from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import compile_programs
 from airflow_bottledwater.kafka import librdkafka
-from airflow_bottledwater.postgres import receive
+from airflow_bottledwater.postgres import receive, results
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 
 
 def warm_up() -> None:
     """See :func:`airflow_bottledwater.compiled.warm_up`."""
-    compiled.warm_up("publish", receive.warm_up, _encode, _produce)
+    compiled.warm_up("publish", receive.warm_up, results.warm_up, _encode, _fill_unchanged, _produce)
 
 
 def _encode() -> None:
@@ -23,8 +24,21 @@ def _encode() -> None:
     changes, output = np.zeros(0, dtype=layout.CHANGE), layout.output(2, 1, 1)
     kernels.encode_copy(data, np.zeros(1, dtype=np.int64), 0, program, 0, fields, output)
     kernels.find_conversions(data, changes, program, fields, np.zeros(1, dtype=layout.CONVERSION))
-    kernels.find_unchanged(data, changes, program, fields, np.zeros(1, dtype=np.int64))
     kernels.encode_changes(data, changes, 0, program, NOTHING_CONVERTED, 0, fields, output)
+
+
+def _fill_unchanged() -> None:
+    program, data = compile_programs([], "avro", copied=False).program, np.zeros(1, dtype=np.uint8)
+    numbers, changes = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=layout.CHANGE)
+    fields, slots = np.zeros((5, 1), dtype=layout.FIELD), np.zeros(1, dtype=layout.SLOT)
+    lacking, missing = np.zeros(0, dtype=layout.LACKING), np.zeros(0, dtype=layout.MISSING)
+    unchanged.find_unchanged(data, changes, program, fields, numbers)
+    unchanged.leading(data, changes, program, fields, 1)
+    unchanged.find_in_batch(data, changes, program, numbers, fields, fields, slots, (lacking, missing, numbers))
+    unchanged.number_keys(data, changes, numbers, fields, 1, slots, numbers)
+    unchanged.write_array(data, np.zeros(0, dtype=layout.FIELD), 0, np.zeros(20, dtype=np.uint8))
+    unchanged.fill_in(lacking, missing, numbers, numbers, numbers, fields, 0)
+    unchanged.rebuild(data, data, changes, lacking, missing, program, fields, data[:0])
 
 
 def _produce() -> None:

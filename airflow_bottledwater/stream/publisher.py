@@ -82,18 +82,22 @@ class StreamPublisher:
         :raises RecordError: under ``on_error = exit``, after everything before the bad transaction was published.
         """
         self._refused = {}
-        return self._session.run(lambda: self._advance(batch))
+        while True:
+            reached = self._session.run(lambda: self._advance(batch))
+            if reached >= batch.end:
+                return reached
 
     def _advance(self, batch: Batch) -> Position:
-        """Bring P from where the state says that it is to the batch's end."""
+        """Bring P from where the state says that it is to the batch's end, or on towards it."""
         reached = self._session.state.position
         if reached is not None and reached >= batch.end and batch.end > batch.start:
             return reached
         rest = _rest(batch, reached)
         programs = self._session.programs(rest.versions, copied=False)
-        part, stop = rest, truncate_stop(self._pipeline, rest)
+        part = self._completer.leading(rest, programs)
+        stop = truncate_stop(self._pipeline, part)
         if stop is not None:
-            part = rest.before(Position.parse(stop.position).lsn)
+            part = part.before(Position.parse(stop.position).lsn)
         encoded = self._encode(part, programs)
         if (rejected := rejection_stop(self._pipeline, encoded, programs)) is not None:
             stop = rejected

@@ -9,7 +9,7 @@ import sys
 
 from tests.benchmarks.common import servers
 
-NAMES = ("encode", "first_use", "snapshot", "stream", "latency", "memory", "start", "command", "parts")
+NAMES = ("encode", "first_use", "snapshot", "stream", "latency", "memory", "start", "command", "toast", "parts")
 
 
 def main(arguments: list[str]) -> int:

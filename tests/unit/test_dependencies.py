@@ -41,7 +41,16 @@ ROOMS: list[tuple[set[str], list[str]]] = [
             "kafka/publisher.py",
         ],
     ),
-    ({"spark"}, ["postgres/copy.py", "postgres/receive.py", "postgres/replication.py", "provision/redrive.py"]),
+    (
+        {"spark"},
+        [
+            "postgres/copy.py",
+            "postgres/receive.py",
+            "postgres/results.py",
+            "postgres/replication.py",
+            "provision/redrive.py",
+        ],
+    ),
 ]
 PATTERNS = [(pattern, extras) for extras, patterns in ROOMS for pattern in patterns]
 #: what checks, provisions, watches and stops a pipeline

@@ -8,8 +8,8 @@ made of; ``fields`` of rows; ``rows``. Their readable twin is with the tests.
 
 from __future__ import annotations
 
-from airflow_bottledwater.encoding.kernels.fields import find_conversions, find_unchanged
+from airflow_bottledwater.encoding.kernels.fields import find_conversions
 from airflow_bottledwater.encoding.kernels.nested import write_value
 from airflow_bottledwater.encoding.kernels.rows import encode_changes, encode_copy, murmur2
 
-__all__ = ["encode_changes", "encode_copy", "find_conversions", "find_unchanged", "murmur2", "write_value"]
+__all__ = ["encode_changes", "encode_copy", "find_conversions", "murmur2", "write_value"]

@@ -1,4 +1,4 @@
-"""The fields of rows: found in a message, and those that lack a value or a text."""
+"""The fields of rows: found in a message, and those that lack a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_bottledwater.encoding.wire import (
 #: which rows a message has
 OLD, NEW = 1, 2
 #: the message's kind and its table's oid, which stand before its rows
-_MESSAGE_HEADER = 5
+MESSAGE_HEADER = 5
 
 
 @compiled
@@ -53,7 +53,7 @@ def read_copy_row(b, p, end, fields):
 
 
 @compiled
-def _read_tuple(b, p, end, fields):
+def read_tuple(b, p, end, fields):
     """Find the fields of a pgoutput TupleData; see :func:`read_copy_row`, but the place is also where it ends.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
@@ -95,13 +95,13 @@ def read_change(b, change, old, new):
     :returns: which rows there are (:data:`OLD`, :data:`NEW`), 0 if it is malformed; then the column and the place at which that
         shows.
     """
-    p = change.offset + _MESSAGE_HEADER
+    p = change.offset + MESSAGE_HEADER
     end = change.offset + change.length
     found = 0
     column = np.int64(-1)
     while p < end:
         is_new = b[p] == NEW_ROW
-        good, column, p = _read_tuple(b, p + 1, end, new if is_new else old)
+        good, column, p = read_tuple(b, p + 1, end, new if is_new else old)
         if not good:
             return 0, column, p
         found |= NEW if is_new else OLD
@@ -162,26 +162,4 @@ def find_conversions(b, changes, program, fields, found):
             n = _list_conversions(program, relation, True, old, i, found, n)
         if rows & NEW:
             n = _list_conversions(program, relation, False, new, i, found, n)
-    return n
-
-
-@compiled
-def find_unchanged(b, changes, program, fields, found):
-    """List the changes whose new row lacks an unchanged TOAST value; returns how many.
-
-    :param fields: see :func:`find_conversions`.
-    """
-    n = 0
-    for i in range(changes.size):
-        if changes[i].kind != MESSAGE_UPDATE:
-            continue
-        columns = program.relations[changes[i].relation].columns
-        old, new = fields[0, :columns], fields[1, :columns]
-        rows, _, _ = read_change(b, changes[i], old, new)
-        if rows & NEW:
-            for c in range(columns):
-                if new[c].kind == FIELD_UNCHANGED:
-                    found[n] = i
-                    n += 1
-                    break
     return n

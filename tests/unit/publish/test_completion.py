@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -16,7 +17,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import CurrentRows, Found, Key
+from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyTable
 from airflow_bottledwater.publish.dead_letter import column_texts
 from airflow_bottledwater.publish.toast import Completed, ToastResolver
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -35,9 +36,16 @@ class FakeTable(CurrentRows):
     def __init__(self, rows: dict[bytes, bytes]) -> None:
         self.rows, self.asked = rows, list[Key]()
 
-    def read(self, table: Table, keys: Sequence[Key], columns: Sequence[int], **_: object) -> Found:
-        self.asked += keys
-        return Found({key: [self.rows[key[0]] for _ in columns] for key in keys if key[0] in self.rows})
+    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], **_: object) -> Cells:
+        asked = [keys.key(number) for number in range(len(keys))]
+        self.asked += asked
+        cells, data = np.zeros((len(keys), len(columns)), dtype=layout.FIELD), bytearray(1)
+        cells["kind"] = wire.FIELD_UNCHANGED
+        for number, (key,) in enumerate(asked):
+            if key in self.rows:
+                cells[number] = (wire.FIELD_BINARY, len(data), len(self.rows[key]))
+                data += self.rows[key]
+        return Cells(cells, np.frombuffer(data, dtype=np.uint8))
 
 
 def complete(

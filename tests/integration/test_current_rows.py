@@ -1,0 +1,139 @@
+"""Rows looked up by key, for keys of many types: found through the index, and never one whose key only is equal."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+import psycopg
+import pytest
+
+from airflow_bottledwater.encoding import layout, wire
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.publish.current import CurrentRows, KeyTable
+from tests.support.waiting import until
+
+#: how a table's key is made of a number, and what has to be there first
+KEYS = {
+    "bigint": ("id bigint", "i", ""),
+    "text": ("id text", "'key ' || i", ""),
+    "varchar": ("id varchar(40)", "'key ' || i", ""),
+    "char": ('id char(12)', "'key ' || i", ""),
+    "numeric": ("id numeric", "i / 8.0", ""),
+    "uuid": ("id uuid", "md5(i::text)::uuid", ""),
+    "timestamptz": ("id timestamptz", "timestamptz '2024-01-01' + i * interval '1 s'", ""),
+    "inet": ("id inet", "inet '10.0.0.0' + i", ""),
+    "range": ("id int4range", "int4range(i, i + 1)", ""),
+    "array": ("id int[]", "ARRAY[i, 1]", ""),
+    "enum": ("id mood", "('m' || i)::mood", "DO $$BEGIN EXECUTE (SELECT format('CREATE TYPE mood AS ENUM (%s)', string_agg(quote_literal('m' || i), ',')) FROM generate_series(1, 3000) i); END$$"),
+    "domain": ("id positive", "i", "CREATE DOMAIN positive AS int CHECK (VALUE > 0)"),
+    "domain over text": ("id code", "'c' || i", "CREATE DOMAIN code AS varchar(20)"),
+    "composite": ("id pair", "ROW(i, 'x')::pair", "CREATE TYPE pair AS (a int, b text)"),
+    "citext": ("id citext", "'Key ' || i", "CREATE EXTENSION citext SCHEMA public"),
+    "ltree": ("id ltree", "('a.b' || i)::ltree", "CREATE EXTENSION ltree SCHEMA public"),
+    "in another schema": ("id s.citext", "'Key ' || i", "CREATE SCHEMA s; CREATE EXTENSION citext SCHEMA s"),
+}  # fmt: skip
+
+
+def prepare(server: PostgresServer, columns: str, key: str, expression: str, first: str) -> str:
+    dsn = server.createdb(f"test_{uuid.uuid4().hex[:12]}")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        try:
+            if first:
+                connection.execute(first)  # type: ignore[arg-type]
+        except psycopg.errors.FeatureNotSupported as error:
+            pytest.skip(str(error))
+        for statement in (
+            f"CREATE TABLE t ({columns}, v int, w text, PRIMARY KEY ({key}))",
+            f"INSERT INTO t SELECT {expression}, i, CASE WHEN i % 2 = 0 THEN 'w' || i END FROM generate_series(1, 3000) i",
+            "VACUUM ANALYZE t",
+        ):
+            connection.execute(statement)  # type: ignore[arg-type]
+    return dsn
+
+
+def keys_of(dsn: str, names: str, where: str) -> KeyTable:
+    """Keys as PostgreSQL sends them."""
+    with psycopg.connect(dsn) as connection:
+        rows = connection.cursor(binary=True).execute(f"SELECT {names} FROM t WHERE {where} ORDER BY v")  # type: ignore[arg-type]
+        result = rows.pgresult
+        assert result is not None
+        data, fields = bytearray(1), np.zeros((result.ntuples, result.nfields), dtype=layout.FIELD)
+        for row in range(result.ntuples):
+            for column in range(result.nfields):
+                value = result.get_value(row, column) or b""
+                fields[row, column] = (wire.FIELD_BINARY, len(data), len(value))
+                data += value
+        return KeyTable(np.frombuffer(data, dtype=np.uint8), fields)
+
+
+def fetched(dsn: str, keys: KeyTable) -> list[tuple[int | None, bytes | None]]:
+    """v and w of each key; v is None where there is no row."""
+    with connect(dsn) as connection:
+        (row,) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()
+        (table,) = catalog.load(connection, list(row))
+        columns = [i for i, c in enumerate(table.columns) if c.name in ("v", "w")]
+        found = CurrentRows(lambda: connection, lambda what: pytest.fail(str(what))).fetch(
+            table, keys, columns, xids=()
+        )
+        assert not found.unreadable
+
+        def value(cell: np.void) -> bytes | None:
+            return (
+                bytes(found.data[cell["position"] : cell["position"] + cell["length"]])
+                if cell["kind"] == ord("b")
+                else None
+            )
+
+        rows = [
+            (None if v["kind"] == wire.FIELD_UNCHANGED else int.from_bytes(value(v) or b"", "big"), value(w))
+            for v, w in found.cells
+        ]
+        for number, (v, w) in enumerate(rows):
+            one = CurrentRows(lambda: connection, lambda what: pytest.fail(str(what))).read(
+                table, [keys.key(number)], columns
+            )
+            assert one.rows.get(keys.key(number)) == (None if v is None else [v.to_bytes(4, "big"), w])
+    return rows
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_row_is_found_by_its_key_through_the_index(each_postgres: PostgresServer, kind: str) -> None:
+    column, expression, first = KEYS[kind]
+    dsn = prepare(each_postgres, column, "id", expression, first)
+    keys = keys_of(dsn, "id", "v IN (7, 8, 2999)")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DELETE FROM t WHERE v = 2999")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        # a session leaves its counts when it ends
+        others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        until(lambda: not connection.execute(others).fetchall(), "the end of other sessions", 30)
+        connection.execute("SELECT pg_stat_reset()")
+    assert fetched(dsn, keys) == [(7, None), (8, b"w8"), (None, None)]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        (scans,) = connection.execute("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 't'").fetchall()
+    assert scans == (0,)
+
+
+def test_a_key_of_several_columns_in_an_order_of_its_own(each_postgres: PostgresServer) -> None:
+    dsn = prepare(each_postgres, "b text, a int", "a, b", "'b' || i, i % 7", "")
+    keys = keys_of(dsn, "a, b", "v IN (7, 8, 9)")
+    assert fetched(dsn, keys) == [(7, None), (8, b"w8"), (9, None)]
+
+
+@pytest.mark.parametrize(("kind", "key", "equal"), [("numeric", "1.50", "1.5"), ("citext", "'Abc'", "'aBC'")])
+def test_a_row_whose_key_is_only_equal_is_another_keys(
+    each_postgres: PostgresServer, kind: str, key: str, equal: str
+) -> None:
+    """Its record is that of another key in Kafka."""
+    dsn = prepare(each_postgres, f"id {kind}", "id", "i", "CREATE EXTENSION citext" if kind == "citext" else "")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("TRUNCATE t")
+        connection.execute(f"INSERT INTO t VALUES ({key}, 1, 'w')")  # type: ignore[arg-type]
+        keys = keys_of(dsn, "id", "v = 1")
+        assert fetched(dsn, keys) == [(1, b"w")]
+        connection.execute(f"UPDATE t SET id = {equal}")  # type: ignore[arg-type]
+    assert fetched(dsn, keys) == [(None, None)]

@@ -1,0 +1,170 @@
+"""Unchanged values of random batches: the compiled functions against a readable twin, which has an object for each value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_bottledwater.encoding import layout, wire
+from airflow_bottledwater.encoding.program import Target, compile_programs
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyTable, row_key, with_key
+from airflow_bottledwater.publish.toast import ToastResolver
+from tests.support import wire as w
+
+COLUMNS = [(name, w.plain(w.TEXT)) for name in ("k", "a", "l", "b")]
+TABLES = [
+    w.table(*COLUMNS, key=["l", "k"], oid=1),
+    w.table(*COLUMNS, key=["k", "l"], oid=2, identity="f"),
+    w.table(*COLUMNS, key=["k"], oid=3),
+]
+Now = dict[tuple[int, Key], list[bytes | None]]
+
+
+class Rows(CurrentRows):
+    """Tables as they are now."""
+
+    def __init__(self, now: Now) -> None:
+        self.now = now
+
+    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], **_: object) -> Cells:
+        cells, data = np.zeros((len(keys), len(columns)), dtype=layout.FIELD), bytearray(1)
+        cells["kind"] = wire.FIELD_UNCHANGED
+        asked = [keys.key(number) for number in range(len(keys))]
+        assert len(set(asked)) == len(asked)
+        for number, key in enumerate(asked):
+            row = self.now.get((table.oid, key))
+            for place, c in enumerate(columns if row is not None else ()):
+                value = row[c] if row is not None else None
+                kind = wire.FIELD_NULL if value is None else wire.FIELD_BINARY
+                cells[number, place] = (kind, len(data), len(value or b""))
+                data += value or b""
+        return Cells(cells, np.frombuffer(data, dtype=np.uint8))
+
+
+def twin(messages: Sequence[tuple[int, RowMessage]], now: Now) -> list[tuple[RowMessage, bool]]:
+    """The messages as they are published, and whether a value of today is in them."""
+    seen: dict[tuple[int, Key], list[Field]] = {}
+    made: list[tuple[RowMessage, bool]] = []
+    for relation, given_message in messages:
+        table = TABLES[relation]
+        message, reread = with_key(table, given_message), False
+        old_key = row_key(table, message.old) if message.old is not None else None
+        new_key = row_key(table, message.new) if message.new is not None else None
+        if message.new is not None and any(f.kind == "u" for f in message.new):
+            new = message.new
+            earlier = seen.get((relation, old_key or new_key or ()))
+            for source in (message.old if message.old_tag == "O" else None, earlier):
+                if source is not None:
+                    new = [s if f.kind == "u" else f for f, s in zip(new, source, strict=True)]
+            message = replace(message, new=new)
+        if old_key is not None:
+            seen.pop((relation, old_key), None)
+        if message.new is not None:
+            assert new_key is not None
+            seen[relation, new_key] = message.new
+            if any(f.kind == "u" for f in message.new):
+                row = now.get((table.oid, new_key))
+                if row is None:
+                    if old_key is None or old_key == new_key:
+                        continue
+                    message = replace(message, kind="D", new=None)
+                else:
+                    today = [Field("n") if v is None else Field("b", v) for v in row]
+                    new = [t if f.kind == "u" else f for f, t in zip(message.new, today, strict=True)]
+                    message, reread = replace(message, new=new), True
+        made.append((message, reread))
+    return made
+
+
+short = st.sampled_from([b"", b"1", b"2", b"12"])
+fields = st.one_of(st.just(Field("n")), st.just(Field("u")), st.just(Field("u")), short.map(lambda v: Field("b", v)))
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[int, RowMessage]:
+    relation = draw(st.integers(0, 2))
+    table, kind = TABLES[relation], draw(st.sampled_from("IUUUUD"))
+
+    def row(*, unchanged: bool) -> list[Field]:
+        values = [draw(fields) for _ in table.columns]
+        plain = [f if unchanged or f.kind != "u" else Field("b", b"0") for f in values]
+        return [
+            Field("b", draw(short)) if c.name in table.key else f for c, f in zip(table.columns, plain, strict=True)
+        ]
+
+    full = table.identity == "f"
+    old, new, tag = None, None, ""
+    if kind == "D" or (kind == "U" and (full or draw(st.booleans()))):
+        old, tag = row(unchanged=False), "O" if full else "K"
+        if not full:
+            old = [f if c.name in table.key else Field("n") for c, f in zip(table.columns, old, strict=True)]
+    if kind != "D":
+        new = row(unchanged=kind == "U")
+        if old is not None and draw(st.booleans()):
+            # a key value that is out of line, or one that did not change
+            new = [
+                (Field("u") if draw(st.booleans()) else o) if c.name in table.key else f
+                for c, f, o in zip(table.columns, new, old, strict=True)
+            ]
+    return relation, RowMessage(kind, table.oid, tag, old, new)
+
+
+@settings(max_examples=1500)
+@given(
+    st.lists(changes(), min_size=1, max_size=14),
+    st.dictionaries(
+        st.tuples(st.integers(1, 3), st.lists(short, min_size=1, max_size=2).map(tuple)),
+        st.lists(st.none() | st.binary(max_size=3), min_size=4, max_size=4),
+        max_size=12,
+    ),
+)
+def test_a_batch_is_completed_as_its_twin_says(messages: list[tuple[int, RowMessage]], now: Now) -> None:
+    encoded = [message.encode() for _, message in messages]
+    table = np.zeros(len(messages), dtype=layout.CHANGE)
+    table["kind"] = [message[0] for message in encoded]
+    table["length"] = [len(message) for message in encoded]
+    table["offset"] = np.cumsum(table["length"]) - table["length"]
+    table["relation"] = [relation for relation, _ in messages]
+    data = np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)
+    batch = Batch(Position(0), Position(1), data, table, tuple(Version(each, "t") for each in TABLES))
+    resolver = ToastResolver("", lambda what: None)
+    resolver.current = Rows(now)
+    programs = compile_programs([(each, Target(0, 1)) for each in TABLES], "json", copied=False)
+    done = resolver.complete(batch, programs)
+    found = [
+        (pgoutput.row(bytes(done.batch.data[at : at + size])), bool(flags & wire.FLAG_REREAD))
+        for at, size, flags in done.batch.changes[["offset", "length", "flags"]].tolist()
+    ]
+    assert found == twin(messages, now)
+    assert done.batch.changes["kind"].tolist() == [ord(message.kind) for message, _ in found]
+
+
+def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:
+    message = RowMessage("U", 3, "", None, [Field("b", b"1"), Field("n"), Field("n"), Field("u")]).encode()
+    table = np.zeros(40, dtype=layout.CHANGE)
+    table["kind"], table["length"], table["offset"] = ord("U"), len(message), np.arange(40) * len(message)
+    table["lsn"] = np.repeat([10, 20, 30, 40], [5, 25, 5, 5])
+    data = np.frombuffer(bytearray(message * 40), dtype=np.uint8)
+    batch = Batch(Position(0), Position(50), data, table, (Version(TABLES[2], "t"),))
+    resolver = ToastResolver("", lambda what: None)
+    programs = compile_programs([(TABLES[2], Target(0, 1))], "json", copied=False)
+    taken = []
+    for value_bytes in (1e3, 1.6e6, 3e6, 1e9):
+        resolver._value_bytes = value_bytes
+        part = resolver.leading(batch, programs)
+        taken.append((len(part), part.end))
+    # a transaction that is larger by itself stays whole
+    assert taken == [(40, Position(50)), (5, Position(20)), (5, Position(20)), (5, Position(20))]
+    rest = batch.after(Position(20))
+    assert rest is not None
+    assert [(len(p), p.end) for p in [resolver.leading(rest, programs)]] == [(25, Position(30))]

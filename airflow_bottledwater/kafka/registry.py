@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, SchemaRefused
@@ -12,6 +13,9 @@ from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, O
 # the client takes a fifth of a second to import, and few jobs have a schema to register
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
+
+#: schemas that are asked for at a time
+_AT_ONCE = 8
 
 
 class Registry:
@@ -50,6 +54,29 @@ class Registry:
         except Exception as error:
             raise self._translate(error, subject) from error
 
+    def register_all(self, schemas: Sequence[tuple[str, str]]) -> list[int]:
+        """:meth:`register` for each (subject, schema), several at a time."""
+        with ThreadPoolExecutor(_AT_ONCE, "register") as pool:
+            return list(pool.map(lambda each: self.register(*each), schemas))
+
+    def refused(self, schemas: Sequence[tuple[str, str]]) -> list[str]:
+        """Why some of these (subject, schema)s could not be registered; nothing is. A subject that there is not yet takes any.
+
+        :raises Outage: the registry is away.
+        """
+        present = self._subjects()
+
+        def problem(subject: str, schema: str) -> str:
+            try:
+                self.check(subject, schema)
+            except Refused as error:
+                return str(error)
+            return ""
+
+        known = [each for each in schemas if each[0] in present]
+        with ThreadPoolExecutor(_AT_ONCE, "check") as pool:
+            return [found for found in pool.map(lambda each: problem(*each), known) if found]
+
     def check(self, subject: str, schema: str) -> None:
         """Ask whether the schema could be registered, without doing so.
 
@@ -76,9 +103,12 @@ class Registry:
 
         :raises Outage: the registry is away.
         """
+        self._subjects()
+
+    def _subjects(self) -> set[str]:
         client = self._client
         try:
-            client.get_subjects()
+            return set(client.get_subjects())
         except Exception as error:
             raise self._translate(error, "") from error
 

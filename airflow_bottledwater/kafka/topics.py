@@ -24,6 +24,8 @@ from airflow_bottledwater.kafka.clients import (
 #: the broker's default of max.message.bytes, where it may not be asked
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
+#: topics that are created by one request, which must not take longer than that
+_AT_ONCE = 200
 #: seconds for which a topic must be unknown to be taken for missing
 _CONFIRM = 2.0
 
@@ -248,18 +250,29 @@ class Topics:
         """:meth:`make` with one configuration."""
         self.make(NewTopic(name, partitions, replication, (config,)))
 
-    def make(self, topic: NewTopic) -> None:
-        """Create a topic and wait until the broker knows it; one that exists is left alone.
+    def make(self, *wanted: NewTopic) -> None:
+        """Create topics and wait until the broker knows them; those that exist are left alone.
 
-        :raises Refused: the broker does not take it; the message says what of it.
+        :raises Refused: the broker does not take one; the message says what of it.
         """
         with self._errors():
+            for start in range(0, len(wanted), _AT_ONCE):
+                self._create(wanted[start : start + _AT_ONCE])
+            deadline, names = time.monotonic() + _TIMEOUT, {topic.name for topic in wanted}
+            while not names <= set(self._admin.list_topics(timeout=_TIMEOUT).topics) and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    def _create(self, wanted: Sequence[NewTopic]) -> None:
+        """All in one request; one by one only what is refused, which may be its configuration."""
+        made = self._admin.create_topics(
+            [_asked(topic, topic.configs[0]) for topic in wanted], request_timeout=_TIMEOUT
+        )
+        for topic in wanted:
+            if made[topic.name].exception() is None:
+                continue
             refusal = self._try_to_create(topic, validate_only=False)
             if refusal is not None:
                 raise Refused(f"Kafka refuses to create topic {topic.name!r}: {_why(refusal.args[0])}")
-            deadline = time.monotonic() + _TIMEOUT
-            while topic.name not in self._admin.list_topics(timeout=_TIMEOUT).topics and time.monotonic() < deadline:
-                time.sleep(0.05)
 
     def ends(self, name: str, partitions: int, *, committed: bool = False) -> list[int]:
         """The high watermark of each partition: behind the last record, committed or not.
@@ -267,18 +280,30 @@ class Topics:
         :param committed: the last stable offset instead: what lies before has been decided.
         :raises Outage: Kafka does not answer, or does not know the topic for some seconds.
         """
+        return self.all_ends({name: partitions}, committed=committed)[name]
+
+    def all_ends(self, topics: Mapping[str, int], *, committed: bool = False) -> dict[str, list[int]]:
+        """:meth:`ends` of several topics, by one question.
+
+        :param topics: how many partitions each has.
+        """
         # a topic that was just made has no leader for a moment
         deadline = time.monotonic() + _TIMEOUT
         while True:
             try:
-                return self._ends(name, partitions, committed)
+                return self._ends(topics, committed)
             except Outage:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
-    def _ends(self, name: str, partitions: int, committed: bool) -> list[int]:
-        asked = {TopicPartition(name, p): OffsetSpec.latest() for p in range(partitions)}
+    def _ends(self, topics: Mapping[str, int], committed: bool) -> dict[str, list[int]]:
+        asked = {
+            TopicPartition(name, p): OffsetSpec.latest()
+            for name, partitions in topics.items()
+            for p in range(partitions)
+        }
+        asking = ""
         with self._errors():
             futures = self._admin.list_offsets(
                 asked,
@@ -286,9 +311,11 @@ class Topics:
                 request_timeout=_TIMEOUT,
             )
             try:
-                return [
-                    future.result().offset for _, future in sorted(futures.items(), key=lambda item: item[0].partition)
-                ]
+                ends: dict[str, list[int]] = {name: [0] * partitions for name, partitions in topics.items()}
+                for place, future in futures.items():
+                    asking = place.topic
+                    ends[asking][place.partition] = future.result().offset
+                return ends
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
@@ -299,6 +326,6 @@ class Topics:
                 if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
                 raise Outage(
-                    f"Kafka does not know topic {name!r}.",
+                    f"Kafka does not know topic {asking!r}.",
                     "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
                 ) from None

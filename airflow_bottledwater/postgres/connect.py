@@ -262,10 +262,14 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
             ) from None
         raise Outage(f"{describe(dsn)} cannot be reached: {message}.") from None
     try:
-        for name, value in [*PINNED.items(), *((name, "0") for name in UNLIMITED)]:
-            connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
-        if connection.info.server_version >= 170000:
-            connection.execute("SET transaction_timeout = 0")
+        unlimited = [*UNLIMITED, *(("transaction_timeout",) if connection.info.server_version >= 170000 else ())]
+        settings = [*PINNED.items(), *((name, "0") for name in unlimited)]
+        # one question: a session is opened for many a small thing, and the server may be far away
+        calls = sql.SQL(", ").join(
+            sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
+            for name, value in settings
+        )
+        connection.execute(sql.SQL("SELECT {}").format(calls))
     except psycopg.Error as error:
         connection.close()
         raise outage(error, describe(dsn)) from None

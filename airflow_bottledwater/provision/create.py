@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro, names
@@ -256,31 +256,37 @@ def _tell(name: str) -> Callable[[list[str]], None]:
 def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_xid: int) -> list[PinnedTable]:
     """Topics and schemas of tables, made where they are missing."""
     topics = Topics(pipeline.kafka)
-    registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
     by_topic = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
     events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
     present = topics.describe([*by_topic, events, letters])
     if pipeline.create_topics:
         replication = min(pipeline.replication_factor, topics.brokers())
-        for name in (events, letters, *by_topic):
-            if name not in present:
-                topics.make(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication))
+        missing = [name for name in (events, letters, *by_topic) if name not in present]
+        topics.make(*(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication) for name in missing))
         present = topics.describe(list(by_topic))
     control = store.Control(pipeline.kafka)
     owners = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
     owner = cluster.pipeline(pipeline.slot)
     pinned = []
-    for name, table in by_topic.items():
+    for name in by_topic:
         # once: written again it would lose its place to whoever came later
         if decode(OwnerRecord, owners.get(owner_key(name, owner))) is None:
             control.write(owner_key(name, owner), encode(OwnerRecord(owner, time.time())))
-        key_id = value_id = 0
-        if registry is not None:
-            key_id = registry.register(f"{name}-key", avro.key_schema(table)) if table.keyed else 0
-            value_id = registry.register(f"{name}-value", avro.value_schema(table))
-        topic = present[name]
-        pinned.append(PinnedTable(table, name, topic.id, topic.partitions, key_id, value_id, oldest_xid))
     control.close()
+    ids = _schema_ids(pipeline, by_topic)
+    for name, table in by_topic.items():
+        topic = present[name]
+        key_id, value_id = ids.get(f"{name}-key", 0), ids.get(f"{name}-value", 0)
+        pinned.append(PinnedTable(table, name, topic.id, topic.partitions, key_id, value_id, oldest_xid))
     if problems := [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(by_topic)):
         raise Refused(" ".join(problems))
     return pinned
+
+
+def _schema_ids(pipeline: Pipeline, by_topic: Mapping[str, Table]) -> dict[str, int]:
+    """The registry's ids by subject; none with JSON."""
+    if pipeline.output_format != "avro":
+        return {}
+    schemas = {f"{name}-key": avro.key_schema(table) for name, table in by_topic.items() if table.keyed}
+    schemas |= {f"{name}-value": avro.value_schema(table) for name, table in by_topic.items()}
+    return dict(zip(schemas, Registry(pipeline.registry).register_all(list(schemas.items())), strict=True))

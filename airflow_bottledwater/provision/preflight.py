@@ -9,6 +9,7 @@ from airflow_bottledwater.encoding import avro, names
 from airflow_bottledwater.errors import (
     PreflightError,
     Refused,
+    SchemaRefused,
     StateError,
 )
 from airflow_bottledwater.kafka.registry import Registry
@@ -86,15 +87,13 @@ def _replication(pipeline: Pipeline) -> list[str]:
 def _registry(pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
     if pipeline.output_format != "avro":
         return []
-    problems = []
-    registry = Registry(pipeline.registry)
-    registry.ping()
+    problems, wanted = [], []
     for table in tables:
         topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
         try:
             if table.keyed:
-                registry.check(f"{topic}-key", avro.key_schema(table))
-            registry.check(f"{topic}-value", avro.value_schema(table))
-        except Refused as error:
+                wanted.append((f"{topic}-key", avro.key_schema(table)))
+            wanted.append((f"{topic}-value", avro.value_schema(table)))
+        except SchemaRefused as error:
             problems.append(str(error))
-    return problems
+    return problems + Registry(pipeline.registry).refused(wanted)

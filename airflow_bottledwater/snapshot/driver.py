@@ -209,6 +209,7 @@ class _Driver:
         changes: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
         fresh: list[tuple[Table, list[tuple[int, int]]]] = []
+        published = self._published(known, [table for table in tables if table.oid not in known.boundaries])
         for table in tables:
             stored = known.plan(table.oid)
             if stored is not None and (stored.filenode, stored.definition) == (
@@ -225,7 +226,7 @@ class _Driver:
                 changes |= {progress_key(table.oid, chunk): None for chunk in range(len(stored.ranges))}
             fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
             if table.oid not in known.boundaries:
-                ends = self._published(known, table)
+                ends = published[known.tables[table.oid].topic]
                 # only where nothing of the table was ever published may the stream leave out what the snapshot has
                 boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
                 changes[boundary_key(table.oid)] = boundary
@@ -244,17 +245,20 @@ class _Driver:
             self._claim.write(changes)
         return self._tasks(plans, numbers, held)
 
-    def _published(self, known: PipelineState, table: Table) -> list[int]:
-        """The end of each partition of the table's topic."""
-        pinned = known.tables[table.oid]
-        ends = Topics(self._pipeline.kafka).ends(pinned.topic, pinned.partitions)
-        if any(ends):
-            log.warning(
-                "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
-                pinned.topic,
-                table.qualified,
-            )
-        return ends
+    def _published(self, known: PipelineState, tables: Sequence[Table]) -> dict[str, list[int]]:
+        """The end of each partition of these tables' topics: asked for all together, since their locks are held."""
+        pinned = [known.tables[table.oid] for table in tables]
+        found = (
+            Topics(self._pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned}) if pinned else {}
+        )
+        for each in pinned:
+            if any(found[each.topic]):
+                log.warning(
+                    "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
+                    each.topic,
+                    each.table.qualified,
+                )
+        return found
 
     def _sweep(self, tables: Sequence[Table]) -> None:
         """Tombstones for what the topics held before, and the source has no more."""

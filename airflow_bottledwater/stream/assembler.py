@@ -97,18 +97,14 @@ class TransactionAssembler:
             if row["skipped_transactions"]
         }
 
-    def _index(self) -> None:
-        """The kernel's table of tables, after a new relation version."""
-        kept = {int(row["oid"]): row for row in self._tables}
-        tables = np.zeros(len(self._current), dtype=TABLE)
-        for i, oid in enumerate(sorted(self._current)):
-            if oid in kept:
-                tables[i] = kept[oid]
-            row = tables[i]
-            row["oid"], row["version"] = oid, self._current[oid]
+    def _index(self, oid: int) -> None:
+        """Tell the kernel of a table's new version."""
+        at = int(np.searchsorted(self._tables["oid"], oid))
+        if at == len(self._tables) or self._tables[at]["oid"] != oid:
             boundary = self._boundaries.get(oid)
-            row["boundary"] = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
-        self._tables = tables
+            number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
+            self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0)], dtype=TABLE))
+        self._tables[at]["version"] = self._current[oid]
 
     def add(self, block: Block) -> None:
         """Give it the next block; call :meth:`cut` until it returns None before the next."""
@@ -182,7 +178,7 @@ class TransactionAssembler:
         self._messages[message.oid] = message
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
-        self._index()
+        self._index(message.oid)
 
     def _take_truncate(self, data: bytes) -> None:
         state = self._state

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable
 
 from airflow_bottledwater.encoding import avro
@@ -22,6 +24,9 @@ from airflow_bottledwater.state.records import PinnedTable
 
 log = logging.getLogger(__name__)
 
+#: seconds for which what was read of all tables together holds
+_ONE_READING = 5.0
+
 
 class Resolver:
     """Makes relation versions from Relation messages: asks the catalog for what the message does not say, and the registry
@@ -31,6 +36,8 @@ class Resolver:
         self._pipeline = pipeline
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+        self._read: dict[int, Table] = {}
+        self._read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
         """:raises Refused: a table that is not in the pipeline, or whose key changed."""
@@ -41,7 +48,11 @@ class Resolver:
                 "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
             )
         known = current.table if current else pinned.table
-        table = self._table(message, pinned, {c.name: c for c in known.columns})
+        read = self._as_read(message) if current is None else None
+        if read is not None:
+            table = self._made(message, pinned, read.columns)
+        else:
+            table = self._table(message, pinned, {c.name: c for c in known.columns})
         # with the full old row as identity the key is today's, of the catalog; else that of changes that follow
         pinned.check_key(table, written=message.identity != "f")
         if (table.columns, table.name) == (known.columns, known.name):
@@ -63,8 +74,11 @@ class Resolver:
             tables = catalog.load(connection, [message.oid], forms=self._pipeline.forms)
             today = {c.name: c for t in tables for c in t.columns}
             declared = []
-            for column in message.columns:
-                row = connection.execute("SELECT format_type(%s, %s)", (column.type_oid, column.typmod)).fetchone()
+            texts = connection.execute(
+                "SELECT format_type(oid, typmod) FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY t(oid, typmod, n) ORDER BY n",
+                ([c.type_oid for c in message.columns], [c.typmod for c in message.columns]),
+            ).fetchall()
+            for column, (text,) in zip(message.columns, texts, strict=True):
                 # the message does not say how deep an array is
                 same = [
                     c[column.name].type
@@ -72,7 +86,7 @@ class Resolver:
                     if column.name in c and c[column.name].type.oid == column.type_oid
                 ]
                 depth = same[0].dimensions if same else 0
-                declared.append(Declared(column.type_oid, column.typmod, depth, row[0] if row else ""))
+                declared.append(Declared(column.type_oid, column.typmod, depth, text or ""))
             try:
                 kinds = describe(connection, declared, forms=self._pipeline.forms)
             except LookupError as error:
@@ -80,7 +94,7 @@ class Resolver:
                     f"A column of {message.schema}.{message.name} has a type that does not exist any more ({error}).",
                     "Its changes cannot be read; drop the slot and start again with a snapshot.",
                 ) from None
-        columns = [
+        columns = tuple(
             Column(
                 c.name,
                 kind,
@@ -88,17 +102,41 @@ class Resolver:
                 c.name in today and today[c.name].required,
             )
             for c, kind in zip(message.columns, kinds, strict=True)
-        ]
+        )
+        return self._made(message, pinned, columns, tables[0].key if tables else None)
+
+    def _as_read(self, message: pgoutput.RelationMessage) -> Table | None:
+        """The table of a message as it was read with all others a moment ago, if the message says the same of its columns: a stream
+        that starts gets a message of each table, and one question for all of them is enough."""
+        if message.identity == "f":
+            return None  # its key is today's
+        if time.monotonic() - self._read_at > _ONE_READING:
+            with session(
+                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
+            ) as connection:
+                tables = catalog.load(connection, list(self._pinned), forms=self._pipeline.forms)
+            self._read, self._read_at = {table.oid: table for table in tables}, time.monotonic()
+        table = self._read.get(message.oid)
+        said = [(c.name, c.type_oid, c.typmod) for c in message.columns]
+        if table is None or [(c.name, c.type.oid, c.type.typmod) for c in table.columns] != said:
+            return None
+        return table
+
+    def _made(
+        self,
+        message: pgoutput.RelationMessage,
+        pinned: PinnedTable,
+        columns: tuple[Column, ...],
+        key_of_today: tuple[str, ...] | None = None,
+    ) -> Table:
         flagged = {c.name for c in message.columns if c.key}
         # the message flags the key's columns but does not order them, and under FULL flags all: then the catalog says
         key = pinned.table.key
         if message.identity in "di" and flagged != set(key):
             key = tuple(c.name for c in message.columns if c.key)
-        elif message.identity == "f" and tables:
-            key = tables[0].key
-        return Table(
-            message.oid, message.schema, message.name, message.identity, key, tuple(columns), 0, pinned.table.comment
-        )
+        elif message.identity == "f" and key_of_today is not None:
+            key = key_of_today
+        return Table(message.oid, message.schema, message.name, message.identity, key, columns, 0, pinned.table.comment)
 
 
 def check_definitions(pipeline: Pipeline, tables: Iterable[Table]) -> None:

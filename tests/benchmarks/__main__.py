@@ -9,7 +9,19 @@ import sys
 
 from tests.benchmarks.common import servers
 
-NAMES = ("encode", "first_use", "snapshot", "stream", "latency", "memory", "start", "command", "toast", "parts")
+NAMES = (
+    "encode",
+    "first_use",
+    "snapshot",
+    "stream",
+    "latency",
+    "memory",
+    "start",
+    "command",
+    "toast",
+    "tables",
+    "parts",
+)
 
 
 def main(arguments: list[str]) -> int:

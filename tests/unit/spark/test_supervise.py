@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,17 +11,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
-from airflow_bottledwater.spark import job, supervise
+from airflow_bottledwater.spark import job, run_directory, supervise
 from airflow_bottledwater.spark.error_codec import pack
-from airflow_bottledwater.spark.run_directory import Outcome
+from airflow_bottledwater.spark.run_directory import Outcome, Supervisor
 from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test has started ends with it, also when it fails."""
+    yield
+    for path in tmp_path.rglob(Supervisor.FILE):
+        found = run_directory.read(path.parent, Supervisor)
+        if found is not None and found.started is not None and processes.started(found.pid) == found.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(found.pid, signal.SIGKILL)
 
 
 def start(folder: Path, script: str) -> int:

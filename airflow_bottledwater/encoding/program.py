@@ -57,45 +57,27 @@ class Programs:
         return f"{table.qualified}{name}: {wire.REASONS.get(code, code)}{place}"
 
 
-def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, copied: bool) -> Programs:
-    """Compile tables to programs.
+class _Builder:
+    """Collects the rows of a program's tables."""
 
-    :param copied: for COPY, where the query itself converts (:func:`select_list`).
-    """
-    relations: list[dict[str, int]] = []
-    columns: list[dict[str, int]] = []
-    conversions: list[tuple[int, types.Sql | None]] = []
-    keys: list[int] = []
-    names = bytearray()
-    made_of: list[tuple[int, tuple[types.Part, ...]]] = []
+    def __init__(self) -> None:
+        self.relations: list[dict[str, int]] = []
+        self.columns: list[dict[str, int]] = []
+        self.conversions: list[tuple[int, types.Sql | None]] = []
+        self.keys: list[int] = []
+        self.names = bytearray()
+        self._made_of: list[tuple[int, tuple[types.Part, ...]]] = []
 
-    def add(part: types.Part, *, converted: bool = False, required: bool = False) -> None:
-        opcode = argument = 0
-        if part.mapping is not None and part.type is not None:
-            opcode, argument = part.mapping.opcode, part.mapping.argument(part.type)
-            made_of.append((len(columns), part.mapping.parts))
-        columns.append(
-            {
-                "opcode": opcode,
-                "argument": argument,
-                "name": len(names),
-                "name_length": len(part.name),
-                "converted": int(converted),
-                "child": 0,
-                "required": int(required),
-            }
-        )
-        names.extend(part.name)
-
-    for table, target in tables:
+    def add_table(self, table: Table, target: Target, *, copied: bool) -> None:
+        """A relation, its key and its columns."""
         positions = {column.name: c for c, column in enumerate(table.columns)}
         mappings = [types.mapping(column.type) for column in table.columns]
         converted = [mapping.convert is not None and not copied for mapping in mappings]
-        relations.append(
+        self.relations.append(
             {
-                "column": len(columns),
+                "column": len(self.columns),
                 "columns": len(table.columns),
-                "key": len(keys),
+                "key": len(self.keys),
                 "keys": len(table.key),
                 "topic": target.topic,
                 "partitions": max(1, target.partitions),
@@ -105,33 +87,61 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
                 "converts": int(any(converted)),
             }
         )
-        keys += [positions[name] for name in table.key]
+        self.keys += [positions[name] for name in table.key]
         for column, mapping, convert in zip(table.columns, mappings, converted, strict=True):
-            add(
-                types.Part(types.json_key(column.name), column.type, mapping),
-                converted=convert,
-                required=column.required,
-            )
+            part = types.Part(types.json_key(column.name), column.type, mapping)
+            self._add(part, converted=convert, required=column.required)
             # not a domain: its constraints may have changed since, and the value is that of the base type
-            conversions.append((column.type.base_oid, mapping.convert))
-    # behind all columns, so that a relation's are together
-    while made_of:
-        of, parts = made_of.pop()
-        if parts:
-            columns[of]["child"] = len(columns)
-        for part in parts:
-            add(part)
+            self.conversions.append((column.type.base_oid, mapping.convert))
+
+    def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
+        opcode = argument = 0
+        if part.mapping is not None and part.type is not None:
+            opcode, argument = part.mapping.opcode, part.mapping.argument(part.type)
+            self._made_of.append((len(self.columns), part.mapping.parts))
+        self.columns.append(
+            {
+                "opcode": opcode,
+                "argument": argument,
+                "name": len(self.names),
+                "name_length": len(part.name),
+                "converted": int(converted),
+                "child": 0,
+                "required": int(required),
+            }
+        )
+        self.names.extend(part.name)
+
+    def add_parts(self) -> None:
+        """What columns are made of: behind all columns, so that a relation's are together."""
+        while self._made_of:
+            of, parts = self._made_of.pop()
+            if parts:
+                self.columns[of]["child"] = len(self.columns)
+            for part in parts:
+                self._add(part)
+
+
+def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, copied: bool) -> Programs:
+    """Compile tables to programs.
+
+    :param copied: for COPY, where the query itself converts (:func:`select_list`).
+    """
+    built = _Builder()
+    for table, target in tables:
+        built.add_table(table, target, copied=copied)
+    built.add_parts()
     return Programs(
         program=layout.Program(
             json=output_format == "json",
-            relations=layout.rows(layout.RELATION, relations),
-            keys=np.array(keys or [0], dtype=np.int64),
-            columns=layout.rows(layout.COLUMN, columns),
+            relations=layout.rows(layout.RELATION, built.relations),
+            keys=np.array(built.keys or [0], dtype=np.int64),
+            columns=layout.rows(layout.COLUMN, built.columns),
             # writable, as all our buffers: compiled code is compiled anew for a read-only one
-            names=np.frombuffer(names or bytearray(1), dtype=np.uint8),
+            names=np.frombuffer(built.names or bytearray(1), dtype=np.uint8),
         ),
         tables=tuple(table for table, _ in tables),
-        conversions=tuple(conversions),
+        conversions=tuple(built.conversions),
     )
 
 

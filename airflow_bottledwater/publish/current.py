@@ -88,6 +88,13 @@ class Cells:
     data: npt.NDArray[np.uint8]
     unreadable: dict[int, str] = field(default_factory=dict)
 
+    @classmethod
+    def without_rows(cls, keys: KeyTable, columns: Sequence[int], unreadable: dict[int, str] | None = None) -> Cells:
+        """Where no row is found."""
+        cells = np.zeros((len(keys), len(columns)), dtype=layout.FIELD)
+        cells["kind"] = wire.FIELD_UNCHANGED
+        return cls(cells, np.zeros(1, dtype=np.uint8), unreadable or {})
+
 
 class CurrentRows:
     """Looks rows up by key.
@@ -116,10 +123,8 @@ class CurrentRows:
 
         :param xids: transactions that the snapshot must see; they are waited for.
         """
-        cells = np.zeros((len(keys), len(columns)), dtype=layout.FIELD)
-        cells["kind"] = wire.FIELD_UNCHANGED
-        found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, cells))
-        return found or Cells(cells, np.zeros(1, dtype=np.uint8))
+        found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns))
+        return found or Cells.without_rows(keys, columns)
 
     def _look_up(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
         """Ask the table as it is now; None: there is none any more."""
@@ -179,6 +184,7 @@ class _Source:
     def __init__(self, connection: Connection, table: Table, name: sql.Identifier) -> None:
         self._connection, self._table, self._name = connection, table, name
         self._altered = _altered(connection, table)
+        self._operators = _equality(connection, table.oid)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
 
     def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str]) -> Found:
@@ -201,17 +207,17 @@ class _Source:
                 found.rows[key] = [read.get(c) for c in columns]
         return found
 
-    def cells(self, keys: KeyTable, columns: Sequence[int], cells: layout.Rows) -> Cells:
+    def cells(self, keys: KeyTable, columns: Sequence[int]) -> Cells:
         """The same in bulk; a single query, to which the keys are arrays."""
         unreadable, readable = self._readable(columns)
         if readable is None:
-            return Cells(cells, np.zeros(1, dtype=np.uint8), unreadable)
+            return Cells.without_rows(keys, columns, unreadable)
         oids = [column.type.oid for column in self._key]
         arrays: dict[int, int] = dict(
             self._connection.execute("SELECT oid, typarray FROM pg_type WHERE oid = ANY(%s)", (oids,)).fetchall()
         )
         if not all(arrays.values()) or any(column.type.element or column.type.attributes for column in self._key):
-            return self._cells_of_rows(keys, columns, cells)  # unnest would take arrays and composites apart
+            return self._cells_of_rows(keys, columns)  # unnest would take arrays and composites apart
         result = query_with(
             self._connection,
             self._select(_unnested(len(self._key)), "n - 1", readable),
@@ -219,13 +225,13 @@ class _Source:
             [int(arrays[oid]) for oid in oids],
             [1] * len(oids),
         )
-        places = [columns.index(c) for c in readable]
-        read = np.ascontiguousarray(cells[:, places])
+        cells, read = (Cells.without_rows(keys, asked).cells for asked in (columns, readable))
         data = take_cells(result, read)
-        cells[:, places] = read
+        cells[:, [columns.index(c) for c in readable]] = read
         return Cells(cells, data, unreadable)
 
-    def _cells_of_rows(self, keys: KeyTable, columns: Sequence[int], cells: layout.Rows) -> Cells:
+    def _cells_of_rows(self, keys: KeyTable, columns: Sequence[int]) -> Cells:
+        cells = Cells.without_rows(keys, columns).cells
         numbers = {keys.key(number): number for number in range(len(keys))}
         found, data = self.rows(list(numbers), columns, ()), bytearray(1)
         for key, values in found.rows.items():
@@ -251,19 +257,19 @@ class _Source:
         Equality is that of the key's index, whatever schema it is in. Values that are equal to it can differ (``citext``, a
         numeric's scale): such a row is another key's record, so they must be the same to the last bit, too.
         """
-        operators = _equality(self._connection, self._table.oid)
-        same = sql.SQL(" AND ").join(
-            sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
+        same = []
+        for k, column in enumerate(self._key):
+            schema, operator = self._operators.get(column.name, ("pg_catalog", "="))
+            equal = sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
                 t=sql.Identifier("t", column.name),
                 i=sql.Identifier("i", f"k{k}"),
-                schema=sql.Identifier(operators.get(column.name, ("pg_catalog", "="))[0]),
-                operator=sql.SQL(operators.get(column.name, ("pg_catalog", "="))[1]),  # type: ignore[arg-type]
+                schema=sql.Identifier(schema),
+                operator=sql.SQL(operator),  # type: ignore[arg-type]
             )
-            for k, column in enumerate(self._key)
-        )
+            same.append(equal)
         values = [sql.SQL(f"(i.{number})::int8"), *(sql.Identifier("t", self._table.columns[c].name) for c in columns)]
         select = sql.SQL("SELECT {} FROM {} JOIN ONLY {} t ON {}")
-        return select.format(sql.SQL(", ").join(values), keys, self._name, same)
+        return select.format(sql.SQL(", ").join(values), keys, self._name, sql.SQL(" AND ").join(same))
 
 
 def _values(rows: int, width: int) -> sql.SQL:

@@ -137,3 +137,28 @@ def test_a_row_whose_key_is_only_equal_is_another_keys(
         assert fetched(dsn, keys) == [(1, b"w")]
         connection.execute(f"UPDATE t SET id = {equal}")  # type: ignore[arg-type]
     assert fetched(dsn, keys) == [(None, None)]
+
+
+def test_a_second_attempt_knows_nothing_of_the_first(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is lost behind the answer, and the row is gone when it is asked again."""
+    dsn = prepare(postgres, "id int", "id", "i", "")
+    keys = keys_of(dsn, "id", "v IN (7, 8)")
+    (oid,) = keys_of(dsn, "tableoid::int", "v = 7").key(0)
+    waited: list[str] = []
+    with connect(dsn) as first, connect(dsn) as second:
+        (table,) = catalog.load(second, [int.from_bytes(oid, "big")])
+        execute = first.execute
+
+        def lost(query: object, *arguments: object) -> object:
+            if query == "ROLLBACK":
+                second.execute("DELETE FROM public.t WHERE v = 8")
+                raise psycopg.OperationalError("the server closed the connection")
+            return execute(query, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(first, "execute", lost)
+        sessions = iter([first, second])
+        found = CurrentRows(lambda: next(sessions), lambda what: waited.append(str(what))).fetch(
+            table, keys, [1], xids=()
+        )
+    assert len(waited) == 1
+    assert found.cells["kind"].tolist() == [[wire.FIELD_BINARY], [wire.FIELD_UNCHANGED]]

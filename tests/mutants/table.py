@@ -387,8 +387,8 @@ MUTANTS = (
     Mutant(
         "rows are looked up by the operator of their key's index",
         "publish/current.py",
-        'operators.get(column.name, ("pg_catalog", "="))[0]',
-        '"pg_catalog"',
+        "schema=sql.Identifier(schema),",
+        'schema=sql.Identifier("pg_catalog"),',
         "tests/integration/test_current_rows.py::test_a_row_is_found_by_its_key_through_the_index[15-ltree]",
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from airflow_bottledwater.encoding import names, types
@@ -100,3 +101,13 @@ def key_schema(table: Table) -> str:
         "fields": fields,
     }
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
+
+
+def subjects(topic: str, table: Table) -> Iterator[tuple[str, str]]:
+    """The subjects of a table's topic (TopicNameStrategy), each with its schema; without a key there is none for it.
+
+    :raises SchemaRefused: see :func:`value_schema`.
+    """
+    if table.keyed:
+        yield f"{topic}-key", key_schema(table)
+    yield f"{topic}-value", value_schema(table)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import ProtocolError
 
-BEGIN, COMMIT, ORIGIN, RELATION, TYPE = ord("B"), ord("C"), ord("O"), ord("R"), ord("Y")
-INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = ord("I"), ord("U"), ord("D"), ord("T"), ord("M")
+RELATION, TRUNCATE = wire.MESSAGE_RELATION, wire.MESSAGE_TRUNCATE
+INSERT, UPDATE, DELETE = wire.MESSAGE_INSERT, wire.MESSAGE_UPDATE, wire.MESSAGE_DELETE
 
 TRUNCATE_CASCADE, TRUNCATE_RESTART_IDENTITY = 1, 2
 

@@ -8,7 +8,7 @@ from psycopg import pq
 
 from airflow_bottledwater.compiled import compiled, external, memcpy, types
 from airflow_bottledwater.encoding.kernels.reading import i64
-from airflow_bottledwater.encoding.layout import Rows
+from airflow_bottledwater.encoding.layout import FIELD, Rows
 from airflow_bottledwater.encoding.wire import FIELD_BINARY, FIELD_NULL
 from airflow_bottledwater.postgres.receive import libpq
 
@@ -54,6 +54,4 @@ def take_cells(result: pq.abc.PGresult, cells: Rows) -> npt.NDArray[np.uint8]:
 
 def warm_up() -> None:
     """Compile the loop; without rows it does nothing."""
-    from airflow_bottledwater.encoding.layout import FIELD
-
     _take(0, 0, np.zeros(8, dtype=np.uint8), np.zeros((1, 1), dtype=FIELD), np.zeros(0, dtype=np.uint8))

@@ -287,6 +287,6 @@ def _schema_ids(pipeline: Pipeline, by_topic: Mapping[str, Table]) -> dict[str, 
     """The registry's ids by subject; none with JSON."""
     if pipeline.output_format != "avro":
         return {}
-    schemas = {f"{name}-key": avro.key_schema(table) for name, table in by_topic.items() if table.keyed}
-    schemas |= {f"{name}-value": avro.value_schema(table) for name, table in by_topic.items()}
-    return dict(zip(schemas, Registry(pipeline.registry).register_all(list(schemas.items())), strict=True))
+    schemas = [each for name, table in by_topic.items() for each in avro.subjects(name, table)]
+    ids = Registry(pipeline.registry).register_all(schemas)
+    return {subject: number for (subject, _), number in zip(schemas, ids, strict=True)}

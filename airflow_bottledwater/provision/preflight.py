@@ -87,13 +87,12 @@ def _replication(pipeline: Pipeline) -> list[str]:
 def _registry(pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
     if pipeline.output_format != "avro":
         return []
-    problems, wanted = [], []
+    problems: list[str] = []
+    wanted: list[tuple[str, str]] = []
     for table in tables:
         topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
         try:
-            if table.keyed:
-                wanted.append((f"{topic}-key", avro.key_schema(table)))
-            wanted.append((f"{topic}-value", avro.value_schema(table)))
+            wanted += avro.subjects(topic, table)
         except SchemaRefused as error:
             problems.append(str(error))
     return problems + Registry(pipeline.registry).refused(wanted)

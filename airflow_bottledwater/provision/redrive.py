@@ -215,7 +215,7 @@ class _Redrive:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
         encoded = encode_changes(completed, programs, headers=headers, largest=self._publishing.largest_record)
         if dead_letter.copied:
-            encoded.records.table["event"] = ord(_SNAPSHOT)
+            encoded.records.table["event"] = wire.EVENT_SNAPSHOT
         rejections = [*encoded.rejections, *oversized(self._publishing, encoded.records)]
         reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
         if reasons:

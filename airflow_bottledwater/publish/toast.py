@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.encoding import kernels, layout
+from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
@@ -82,6 +82,8 @@ class ToastResolver:
         """The leading transactions of a batch, or all: as many as lack so much that it fits well into memory. The messages of updates
         that leave large values as they were are small, so a batch can lack a hundred times its size."""
         most = max(1, int(_LACKING_BYTES / self._value_bytes))
+        if np.count_nonzero(batch.changes["kind"] == wire.MESSAGE_UPDATE) <= most:
+            return batch  # most batches are, and need not be looked through for it
         count = unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most)
         return batch if count == len(batch) else batch.before(int(batch.changes[count]["lsn"]))
 

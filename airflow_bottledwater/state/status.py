@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow_bottledwater.model.lsn import format_lsn
+from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.settings import Pipeline
@@ -14,6 +15,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import encode
 from airflow_bottledwater.state.identity import check_cluster
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
 def snapshot_is_complete(pipeline: Pipeline) -> bool:
@@ -22,11 +24,15 @@ def snapshot_is_complete(pipeline: Pipeline) -> bool:
     :raises StateError: the state is another cluster's.
     """
     with session(pipeline.postgres, "Identifying the cluster") as connection:
-        cluster = identify(connection)
+        known = _known(pipeline, identify(connection))
+    return known.slot is not None and known.complete
+
+
+def _known(pipeline: Pipeline, cluster: Cluster) -> PipelineState:
     topic = store.state_topic_name(cluster.database, pipeline.slot)
     known = read_state(pipeline, topic)
     check_cluster(known, cluster, topic)
-    return known.slot is not None and known.complete
+    return known
 
 
 def report(pipeline: Pipeline) -> dict[str, Any]:
@@ -34,8 +40,7 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
     with session(pipeline.postgres, "Reading the slot") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
-    known = read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot))
-    check_cluster(known, cluster, store.state_topic_name(cluster.database, pipeline.slot))
+    known = _known(pipeline, cluster)
     boundaries, job = known.boundaries, read_status(pipeline, cluster.pipeline(pipeline.slot))
     tables = []
     for oid, pinned in sorted(known.tables.items(), key=lambda item: item[1].table.qualified):

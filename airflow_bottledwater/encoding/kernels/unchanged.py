@@ -34,6 +34,21 @@ FILLED, TOMBSTONE, LEFT_OUT = 0, 1, 2
 
 
 @compiled
+def _lacks(b, change, program, fields):
+    """How many values the new row of an update lacks."""
+    if change.kind != MESSAGE_UPDATE:
+        return 0
+    columns = program.relations[change.relation].columns
+    old, new = fields[0, :columns], fields[1, :columns]
+    rows, _, _ = read_change(b, change, old, new)
+    lacking = 0
+    for c in range(columns if rows & NEW else 0):
+        if new[c].kind == FIELD_UNCHANGED:
+            lacking += 1
+    return lacking
+
+
+@compiled
 def find_unchanged(b, changes, program, fields, affected):
     """Count the changes whose new row lacks values, and the values.
 
@@ -43,20 +58,11 @@ def find_unchanged(b, changes, program, fields, affected):
     lacking = 0
     values = 0
     for i in range(changes.size):
-        if changes[i].kind != MESSAGE_UPDATE:
-            continue
-        columns = program.relations[changes[i].relation].columns
-        old, new = fields[0, :columns], fields[1, :columns]
-        rows, _, _ = read_change(b, changes[i], old, new)
-        if rows & NEW:
-            here = 0
-            for c in range(columns):
-                if new[c].kind == FIELD_UNCHANGED:
-                    here += 1
-            if here:
-                lacking += 1
-                values += here
-                affected[changes[i].relation] = 1
+        here = _lacks(b, changes[i], program, fields)
+        if here > 0:
+            lacking += 1
+            values += here
+            affected[changes[i].relation] = 1
     return lacking, values
 
 
@@ -69,15 +75,8 @@ def leading(b, changes, program, fields, most):
     for i in range(changes.size):
         if i > 0 and changes[i].lsn != changes[i - 1].lsn:
             begin = i
-        if changes[i].kind != MESSAGE_UPDATE:
-            continue
-        columns = program.relations[changes[i].relation].columns
-        old, new = fields[0, :columns], fields[1, :columns]
-        rows, _, _ = read_change(b, changes[i], old, new)
-        for c in range(columns if rows & NEW else 0):
-            if new[c].kind == FIELD_UNCHANGED:
-                lacking += 1
-                break
+        if _lacks(b, changes[i], program, fields) > 0:
+            lacking += 1
         if lacking > most and begin > 0:
             return begin
     return changes.size

@@ -10,8 +10,6 @@ from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.errors import SchemaRefused
 from airflow_bottledwater.model.relation import Table
 
-MEDIA_TYPE = "AVRO"
-
 
 def _distinct(table: Table, fields: list[dict[str, Any]]) -> None:
     seen: dict[str, str] = {}

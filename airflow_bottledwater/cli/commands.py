@@ -70,7 +70,7 @@ def status(as_json: bool, **values: Any) -> None:
 
     found = reports.report(pipeline_of(values))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(found.as_json(), indent=2))
         return
     # names and errors may have brackets, which would be markup
     report.show(found, Console(markup=False))

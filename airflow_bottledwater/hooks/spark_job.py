@@ -6,7 +6,6 @@ job is a family of processes of its own, so that data flows whether or not Airfl
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -15,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from airflow.sdk import BaseHook, conf
 
@@ -23,9 +22,9 @@ from airflow_bottledwater.errors import JobFailed, Refused
 from airflow_bottledwater.hooks import connections
 from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.log import parse
-from airflow_bottledwater.spark.run_directory import Outcome
+from airflow_bottledwater.spark.run_directory import Outcome, Owner
 
 #: of Airflow's environment, not for a Spark job: they hold Airflow's own secrets and connections
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
@@ -33,11 +32,16 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AI
 #: bytes of a job's log that are passed on at once
 _LOG_BYTES = 1 << 20
 
-Identity = dict[str, str]
 
-#: for whom a job runs: dag_id, run_id, slot and postgres_conn_id
-Owner = dict[str, str]
-_OWNER = "owner.json"
+class Identity(TypedDict):
+    """Which job it is, as Airflow keeps it between a task's tries.
+
+    :param folder: absolute path of the job's folder.
+    :param host: name of the host that it is on.
+    """
+
+    folder: str
+    host: str
 
 
 def connection_of(conn_id: str) -> Any:
@@ -122,7 +126,7 @@ class SparkJobHook(BaseHook):
         supervise.sweep(sorted(home.glob("*-*")))
         folder = home / f"{name}-{pipeline.slot}-{uuid.uuid4().hex[:12]}"
         folder.mkdir(parents=True, mode=0o700)
-        (folder / _OWNER).write_text(json.dumps(owner))
+        run_directory.write(folder, owner)
         return {"folder": str(folder), "host": socket.gethostname()}, pipeline.write(folder)
 
     def start(self, identity: Identity, application: str) -> None:
@@ -169,13 +173,9 @@ def left_behind(owner: Owner) -> list[Identity]:
 
     Airflow tells only a trigger that is loaded that its task was ended; while no triggerer runs, nobody stops the job.
     """
-    found = []
-    for path in sorted(_home().glob(f"*/{_OWNER}")):
-        try:
-            theirs = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if theirs == owner and supervise.running(path.parent):
+    found: list[Identity] = []
+    for path in sorted(_home().glob(f"*/{Owner.FILE}")):
+        if run_directory.read(path.parent, Owner) == owner and supervise.running(path.parent):
             found.append({"folder": str(path.parent), "host": socket.gethostname()})
     return found
 

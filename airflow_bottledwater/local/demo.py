@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.table import Table
 
@@ -19,7 +18,6 @@ from airflow_bottledwater.local.waiting import until
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.state import control, status
-from airflow_bottledwater.state.control_records import StatusRecord, decode
 
 #: seconds that the writers go on while the stream runs
 STREAM_SECONDS = 20.0
@@ -83,10 +81,10 @@ class _Run:
         say(f"Triggered DAG {DAG!r}: {stack.airflow.url}/dags/{DAG}/runs/{self._id}")
         self._states: dict[str, str] = {}
         self._phase = time.monotonic()
-        self._seen: dict[str, Any] = {}
+        self._seen: status.PipelineReport | None = None
         self._rows: tuple[int, float] | None = None
 
-    def follow(self) -> dict[str, Any]:
+    def follow(self) -> status.PipelineReport | None:
         """The last report of the pipeline, when the run has ended.
 
         :raises DemoFailed: the run did, or nothing happens any more.
@@ -105,7 +103,7 @@ class _Run:
                 shown = time.monotonic()
                 self._look()
                 self._show()
-            if self._states.get("stream") == "deferred" and self._seen.get("position"):
+            if self._states.get("stream") == "deferred" and self._seen and self._seen.position:
                 streaming_since = streaming_since or time.monotonic()
             if streaming_since and time.monotonic() - streaming_since > STREAM_SECONDS and not stopped:
                 self._end()
@@ -132,22 +130,16 @@ class _Run:
             found = status.report(self._stack.pipeline)
         except BottledWaterError:
             return
-        if found["tables"]:
+        if found.tables:
             self._seen = found
-
-    @property
-    def _status(self) -> StatusRecord | None:
-        """The job's status in the last report."""
-        return decode(StatusRecord, self._seen.get("job"))
 
     def _show(self) -> None:
         """A line about snapshot or stream."""
-        seen, job = self._seen, self._status
-        if job is None:
+        if (seen := self._seen) is None or (job := seen.job) is None:
             return
-        lag = seen["slot"]["lag"] if seen.get("slot") else 0
+        lag = seen.slot.lag if seen.slot else 0
         if job.state == "snapshot":
-            rows, at = sum(t["rows"] for t in seen["tables"]), time.monotonic()
+            rows, at = sum(t.rows for t in seen.tables), time.monotonic()
             rate = ""
             if self._rows is not None and rows > self._rows[0]:
                 rate = f", {(rows - self._rows[0]) / (at - self._rows[1]):,.0f} rows/s"
@@ -177,17 +169,17 @@ class _Run:
 
         def caught_up() -> bool:
             self._look()
-            reported = [self._seen.get("position"), self._status.position if self._status else ""]
+            seen = self._seen
+            reported = [seen.position, seen.job.position if seen.job else ""] if seen else [""]
             return all(position and int(position.partition("/")[0], 16) >= target for position in reported)
 
         until(caught_up, timeout=STALLED, otherwise=lambda: "the stream did not reach the end of the WAL", pause=0.5)
         self._show()
 
 
-def _compare(stack: DemoStack, seen: dict[str, Any], writers: flights.Writers) -> None:
+def _compare(stack: DemoStack, seen: status.PipelineReport | None, writers: flights.Writers) -> None:
     """The table of topics against tables, and the proof that snapshot and writers overlapped."""
-    pipeline, job = stack.pipeline, decode(StatusRecord, seen["job"])
-    if job is None:
+    if seen is None or (job := seen.job) is None:
         raise DemoFailed("No job has ever reported.")
     by_table = job.progress.get("skipped_by_table", {})
     shown = Table(
@@ -201,7 +193,7 @@ def _compare(stack: DemoStack, seen: dict[str, Any], writers: flights.Writers) -
     )
     failures: list[str] = []
     for name in flights.TABLES:
-        result = compare(stack.dsn, pipeline.kafka, pipeline.registry, name, name)
+        result = compare(stack.dsn, stack.pipeline.kafka, stack.pipeline.registry, name, name)
         shown.add_row(
             result.topic, f"{result.rows:,}", f"{result.snapshot_records:,}", f"{result.stream_records:,}",
             f"{by_table.get(f'public.{name}', 0):,}", "[green]yes[/green]" if result.equal else "[red]NO[/red]",
@@ -209,7 +201,7 @@ def _compare(stack: DemoStack, seen: dict[str, Any], writers: flights.Writers) -
         failures += [f"{name}: {difference}" for difference in result.differences]
     console.print(shown)
     counters = job.counters
-    boundary = next(t["boundary"] for t in seen["tables"])
+    boundary = seen.tables[0].boundary
     in_progress = len([x for x in boundary.split(":")[2].split(",") if x])
     skipped = counters.get("skipped_transactions", 0)
     published = counters.get("transactions", 0) - skipped

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.policy import transient
+from airflow_bottledwater.spark.run_directory import Owner
 
 #: parameters of their own; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
 PIPELINE_FIELDS: Sequence[str] = (
@@ -102,15 +103,10 @@ class PipelineMixin:
             self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings()
         )
 
-    def job_owner(self, context: Any, slot: str) -> dict[str, str]:
+    def job_owner(self, context: Any, slot: str) -> Owner:
         """For which run a job works, told in its folder: so that another task of the run finds what is left of it."""
         ti: Any = context["ti"]
-        return {
-            "dag_id": ti.dag_id,
-            "run_id": ti.run_id,
-            "slot": slot,
-            "postgres_conn_id": self.postgres_conn_id,
-        }
+        return Owner(ti.dag_id, ti.run_id, slot, self.postgres_conn_id)
 
     def trigger_arguments(self) -> dict[str, Any]:
         """What a trigger needs to make the same hook: ids and settings, never a secret."""

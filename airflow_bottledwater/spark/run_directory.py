@@ -1,4 +1,4 @@
-"""The records in a job's run directory, typed: its processes, the request to stop it, its progress, and how it ended.
+"""The records in a job's run directory, typed: for whom it runs, its processes, the request to stop it, its progress, and how it ended.
 
 Each is a file of JSON. Whoever reads one may find that it is not there yet, or that a full disk has left it empty: both are the same.
 """
@@ -13,6 +13,17 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The run of a DAG that the job works for: by it, another task of the run finds what was left of it."""
+
+    FILE: ClassVar[str] = "owner.json"
+    dag_id: str
+    run_id: str
+    slot: str
+    postgres_conn_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,7 @@ class Outcome:
         return {**self.counts, **({"stopped": True} if self.stopped else {})}
 
 
-RunRecord = Supervisor | Driver | StopAsked | Exit | Progress | Outcome
+RunRecord = Owner | Supervisor | Driver | StopAsked | Exit | Progress | Outcome
 
 R = TypeVar("R", bound=RunRecord)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control import read_status
-from airflow_bottledwater.state.control_records import encode
+from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import PinnedTable
 
 
 def snapshot_is_complete(pipeline: Pipeline) -> bool:
@@ -35,38 +39,91 @@ def _known(pipeline: Pipeline, cluster: Cluster) -> PipelineState:
     return known
 
 
-def report(pipeline: Pipeline) -> dict[str, Any]:
-    """Slot, job, position, and per table boundary and progress; plain JSON values, no secret."""
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """How far the snapshot of a table is.
+
+    :param boundary: the snapshot that its rows were read under, as PostgreSQL writes it; empty before it is known.
+    :param insert_lsn: end of the server's WAL at that moment.
+    :param filtered: whether changes are still compared with the boundary.
+    :param ranges: ranges of blocks that are published, and all of them: ``3/8``.
+    :param complete: nothing is left to do for it.
+    """
+
+    table: str
+    topic: str
+    boundary: str
+    insert_lsn: str
+    filtered: bool
+    ranges: str
+    rows: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReport:
+    """Slot, job and position of a pipeline, and how far each table is; no secret.
+
+    :param name: of the slot.
+    :param slot: as PostgreSQL shows it; None if there is none.
+    :param consistent_point: LSN of the slot's start; empty before it is created.
+    :param position: up to where the stream is published; empty before anything is.
+    :param counters: what the stream has published, since the slot was created.
+    :param complete: whether the snapshot of all tables is.
+    :param job: the last status of the pipeline's job.
+    """
+
+    name: str
+    database: str
+    slot: SlotState | None
+    consistent_point: str
+    position: str
+    counters: dict[str, int]
+    complete: bool
+    tables: list[TableReport]
+    job: StatusRecord | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, for programs."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        if self.slot is not None:
+            found["slot"]["confirmed"] = format_lsn(self.slot.confirmed)
+        return found
+
+
+def report(pipeline: Pipeline) -> PipelineReport:
+    """Read it from PostgreSQL and Kafka.
+
+    :raises StateError: the state is another cluster's.
+    """
     with session(pipeline.postgres, "Reading the slot") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
     known = _known(pipeline, cluster)
-    boundaries, job = known.boundaries, read_status(pipeline, cluster.pipeline(pipeline.slot))
-    tables = []
-    for oid, pinned in sorted(known.tables.items(), key=lambda item: item[1].table.qualified):
-        plan = known.plan(oid)
-        done = [known.done(oid, i) for i in range(len(plan.ranges))] if plan else []
-        boundary = boundaries.get(oid)
-        tables.append(
-            {
-                "table": pinned.table.qualified,
-                "topic": pinned.topic,
-                "boundary": str(boundary.snapshot) if boundary else "",
-                "insert_lsn": format_lsn(boundary.insert_lsn) if boundary else "",
-                "filtered": boundary.filtered if boundary else False,
-                "ranges": f"{sum(1 for d in done if d and d.done)}/{len(done)}",
-                "rows": sum(d.rows for d in done if d),
-                "complete": oid in known.completed,
-            }
-        )
-    return {
-        "name": pipeline.slot,
-        "database": cluster.database,
-        "slot": {**asdict(found), "confirmed": format_lsn(found.confirmed)} if found else None,
-        "consistent_point": format_lsn(known.slot.consistent_point) if known.slot else "",
-        "position": str(known.position) if known.position else "",
-        "counters": known.counters,
-        "complete": bool(known.tables) and known.complete,
-        "tables": tables,
-        "job": encode(job) if job else None,
-    }
+    tables = sorted(known.tables.items(), key=lambda item: item[1].table.qualified)
+    return PipelineReport(
+        name=pipeline.slot,
+        database=cluster.database,
+        slot=found,
+        consistent_point=format_lsn(known.slot.consistent_point) if known.slot else "",
+        position=str(known.position) if known.position else "",
+        counters=known.counters,
+        complete=bool(known.tables) and known.complete,
+        tables=[_table(known, oid, pinned) for oid, pinned in tables],
+        job=read_status(pipeline, cluster.pipeline(pipeline.slot)),
+    )
+
+
+def _table(known: PipelineState, oid: int, pinned: PinnedTable) -> TableReport:
+    plan, boundary = known.plan(oid), known.boundaries.get(oid)
+    done = [known.done(oid, i) for i in range(len(plan.ranges))] if plan else []
+    return TableReport(
+        table=pinned.table.qualified,
+        topic=pinned.topic,
+        boundary=str(boundary.snapshot) if boundary else "",
+        insert_lsn=format_lsn(boundary.insert_lsn) if boundary else "",
+        filtered=boundary.filtered if boundary else False,
+        ranges=f"{sum(1 for d in done if d and d.done)}/{len(done)}",
+        rows=sum(d.rows for d in done if d),
+        complete=oid in known.completed,
+    )

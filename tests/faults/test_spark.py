@@ -213,7 +213,7 @@ def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, subm
                 process.kill()
         code = job.ended()
         assert code not in (0, EXIT_FAILED), job.log
-        assert not status.report(flow.pipeline)["complete"]
+        assert not status.report(flow.pipeline).complete
         again = submitted(flow, "snapshot")
         assert again.ended(180) == 0, again.log
         flow.stream()
@@ -248,4 +248,4 @@ def test_a_snapshot_that_stood_still_and_was_replaced_ends(
 
 
 def _ranges(flow: Flow) -> int:
-    return sum(int(table["ranges"].partition("/")[0]) for table in status.report(flow.pipeline)["tables"])
+    return sum(int(table.ranges.partition("/")[0]) for table in status.report(flow.pipeline).tables)

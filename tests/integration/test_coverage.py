@@ -139,9 +139,9 @@ def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: Ma
         )
 
         def told() -> bool:
-            job = status.report(flow.pipeline)["job"]
+            job = status.report(flow.pipeline).job
             flow.execute("UPDATE p SET n = n - 1 WHERE id = 1")
-            return bool(job) and job["progress"].get("not_followed") == ["public.p2"]
+            return job is not None and job.progress.get("not_followed") == ["public.p2"]
 
         until(told, "the status names the partition", pause=0.2, failed=errors)
     assert not errors

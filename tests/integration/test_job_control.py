@@ -40,8 +40,10 @@ def _cluster(flow: Flow) -> Cluster:
         return identify(connection)
 
 
-def _status(flow: Flow) -> dict[str, Any]:
-    return status.report(flow.pipeline)["job"] or {}
+def _state(flow: Flow) -> str:
+    """Of the job, as it said last."""
+    job = status.report(flow.pipeline).job
+    return job.state if job else ""
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def foreign(flow: Flow) -> Iterator[None]:
 
 def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, foreign: None) -> None:
     with flow.streaming() as errors:
-        until(lambda: _status(flow).get("state") == "streaming", "the stream runs", failed=errors)
+        until(lambda: _state(flow) == "streaming", "the stream runs", failed=errors)
         asked = control.request_stop(flow.pipeline, _cluster(flow))
         assert asked is not None
         ended = control.wait_ended(flow.pipeline, _cluster(flow), asked.job.id, timeout=60)
@@ -94,9 +96,9 @@ def test_an_error_in_the_control_thread_does_not_end_it(
     monkeypatch.setattr(store.Reader, "poll", fails)
     with flow.streaming() as errors:
         until(lambda: len(failed) == 2, "two failures", failed=errors)
-        until(lambda: _status(flow).get("state") == "streaming", "the stream runs", failed=errors)
+        until(lambda: _state(flow) == "streaming", "the stream runs", failed=errors)
         control.request_stop(flow.pipeline, _cluster(flow))
-        until(lambda: _status(flow).get("state") == "stopped", "the stream stops", failed=errors)
+        until(lambda: _state(flow) == "stopped", "the stream stops", failed=errors)
     assert not errors
     assert len([r for r in caplog.records if r.exc_info and "Heartbeats" in r.message]) == 1
 
@@ -118,13 +120,13 @@ def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once
     started = time.monotonic()
     engine.run(flow.pipeline)  # not bounded: it ends because it was asked to
     assert time.monotonic() - started < 60
-    assert _status(flow)["state"] == "stopped"
+    assert _state(flow) == "stopped"
     # whoever starts it again has not asked for that
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)
         # the first heartbeat may come after the first record
-        until(lambda: _status(flow)["state"] == "streaming", "the stream runs again", failed=errors)
+        until(lambda: _state(flow) == "streaming", "the stream runs again", failed=errors)
     assert not errors
 
 
@@ -140,7 +142,7 @@ def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> Non
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)
         # the first heartbeat may come after the first record
-        until(lambda: _status(flow)["state"] == "streaming", "the stream runs again", failed=errors)
+        until(lambda: _state(flow) == "streaming", "the stream runs again", failed=errors)
     assert not errors
 
 

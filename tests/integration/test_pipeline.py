@@ -39,7 +39,7 @@ from tests.support.writers import Writers, make_tables, records, update
 
 def streams(flow: Flow) -> None:
     """Wait until the pipeline's stream says that it streams."""
-    until(lambda: (status.report(flow.pipeline)["job"] or {}).get("state") == "streaming", "the stream runs")
+    until(lambda: getattr(status.report(flow.pipeline).job, "state", "") == "streaming", "the stream runs")
 
 
 def _fill(flow: Flow, *tables: str, rows: int = 4000) -> None:
@@ -64,10 +64,10 @@ def test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothin
         time.sleep(0.5)
         flow.snapshot()
         with flow.streaming() as errors:
-            until(lambda: status.report(flow.pipeline)["counters"]["published"] > 100, "changes", failed=errors)
+            until(lambda: status.report(flow.pipeline).counters["published"] > 100, "changes", failed=errors)
     assert not errors
     flow.stream()
-    boundary = status.report(flow.pipeline)["tables"][0]["boundary"]
+    boundary = status.report(flow.pipeline).tables[0].boundary
     for table in tables:
         assert flow.compare(table).differences == []
         assert_exactly_once_in_order(flow.read(table))
@@ -278,7 +278,7 @@ def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: M
     stopped = threading.Event()
     thread = threading.Thread(target=lambda: engine.run(flow.pipeline, stopped=stopped))
     thread.start()
-    until(lambda: status.report(flow.pipeline)["counters"]["published"], "a part of the transaction", pause=0.01)
+    until(lambda: status.report(flow.pipeline).counters["published"], "a part of the transaction", pause=0.01)
     stopped.set()
     thread.join()
     flow.stream()
@@ -377,7 +377,7 @@ def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, ka
         time.sleep(3)
         flow.execute("UPDATE a SET n = 3")
         kafka.start()
-        until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 3, "all changes", 120, failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] >= 3, "all changes", 120, failed=errors)
     assert not errors
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)
@@ -395,7 +395,7 @@ def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> N
             if i % 10 == 5:
                 until(lambda: flow.execute(ended) == [(True,)], "a walsender to terminate", failed=errors)
             time.sleep(0.02)
-        until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 30, "all changes", 120, failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] >= 30, "all changes", 120, failed=errors)
     assert not errors
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)
@@ -478,13 +478,14 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
         control.request_stop_of(flow.pipeline, start.cluster, start.job, interrupted=15 if how == "passed on" else 0)
     thread.join(60)
     assert not thread.is_alive() and not errors
-    told = status.report(flow.pipeline)["job"]
+    told = status.report(flow.pipeline).job
+    assert told is not None
     if how == "asked":
-        assert (told["state"], told["error"]) == ("stopped", "")
+        assert (told.state, told.error) == ("stopped", "")
     else:
         # who waits for the end of the stream does not take it for one
-        assert (told["state"], told["permanent"]) == ("failed", False)
-        assert "SIGTERM from outside" in told["error"]
+        assert (told.state, told.permanent) == ("failed", False)
+        assert "SIGTERM from outside" in told.error
 
 
 def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_history(make_flow: MakeFlow) -> None:
@@ -502,7 +503,7 @@ def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_h
         def aborted() -> bool:
             """A transaction of which the broker takes the larger part and refuses a record; it is published again without that. A limit
             that the stream knows, it keeps itself: it is lowered each time."""
-            letters, limit = status.report(flow.pipeline)["counters"]["dead_letters"], next(sizes)
+            letters, limit = status.report(flow.pipeline).counters["dead_letters"], next(sizes)
             limit_records(flow, "b", limit)
             flow.transaction(
                 update("a", 0, 1999),
@@ -510,7 +511,7 @@ def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_h
                 update("a", 0, 1999),
             )
             until(
-                lambda: status.report(flow.pipeline)["counters"]["dead_letters"] > letters,
+                lambda: status.report(flow.pipeline).counters["dead_letters"] > letters,
                 "the refused record's dead letter",
                 failed=errors,
             )

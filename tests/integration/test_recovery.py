@@ -202,7 +202,7 @@ def test_dead_letters_are_not_touched_while_the_stream_runs(make_flow: MakeFlow)
     flow = make_flow(skip_snapshot=True)
     flow.create()
     with flow.streaming() as errors:
-        until(lambda: (status.report(flow.pipeline)["slot"] or {}).get("active_pid"), "the stream holds its slot")
+        until(lambda: getattr(status.report(flow.pipeline).slot, "active_pid", None), "the stream holds its slot")
         with pytest.raises(SlotInUse, match="Stop the stream first"):
             redrive.redrive(flow.pipeline)
     assert not errors
@@ -332,14 +332,14 @@ def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_nex
             flow.create()
             with flow.streaming() as errors:
                 connection.execute("INSERT INTO a VALUES (1, 'x', 1)")
-                until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, "the first change")
+                until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change")
                 connection.execute("ALTER ROLE cdc PASSWORD 'second'")
                 connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
                 connection.execute("INSERT INTO a VALUES (2, 'x', 2)")
                 time.sleep(2)
                 assert not errors
                 passwords.write_text("*:*:*:cdc:second\n")
-                until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2, "the second change")
+                until(lambda: status.report(flow.pipeline).counters["published"] == 2, "the second change")
             assert not errors
             # at a start it is refused at once
             passwords.write_text("*:*:*:cdc:third\n")

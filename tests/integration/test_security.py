@@ -113,7 +113,7 @@ def test_the_documented_rights_are_enough(servers: Servers, made_by: str) -> Non
     assert flow.snapshot().rows == 100
     flow.execute("UPDATE sales.a SET t = 'y' WHERE id < 10", "DELETE FROM sales.a WHERE id = 10")
     assert flow.stream()["published"] == 10
-    assert status.report(flow.pipeline)["complete"]
+    assert status.report(flow.pipeline).complete
     assert flow.differences() == []
     assert "Dropped slot" in drop(flow.pipeline, when="always")
     # over TLS, with a password: not as the superuser of the test
@@ -152,7 +152,7 @@ def test_a_right_that_is_taken_away_ends_the_stream_for_good_and_is_named(server
     write = next(right for right in NEEDED if right.prefix == "shop." and right.operation == "Write")
     with flow.streaming() as errors:
         flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
-        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, "the first change", failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change", failed=errors)
         # only Write: the topic can still be seen
         flow.grant(Right("Topic", "shop.", "Describe"))
         flow.revoke(write)
@@ -165,8 +165,9 @@ def test_a_right_that_is_taken_away_ends_the_stream_for_good_and_is_named(server
     assert not transient(errors[0])
     assert "Kafka denies Write" in str(errors[0])
     assert f"{flow.pipeline.topic_prefix}.sales.a" in str(errors[0])
-    job = status.report(flow.pipeline)["job"]
-    assert (job["state"], job["error"], job["permanent"]) == ("failed", str(errors[0]), True)
+    job = status.report(flow.pipeline).job
+    assert job is not None
+    assert (job.state, job.error, job.permanent) == ("failed", str(errors[0]), True)
 
 
 def test_who_is_not_trusted_or_does_not_trust_is_told_why_before_anything_is_changed(servers: Servers) -> None:
@@ -207,7 +208,7 @@ def test_a_stream_goes_on_when_the_password_in_its_file_was_rotated(servers: Ser
     flow.create()
     with flow.streaming() as errors:
         flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
-        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, "the first change", failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change", failed=errors)
         flow.execute(
             f"ALTER ROLE {flow.user} PASSWORD '{POSTGRES_PASSWORD}2'",
             "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active",
@@ -215,7 +216,7 @@ def test_a_stream_goes_on_when_the_password_in_its_file_was_rotated(servers: Ser
         )
         time.sleep(1.0)
         passwords.write_text(f"*:*:*:{flow.user}:{POSTGRES_PASSWORD}2\n")
-        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 2, "the second change", failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] == 2, "the second change", failed=errors)
     assert not errors
 
 
@@ -225,7 +226,7 @@ def test_a_stream_whose_password_in_kafka_was_rotated_says_so_and_goes_on_with_t
     flow.create()
     with flow.streaming() as errors:
         flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
-        until(lambda: status.report(flow.pipeline)["counters"]["published"] == 1, "the first change", failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change", failed=errors)
         flow.kafka_password(f"{KAFKA_PASSWORD}2")
         # connections that are open live on
         servers.kafka.kill()
@@ -236,7 +237,7 @@ def test_a_stream_whose_password_in_kafka_was_rotated_says_so_and_goes_on_with_t
     assert isinstance(error, Outage) and "credentials" in str(error), error
     flow.change(kafka={**flow.pipeline.kafka, "sasl.password": f"{KAFKA_PASSWORD}2"})
     flow.stream()
-    assert status.report(flow.pipeline)["counters"]["published"] == 2
+    assert status.report(flow.pipeline).counters["published"] == 2
 
 
 def test_the_command_and_its_jobs_show_no_secret(
@@ -292,7 +293,7 @@ def test_the_command_and_its_jobs_show_no_secret(
     left = [file for file in scratch.rglob("*") if file.is_file()]
     assert [file for file in left if file.name.startswith("pipeline-") or secrets_in(file.read_bytes())] == []
     report = status.report(flow.pipeline)
-    assert report["complete"]
+    assert report.complete
     assert not secrets_in(str(report))
     letters = [record for record in everything(servers) if b"sales.a" in record and b'"truncated"' in record]
     assert len(letters) == 1

@@ -32,7 +32,7 @@ def caught(mutant: Mutant) -> bool:
         done = subprocess.run(
             [Path(sys.executable).parent / "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.caught_by],
             cwd=COPY,
-            env={**os.environ, "PYTHONPATH": str(COPY)},
+            env={**os.environ, "PYTHONPATH": str(COPY), "BOTTLEDWATER_EXAMPLES_FACTOR": "4"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,

@@ -66,9 +66,9 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
     )
     process = _start(flow, *stream)
     try:
-        _until(lambda: status.report(flow.pipeline)["complete"], process)
+        _until(lambda: status.report(flow.pipeline).complete, process)
         flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
-        _until(lambda: status.report(flow.pipeline)["counters"]["published"] >= 10, process)
+        _until(lambda: status.report(flow.pipeline).counters["published"] >= 10, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, process.communicate()[0].decode()
     finally:
@@ -76,8 +76,9 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
             os.killpg(process.pid, signal.SIGKILL)
     # flushed and acknowledged: the slot is where the stream was, and free
     report = status.report(flow.pipeline)
-    assert report["slot"]["active_pid"] is None
-    assert int(report["position"].partition("/")[0], 16) == _lsn(report["slot"]["confirmed"])
+    assert report.slot is not None
+    assert report.slot.active_pid is None
+    assert int(report.position.partition("/")[0], 16) == report.slot.confirmed
     flow.execute("UPDATE a SET n = 2 WHERE id <= 10", "DELETE FROM a WHERE id = 5")
     _run(flow, *stream, "--bounded")
     messages = flow.read("a")
@@ -89,8 +90,3 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
     assert told["tables"][0]["rows"] == 1000
     assert "Kept" in _run(flow, "drop-slot")
     assert "Dropped slot" in _run(flow, "drop-slot", "--when", "always")
-
-
-def _lsn(text: str) -> int:
-    high, low = text.split("/")
-    return (int(high, 16) << 32) | int(low, 16)

@@ -37,7 +37,9 @@ def test_a_server_that_answered_begins_a_new_outage() -> None:
 def test_an_outage_lasts_until_something_works_however_long_one_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    backoff = Backoff(300.0, report=lambda what: None)
+    stopped = threading.Event()
+    monkeypatch.setattr(stopped, "wait", lambda pause: False)
+    backoff = Backoff(300.0, stopped, report=lambda what: None)
     with pytest.raises(errors.Outage, match=r"a broker \(for 3\d\d s\)"):
         for _ in range(20):
             backoff.wait("a broker")

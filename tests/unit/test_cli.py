@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -22,9 +22,10 @@ from rich.console import Console
 from airflow_bottledwater import cli, processes
 from airflow_bottledwater.cli import jobs, report
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import SETTINGS
 from airflow_bottledwater.spark.supervise import LOG, LogReader
-from airflow_bottledwater.state.control_records import encode
+from airflow_bottledwater.state.status import PipelineReport, TableReport
 from tests.support.status import status_of
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]
@@ -202,30 +203,43 @@ def test_a_jobs_own_lines_are_shown_at_their_levels(tmp_path: Path, caplog: pyte
     ]
 
 
-REPORT: dict[str, Any] = {
-    "name": "shop",
-    "slot": {"lag": 1234, "retained": 5678, "wal_status": "reserved"},
-    "job": encode(status_of("running", epoch=3, counters={"rows": 7}, error="[x] is away")),
-    "position": "",
-    "complete": True,
-    "tables": [{"table": "public.[a]", "topic": "a", "boundary": "1:2:", "filtered": False, "ranges": "1/1", "rows": 9}],
-}  # fmt: skip
+SLOT = SlotState("shop", "pgoutput", "logical", "db", None, 0x1_0000_0010, "reserved", 1234, 5678, None)
+REPORT = PipelineReport(
+    name="shop",
+    database="db",
+    slot=SLOT,
+    consistent_point="0/10",
+    position="",
+    counters={},
+    complete=True,
+    tables=[TableReport("public.[a]", "a", "1:2:", "0/10", False, "1/1", 9, True)],
+    job=status_of("running", epoch=3, counters={"rows": 7}, error="[x] is away", at=time.time()),
+)
 
 
 def test_the_status_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    now = {**REPORT["job"], "at": time.time()}
-    report.show({**REPORT, "job": now}, Console(markup=False, width=120))
+    report.show(REPORT, Console(markup=False, width=120))
     shown = capsys.readouterr().out
     assert "Slot shop: 1,234 bytes behind, keeps 5,678 bytes of WAL, reserved" in shown
-    assert "Job: running (0 s ago), epoch 3 on h; {'rows': 7}" in shown
+    assert re.search(r"Job: running \(\d+ s ago\), epoch 3 on h; {'rows': 7}", shown)
     assert "Last error: [x] is away" in shown
     assert "Stream at (nothing streamed yet); snapshot complete" in shown
     assert "public.[a]" in shown
 
 
 def test_the_status_of_a_pipeline_that_has_not_begun_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show({**REPORT, "slot": None, "job": None, "tables": [], "complete": False}, Console(width=120))
+    nothing = replace(REPORT, slot=None, job=None, tables=[], complete=False)
+    report.show(nothing, Console(width=120))
     assert "Slot shop: there is none" in capsys.readouterr().out
+    assert (nothing.as_json()["slot"], nothing.as_json()["job"]) == (None, None)
+
+
+def test_the_status_is_json_for_programs() -> None:
+    found = json.loads(json.dumps(REPORT.as_json()))
+    assert found["slot"]["confirmed"] == "1/10"
+    assert found["slot"]["lag"] == 1234
+    assert found["job"]["state"] == "running"
+    assert found["tables"][0]["rows"] == 9
 
 
 # ------------------------------------------------------------------ signals, with a job that waits in place of Spark's

@@ -1,11 +1,10 @@
 """Damaged rows: the kernels never crash, never read outside of a row, never write outside of their room.
 
-Each run has values of its own; ``BOTTLEDWATER_EXAMPLES`` says how many (``make fuzz`` takes more).
+Each run has values of its own; ``make fuzz`` takes more of them.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import replace
 
@@ -20,9 +19,9 @@ from airflow_bottledwater.encoding.program import Programs, Target, compile_prog
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 from tests.support import wire as w
+from tests.support.examples import examples
 from tests.support.paths import encode_block
 
-EXAMPLES = int(os.environ.get("BOTTLEDWATER_EXAMPLES", "120"))
 GUARD, PAD = 64, 0xA5
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 NUMERIC_1000_0 = (1000 << 16) + 4
@@ -311,7 +310,7 @@ def scratch_of(programs: Programs) -> Guarded:
     return made
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]), outputs)
 def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str, relation: int, size: int) -> None:
     programs = ALL[output_format, True]
@@ -407,7 +406,7 @@ def changes(draw: st.DrawFn) -> bytes:
     return message[:6] + draw(damaged(message[6:]))
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(60))
 @given(st.lists(changes(), min_size=1, max_size=4), st.sampled_from(["avro", "json"]), st.data(), outputs)
 def test_damaged_changes_are_verdicts(
     messages: list[bytes], output_format: str, data: st.DataObject, size: int

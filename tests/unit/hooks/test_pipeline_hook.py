@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.hooks.spark_job import SparkJobHook
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.spark.run_directory import Owner
 
 Connect = Callable[..., None]
 
@@ -259,13 +261,13 @@ def test_a_job_is_started_as_the_spark_provider_would(
 
 def test_jobs_of_a_run_are_found_by_whom_they_work_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    owner = {"dag_id": "d", "run_id": "r", "slot": "orders", "postgres_conn_id": "pg"}
+    owner = Owner("d", "r", "orders", "pg")
     assert spark_job.left_behind(owner) == []
     pipeline = Pipeline.of(
         postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, output_format="json", slot="orders"
     )
     made = {}
-    for name, for_whom in (("ours", owner), ("ended", owner), ("of another run", {**owner, "run_id": "s"})):
+    for name, for_whom in (("ours", owner), ("ended", owner), ("of another run", replace(owner, run_id="s"))):
         made[name], settings = SparkJobHook.prepare(pipeline, "stream", for_whom)
         assert settings.stat().st_mode & 0o77 == 0 and Path(made[name]["folder"]).stat().st_mode & 0o77 == 0
         if name != "ended":
@@ -287,7 +289,7 @@ def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatc
     old.mkdir(parents=True)
     (old / "pipeline-x.json").write_text("secret")
     (old / "supervisor.json").write_text(json.dumps({"pid": 1, "started": 1, "host": socket.gethostname()}))
-    SparkJobHook.prepare(pipeline, "stream", {})
+    SparkJobHook.prepare(pipeline, "stream", Owner("d", "r", "orders", "pg"))
     assert old.exists() and not (old / "pipeline-x.json").exists()
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import socket
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
-from airflow_bottledwater.spark.run_directory import Outcome
+from airflow_bottledwater.spark.run_directory import Outcome, Owner
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -412,9 +412,9 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     """Marked while no triggerer runs, a stream's job is stopped by nobody else."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     pipeline = ReplicationPreflightOperator(task_id="t").pipeline_hook.pipeline()
-    owner = {"dag_id": "d", "run_id": "r", "slot": "bottledwater", "postgres_conn_id": "postgres_default"}
+    owner = Owner("d", "r", "bottledwater", "postgres_default")
     folders = []
-    for for_whom in (owner, {**owner, "run_id": "another"}):
+    for for_whom in (owner, replace(owner, run_id="another")):
         identity, _ = SparkJobHook.prepare(pipeline, "stream", for_whom)
         folders.append(Path(identity["folder"]))
         supervise.start(folders[-1], ["sleep", "100"], dict(os.environ))

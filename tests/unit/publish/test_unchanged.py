@@ -20,6 +20,7 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyTable, row_key, with_key
 from airflow_bottledwater.publish.toast import ToastResolver
 from tests.support import wire as w
+from tests.support.examples import examples
 
 COLUMNS = [(name, w.plain(w.TEXT)) for name in ("k", "a", "l", "b")]
 TABLES = [
@@ -119,7 +120,7 @@ def changes(draw: st.DrawFn) -> tuple[int, RowMessage]:
     return relation, RowMessage(kind, table.oid, tag, old, new)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=examples(400))
 @given(
     st.lists(changes(), min_size=1, max_size=14),
     st.dictionaries(

@@ -19,6 +19,7 @@ from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
+from tests.support.examples import examples
 
 OIDS = (16384, 16390, 2**32 - 5)
 
@@ -291,7 +292,7 @@ small = st.sampled_from([1, 30, 60, 100, 200, 10**6])
 blocks = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(250))
 @given(cases(), small, small, blocks, st.booleans(), st.lists(st.integers(1, 20), max_size=3))
 def test_batches_are_contiguous_and_hold_what_the_model_says(
     case: tuple[History, Position, dict[int, Boundary]],
@@ -318,7 +319,7 @@ def test_batches_are_contiguous_and_hold_what_the_model_says(
     assert reached.lsn >= last or start.lsn >= last
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 @given(cases(), small, small, blocks, st.booleans())
 def test_a_restart_at_any_batchs_end_gives_exactly_the_rest(
     case: tuple[History, Position, dict[int, Boundary]], limit: int, most: int, sizes: list[int], empty: bool
@@ -330,7 +331,7 @@ def test_a_restart_at_any_batchs_end_gives_exactly_the_rest(
         assert again.changes == [c for b in made.batches[i + 1 :] for c in content(b)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 @given(cases(), small, small, blocks)
 def test_only_a_transaction_over_the_limit_is_cut_inside(
     case: tuple[History, Position, dict[int, Boundary]], limit: int, most: int, sizes: list[int]
@@ -352,7 +353,7 @@ def test_only_a_transaction_over_the_limit_is_cut_inside(
             assert batch.end.lsn in ends
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 @given(histories(), blocks)
 def test_a_repeated_relation_message_is_no_new_version(history: History, sizes: list[int]) -> None:
     made = run(history, Position(0, 0), {}, limit=10**6, most=10**6, sizes=sizes)

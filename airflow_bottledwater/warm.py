@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.publish import warm
+from airflow_bottledwater.snapshot import latest
 from airflow_bottledwater.stream import assembler
 
 
@@ -12,6 +14,8 @@ def warm_up() -> None:
     """Compile all that jobs use: see :func:`airflow_bottledwater.compiled.warm_up`."""
     warm.warm_up()
     assembler.warm_up()
+    topic_reader.warm_up()
+    latest.warm_up()
 
 
 if __name__ == "__main__":

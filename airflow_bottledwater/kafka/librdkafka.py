@@ -57,13 +57,29 @@ error_is_fatal = _function("rd_kafka_error_is_fatal", _int, _pointer)
 error_is_retriable = _function("rd_kafka_error_is_retriable", _int, _pointer)
 error_txn_requires_abort = _function("rd_kafka_error_txn_requires_abort", _int, _pointer)
 error_destroy = _function("rd_kafka_error_destroy", None, _pointer)
+topic_partition_list_new = _function("rd_kafka_topic_partition_list_new", _pointer, _int)
+topic_partition_list_add = _function("rd_kafka_topic_partition_list_add", _pointer, _pointer, _text, ctypes.c_int32)
+topic_partition_list_destroy = _function("rd_kafka_topic_partition_list_destroy", None, _pointer)
+topic_partition_list_set_offset = _function(
+    "rd_kafka_topic_partition_list_set_offset", _int, _pointer, _text, ctypes.c_int32, ctypes.c_int64
+)
+assign = _function("rd_kafka_assign", _int, _pointer, _pointer)
+queue_get_consumer = _function("rd_kafka_queue_get_consumer", _pointer, _pointer)
+queue_destroy = _function("rd_kafka_queue_destroy", None, _pointer)
+consume_batch_queue = _function(
+    "rd_kafka_consume_batch_queue", ctypes.c_ssize_t, _pointer, _int, _pointer, ctypes.c_size_t
+)
+consumer_close = _function("rd_kafka_consumer_close", _int, _pointer)
+message_headers = _function("rd_kafka_message_headers", _int, _pointer, _pointer)
+header_get_last = _function("rd_kafka_header_get_last", _int, _pointer, _text, _pointer, _pointer)
 
-PRODUCER = 0  # rd_kafka_type_t
+PRODUCER, CONSUMER = 0, 1  # rd_kafka_type_t
+BEGINNING = -2  # RD_KAFKA_OFFSET_BEGINNING
 PURGE_ALL = 0x1 | 0x2  # RD_KAFKA_PURGE_F_QUEUE | _INFLIGHT
 QUEUE_FULL = -184  # RD_KAFKA_RESP_ERR__QUEUE_FULL
 
 #: rd_kafka_message_t
-_MESSAGE = np.dtype(
+MESSAGE = np.dtype(
     [
         ("err", np.int32),
         ("rkt", np.int64),
@@ -103,6 +119,8 @@ _produce_batch = external(
 _produceva = external(_library, "rd_kafka_produceva", types.intp, types.intp, types.intp, types.intp)
 _error_code = external(_library, "rd_kafka_error_code", types.int32, types.intp)
 _error_destroy = external(_library, "rd_kafka_error_destroy", types.void, types.intp)
+#: for compiled code
+message_destroy = external(_library, "rd_kafka_message_destroy", types.void, types.intp)
 
 #: names and constant values of headers, as C strings, at these places
 _STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0", dtype=np.uint8)
@@ -128,7 +146,7 @@ def _is_rejection(error):
 @numba.cfunc(types.void(types.intp, types.voidptr, types.voidptr), nopython=True, cache=True)
 def _delivered(producer, message_address, counts_address):
     """A delivery report. What fails with a refused record (its partition's sequence, the transaction's end) must not hide it."""
-    message = numba.carray(message_address, 1, _MESSAGE)[0]
+    message = numba.carray(message_address, 1, MESSAGE)[0]
     counts = numba.carray(counts_address, 1, _COUNTS)[0]
     error = np.int64(message.err)
     if error == 0:
@@ -181,7 +199,7 @@ def handles(producer: int, topics: npt.NDArray[np.int64]) -> Handles:
     return Handles(
         producer,
         topics,
-        np.zeros(_BATCH, dtype=_MESSAGE),
+        np.zeros(_BATCH, dtype=MESSAGE),
         np.zeros(_ARGUMENTS, dtype=_ARGUMENT),
         np.zeros(_TEXT_BYTES, dtype=np.uint8),
     )
@@ -317,16 +335,34 @@ def make_producer(config: Mapping[str, str], counts: Any) -> int:
 
     :raises ConfigRefused: a property or its value.
     """
+    conf = _conf(config)
+    conf_set_opaque(conf, counts.__array_interface__["data"][0])
+    conf_set_dr_msg_cb(conf, _delivered.address)
+    conf_set_error_cb(conf, _failed.address)
+    return _new(PRODUCER, conf)
+
+
+def make_consumer(config: Mapping[str, str]) -> int:
+    """An ``rd_kafka_t`` that reads.
+
+    :raises ConfigRefused: a property or its value.
+    """
+    return _new(CONSUMER, _conf(config))
+
+
+def _conf(config: Mapping[str, str]) -> Any:
     message = ctypes.create_string_buffer(512)
     conf = conf_new()
     for name, value in config.items():
         if conf_set(conf, name.encode(), str(value).encode(), message, len(message)) != 0:
             conf_destroy(conf)
             raise ConfigRefused(message.value.decode(errors="replace"))
-    conf_set_opaque(conf, counts.__array_interface__["data"][0])
-    conf_set_dr_msg_cb(conf, _delivered.address)
-    conf_set_error_cb(conf, _failed.address)
-    handle = new(PRODUCER, conf, message, len(message))
+    return conf
+
+
+def _new(kind: int, conf: Any) -> int:
+    message = ctypes.create_string_buffer(512)
+    handle = new(kind, conf, message, len(message))
     if not handle:
         conf_destroy(conf)
         raise ConfigRefused(message.value.decode(errors="replace"))

@@ -66,7 +66,7 @@ def check_stopped() -> None:
     """:raises StopRequested: the work of this thread was asked to stop (:func:`stoppable`)."""
     stopped = _stopped.get()
     if stopped is not None and stopped.is_set():
-        raise StopRequested("The job was asked to stop while it waited for PostgreSQL.")
+        raise StopRequested("The job was asked to stop.")
 
 
 def pause(seconds: float) -> None:

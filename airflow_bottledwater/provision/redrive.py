@@ -8,14 +8,16 @@ was deleted. The topic alone does not tell: compaction removes tombstones.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from airflow_bottledwater.backoff import Backoff
@@ -25,6 +27,7 @@ from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.scan import scan
+from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -44,6 +47,8 @@ from airflow_bottledwater.state.records import pins, stream_id
 log = logging.getLogger(__name__)
 
 _SNAPSHOT = "r"
+#: bytes of dead letters that are treated at once
+_PORTION_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -60,6 +65,26 @@ class Result:
     overtaken: int = 0
     failed: int = 0
     incomplete: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a dead letter is, by which it is found again: not all of them fit into memory.
+
+    :param position: of its change; empty of a snapshot's.
+    :param size: in bytes.
+    """
+
+    position: str
+    key: bytes
+    size: int
+
+
+class _Head(msgspec.Struct):
+    """What of a dead letter says whose it is."""
+
+    topic: str
+    pos: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +146,18 @@ class _Redrive:
         self._events_topic = publishing.topics[publishing.events]
 
     def run(self, topics: set[str]) -> Result:
+        """The dead letters of these topics: some thousand at a time, the snapshot's first, then by position."""
         result = Result()
+        places = sorted(self._places(topics), key=lambda place: place.position)
+        while places:
+            n = _portion(places)
+            self._redrive(self._read(places[:n]), result)
+            del places[:n]
+        return result
+
+    def _redrive(self, dead_letters: list[_DeadLetter], result: Result) -> None:
         ready: list[tuple[_DeadLetter, Records]] = []
-        for dead_letter in self._dead_letters(topics):
+        for dead_letter in dead_letters:
             if "again" not in dead_letter.content:
                 result.incomplete += 1
                 continue
@@ -163,19 +197,30 @@ class _Redrive:
             else:
                 result.published += bool(rows)
                 result.overtaken += not rows
-        return result
 
-    def _dead_letters(self, topics: set[str]) -> list[_DeadLetter]:
-        """Those of this pipeline's topics, the snapshot's first, then by position."""
-        found: dict[bytes, _DeadLetter] = {}
-        for message in scan(self._pipeline.kafka, self._dead_letters_topic, self._ends(self._dead_letters_topic)):
-            if message.value() is None:
-                found.pop(message.key(), None)
-                continue
-            content = json.loads(message.value())
-            if content["topic"] in topics:
-                found[message.key()] = _DeadLetter(message.key(), content)
-        return sorted(found.values(), key=lambda dead_letter: dead_letter.position)
+    def _places(self, topics: set[str]) -> Iterable[_Place]:
+        """The dead letters of this pipeline's topics."""
+        found: dict[bytes, _Place] = {}
+        for block in self._blocks(self._dead_letters_topic):
+            for i in range(len(block)):
+                key, value = block.key(i), block.value(i)
+                if value is None:
+                    found.pop(key, None)
+                elif (head := msgspec.json.decode(value, type=_Head)).topic in topics:
+                    found[key] = _Place(head.pos, key, len(value))
+        return found.values()
+
+    def _read(self, places: Sequence[_Place]) -> list[_DeadLetter]:
+        """These dead letters, but for those that are gone meanwhile."""
+        wanted, found = KeySet([place.key for place in places]), dict[bytes, bytes | None]()
+        for block in self._blocks(self._dead_letters_topic):
+            for i in block.having(wanted):
+                found[block.key(i)] = block.value(i)
+        values = [(place.key, found.get(place.key)) for place in places]
+        return [_DeadLetter(key, json.loads(value)) for key, value in values if value is not None]
+
+    def _blocks(self, topic: str) -> Iterator[Block]:
+        return blocks(self._pipeline.kafka, topic, self._ends(topic))
 
     def _ends(self, topic: str) -> list[int]:
         return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])
@@ -232,9 +277,10 @@ class _Redrive:
             }
         found: dict[tuple[str, bytes], str] = {}
         for topic, keys in wanted.items():
-            for message in scan(self._pipeline.kafka, topic, self._ends(topic)) if keys else ():
-                if (key := message.key()) in keys:
-                    pos = dict(message.headers() or []).get("pos", b"").decode()
+            looked_for = KeySet(keys)
+            for block in self._blocks(topic) if keys else ():
+                for i in block.having(looked_for):
+                    key, pos = block.key(i), (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
                     found[topic, key] = max(found.get((topic, key), ""), pos if pos.strip("0/") else "")
         for message in scan(self._pipeline.kafka, self._events_topic, self._ends(self._events_topic)):
@@ -276,11 +322,17 @@ class _Redrive:
         def work() -> None:
             nonlocal begun
             # whether an attempt before this one was committed, the dead letter itself tells
-            if not begun or dead_letter.key in {x.key for x in self._dead_letters({dead_letter.content["topic"]})}:
+            if not begun or self._read([_Place(dead_letter.position, dead_letter.key, 0)]):
                 begun = True
                 self._publishing.transact([records, tombstone], {})
 
         self._publishing.run(work)
+
+
+def _portion(places: Sequence[_Place]) -> int:
+    """How many dead letters are treated at once: at least one, and as many as memory is for."""
+    sizes = itertools.accumulate(place.size for place in places)
+    return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))
 
 
 @dataclass(frozen=True, slots=True)

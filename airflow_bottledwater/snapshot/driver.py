@@ -277,7 +277,7 @@ class _Driver:
             stream_id(self._claim.prefix),
             pins(pinned[oid] for oid in wanted),
             self._claim.topic,
-            Backoff(self._pipeline.outage_timeout),
+            Backoff(self._pipeline.outage_timeout, self._controller.stopped),
         )
         try:
             for oid, ends in wanted.items():

@@ -6,34 +6,65 @@ The topic then held records before the table got its plan; the plan's ends say w
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from airflow_bottledwater.kafka.publisher import tombstones
-from airflow_bottledwater.kafka.scan import scan
+from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.postgres.connect import check_stopped
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
 from airflow_bottledwater.state.records import PinnedTable, Sweep, sweep_key
 
 log = logging.getLogger(__name__)
 
 
 def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> int:
-    """Publish the tombstones and the record that it is done, in one transaction; returns how many.
+    """Publish the tombstones, some thousand in a transaction, and behind them the record that it is done; returns how many.
+
+    An interrupted sweep begins again, and finds the keys deleted for which it has published a tombstone.
 
     :param ends: per partition, the topic's end when the plan was made.
     :raises TakenOver: another job has claimed the slot.
+    :raises StopRequested: the snapshot is to end.
     """
+    swept = 0
 
-    def work() -> int:
-        config = session.pipeline.kafka
-        latest: dict[bytes, tuple[int, int, bool]] = {}
-        for message in scan(config, pinned.topic, Topics(config).ends(pinned.topic, pinned.partitions)):
-            latest[message.key()] = (message.partition(), message.offset(), message.value() is not None)
-        stale = [(partition, key) for key, (partition, at, live) in latest.items() if live and at < ends[partition]]
-        done = {sweep_key(pinned.table.oid): Sweep(tuple(ends), True)}
-        session.transact([tombstones(session.index[pinned.topic], stale)], done)
-        return len(stale)
+    def work() -> None:
+        nonlocal swept
+        reached = Topics(session.pipeline.kafka).ends(pinned.topic, pinned.partitions)
+        low = 0
+        while low < RANGES:
+            latest = _read(session, pinned, reached, low)
+            if latest.any_below(max(ends)):
+                for keys in _stale(session, pinned, ends, latest):
+                    session.transact([tombstones(session.index[pinned.topic], keys)], {})
+                    swept += len(keys)
+            low = latest.high
+        session.transact([], {sweep_key(pinned.table.oid): Sweep(tuple(ends), True)})
 
-    swept = session.run(work)
+    session.run(work)
     log.info("Swept %r: %d keys that the source no longer has.", pinned.topic, swept)
     return swept
+
+
+def _read(session: PublishSession, pinned: PinnedTable, reached: Sequence[int], low: int) -> LatestRecords:
+    """The latest records of the keys whose hashes lie from ``low`` on, as many as memory is for."""
+    latest = LatestRecords(sum(reached), low)
+    for block in blocks(session.pipeline.kafka, pinned.topic, reached):
+        check_stopped()
+        latest.note(block)
+    return latest
+
+
+def _stale(
+    session: PublishSession, pinned: PinnedTable, ends: Sequence[int], latest: LatestRecords
+) -> Iterator[list[tuple[int, bytes]]]:
+    """Partition and key of the latest records that lie below the plan's ends: what lies behind, the snapshot has published."""
+    for block in blocks(session.pipeline.kafka, pinned.topic, ends):
+        check_stopped()
+        stale = np.flatnonzero(latest.current(block)).tolist()
+        if stale:
+            yield [(int(block.messages[i]["partition"]), block.key(i)) for i in stale]

@@ -94,7 +94,11 @@ def test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error
 
 
 # ---------------------------------------------------------------------- dead letters
-def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(make_flow: MakeFlow) -> None:
+@pytest.mark.parametrize("portion", [1, 32 << 20])
+def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, portion: int
+) -> None:
+    monkeypatch.setattr(redrive, "_PORTION_BYTES", portion)
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, xid_header=True)
     flow.execute("INSERT INTO a SELECT g, CASE WHEN g < 3 THEN repeat('y', 30000) END, g FROM generate_series(1, 5) g")
     flow.create()

@@ -1,0 +1,278 @@
+"""Reading a whole topic once, in blocks that compiled code looks at: a Python object per record takes longer than its transfer.
+
+Structures and functions: rdkafka.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import KafkaError, KafkaException
+
+from airflow_bottledwater import compiled as compiling
+from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.encoding.layout import Rows
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.clients import client_config, errors, passes, unknown_property
+
+#: records of a block at most
+_BLOCK = 10_000
+#: milliseconds to wait for a block
+_WAIT_MS = 500
+#: seconds without a record after which the brokers are taken for away
+_SILENCE = 60.0
+_PARTITION_EOF = KafkaError._PARTITION_EOF
+
+#: the key of the hashes of record keys: another in each process, so that nobody can make keys that collide
+_SEED = np.frombuffer(os.urandom(32), dtype=np.uint64)
+
+_U13, _U16, _U17, _U21, _U32 = (np.uint64(n) for n in (13, 16, 17, 21, 32))
+_U64 = np.uint64(64)
+
+
+@compiled
+def _rotate(x, n):
+    return (x << n) | (x >> (_U64 - n))
+
+
+@compiled
+def _round(v0, v1, v2, v3):
+    v0 += v1
+    v1 = _rotate(v1, _U13) ^ v0
+    v0 = _rotate(v0, _U32)
+    v2 += v3
+    v3 = _rotate(v3, _U16) ^ v2
+    v0 += v3
+    v3 = _rotate(v3, _U21) ^ v0
+    v2 += v1
+    v1 = _rotate(v1, _U17) ^ v2
+    v2 = _rotate(v2, _U32)
+    return v0, v1, v2, v3
+
+
+@compiled
+def siphash(data, start, length, key0, key1):
+    """SipHash-2-4 (Aumasson, Bernstein: https://www.aumasson.jp/siphash/siphash.pdf) of some bytes."""
+    v0 = key0 ^ np.uint64(0x736F6D6570736575)
+    v1 = key1 ^ np.uint64(0x646F72616E646F6D)
+    v2 = key0 ^ np.uint64(0x6C7967656E657261)
+    v3 = key1 ^ np.uint64(0x7465646279746573)
+    word, shift = np.uint64(0), np.uint64(0)
+    for i in range(start, start + length):
+        word |= np.uint64(data[i]) << shift
+        shift += np.uint64(8)
+        if shift == _U64:
+            v3 ^= word
+            for _ in range(2):
+                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0 ^= word
+            word, shift = np.uint64(0), np.uint64(0)
+    word |= np.uint64(length & 255) << np.uint64(56)
+    v3 ^= word
+    for _ in range(2):
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    v0 ^= word
+    v2 ^= np.uint64(255)
+    for _ in range(4):
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+@compiled
+def _hash_keys(keys, ends, seed, out):
+    start = 0
+    for i in range(ends.size):
+        for part in range(2):
+            out[i, part] = siphash(keys, start, ends[i] - start, seed[2 * part], seed[2 * part + 1])
+        start = ends[i]
+
+
+@compiled
+def _copy_messages(addresses, count, messages):
+    size = messages.itemsize
+    for i in range(count):
+        memcpy(messages.ctypes.data + i * size, addresses[i], size)
+
+
+@compiled
+def _copy_keys(messages, keys):
+    at = 0
+    for i in range(messages.size):
+        length = messages[i].key_len
+        memcpy(keys.ctypes.data + at, messages[i].key, length)
+        at += length
+
+
+@compiled
+def _destroy(addresses, count):
+    for i in range(count):
+        rd.message_destroy(addresses[i])
+
+
+def warm_up() -> None:
+    """Compile what reads blocks; see :func:`airflow_bottledwater.compiled.warm_up`."""
+    compiling.warm_up("topic reader", _read_nothing)
+
+
+def _read_nothing() -> None:
+    addresses, messages = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=rd.MESSAGE)
+    _copy_messages(addresses, 0, messages)
+    _destroy(addresses, 0)
+    assert not len(Block(messages, addresses).hashes)
+    KeySet(())
+
+
+class Block:
+    """Some committed records of a topic, in order per partition. It is valid until the next one is asked for.
+
+    :ivar messages: ``rd_kafka_message_t`` (:data:`~airflow_bottledwater.kafka.librdkafka.MESSAGE`) of each.
+    :ivar addresses: where librdkafka has them.
+    """
+
+    def __init__(self, messages: Rows, addresses: npt.NDArray[np.int64]) -> None:
+        self.messages, self.addresses = messages, addresses
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @cached_property
+    def key_ends(self) -> npt.NDArray[np.int64]:
+        """Where each record's key ends in :attr:`keys`; it begins where the one before ends."""
+        return np.cumsum(self.messages["key_len"])
+
+    @cached_property
+    def keys(self) -> npt.NDArray[np.uint8]:
+        """The bytes of all keys."""
+        copied = np.empty(int(self.key_ends[-1]) + 1 if len(self) else 1, dtype=np.uint8)
+        _copy_keys(self.messages, copied)
+        return copied
+
+    @cached_property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """128 bits of each record's key, in two columns."""
+        found = np.empty((len(self), 2), dtype=np.uint64)
+        _hash_keys(self.keys, self.key_ends, _SEED, found)
+        return found
+
+    def key(self, i: int) -> bytes:
+        """The key of a record; empty if it has none."""
+        end = int(self.key_ends[i])
+        return self.keys[end - int(self.messages[i]["key_len"]) : end].tobytes()
+
+    def value(self, i: int) -> bytes | None:
+        """The value of a record; None of a tombstone."""
+        message = self.messages[i]
+        return ctypes.string_at(int(message["payload"]), int(message["len"])) if message["payload"] else None
+
+    def having(self, keys: KeySet) -> Iterator[int]:
+        """The records that have one of these keys."""
+        for i in np.flatnonzero(np.isin(self.hashes[:, 0], keys.hashes)).tolist():
+            if self.key(i) in keys.keys:
+                yield i
+
+    def header(self, i: int, name: str) -> bytes | None:
+        """The last header of this name of a record."""
+        headers, value, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        if rd.message_headers(int(self.addresses[i]), ctypes.byref(headers)) != 0:
+            return None
+        if rd.header_get_last(headers, name.encode(), ctypes.byref(value), ctypes.byref(size)) != 0:
+            return None
+        return ctypes.string_at(value, size.value) if value else None
+
+
+class KeySet:
+    """Keys to look for in blocks."""
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        self.keys = frozenset(keys)
+        ends = np.cumsum([len(key) for key in self.keys] or [0], dtype=np.int64)
+        hashes = np.zeros((len(ends), 2), dtype=np.uint64)
+        _hash_keys(np.frombuffer(b"".join(self.keys) + b"\0", dtype=np.uint8), ends, _SEED, hashes)
+        self.hashes = hashes[:, 0]
+
+
+def blocks(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator[Block]:
+    """The committed records of a topic below these offsets. A block is empty while none arrive, so that whoever reads can end.
+
+    :param ends: per partition, high watermarks.
+    :raises Outage: the brokers are away.
+    :raises Refused: they deny the topic.
+    """
+    warm_up()
+    waited_for = {p for p, end in enumerate(ends) if end}
+    if not waited_for:
+        return
+    consumer = _open(config, topic, sorted(waited_for))
+    queue = rd.queue_get_consumer(consumer)
+    addresses, messages = np.zeros(_BLOCK, dtype=np.int64), np.zeros(_BLOCK, dtype=rd.MESSAGE)
+    limits = np.array(ends, dtype=np.int64)
+    heard = time.monotonic()
+    try:
+        while waited_for:
+            count = rd.consume_batch_queue(queue, _WAIT_MS, addresses.ctypes.data, _BLOCK)
+            _copy_messages(addresses, count, messages)
+            found = messages[:count]
+            try:
+                _check(config, found)
+                read = found[(found["err"] == 0) | (found["err"] == _PARTITION_EOF)]
+                good = (found["err"] == 0) & (found["offset"] < limits[found["partition"]])
+                yield Block(found[good], addresses[:count][good])
+                # the offset of a partition's end also counts what is no record: markers, aborted transactions
+                after = read["offset"] + (read["err"] == 0)
+                waited_for -= set(read["partition"][after >= limits[read["partition"]]].tolist())
+            finally:
+                _destroy(addresses, count)
+            heard = time.monotonic() if len(read) else heard
+            if time.monotonic() - heard > _SILENCE:
+                raise Outage(
+                    f"Kafka at {config.get('bootstrap.servers', '?')} gives no records of topic {topic!r}.",
+                    "Check the network and the broker.",
+                )
+    finally:
+        rd.queue_destroy(queue)
+        rd.consumer_close(consumer)
+        rd.destroy(consumer)
+
+
+def _check(config: Mapping[str, str], found: Rows) -> None:
+    """:raises BottledWaterError: an error that does not pass."""
+    for code in set(found["err"].tolist()) - {0, _PARTITION_EOF}:
+        if not passes(error := KafkaError(code)):
+            with errors(config):
+                raise KafkaException(error)
+
+
+def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> int:
+    """An ``rd_kafka_t`` that reads these partitions from their beginnings."""
+    try:
+        consumer = rd.make_consumer(
+            {
+                # when enough is waiting, librdkafka pauses for a second; whoever reads on has used that up in a tenth of it
+                "fetch.queue.backoff.ms": "10",
+                "queued.max.messages.kbytes": "16384",
+                **client_config(config),
+                # there is no group: nothing is stored under this name
+                "group.id": f"bottledwater-{uuid.uuid4()}",
+                "enable.auto.commit": "false",
+                "enable.partition.eof": "true",
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+            }
+        )
+    except rd.ConfigRefused as error:
+        raise unknown_property(str(error)) from None
+    assigned = rd.topic_partition_list_new(len(partitions))
+    for partition in partitions:
+        rd.topic_partition_list_add(assigned, topic.encode(), partition)
+        rd.topic_partition_list_set_offset(assigned, topic.encode(), partition, rd.BEGINNING)
+    rd.assign(consumer, assigned)
+    rd.topic_partition_list_destroy(assigned)
+    return consumer

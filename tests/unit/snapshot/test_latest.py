@@ -1,0 +1,90 @@
+"""Which record is the latest of its key: against a dict, whatever the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_bottledwater.kafka.librdkafka import MESSAGE
+from airflow_bottledwater.kafka.topic_reader import Block, KeySet, siphash
+from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
+from tests.support.examples import examples
+
+
+@dataclass(frozen=True)
+class Message:
+    key: bytes
+    partition: int
+    offset: int
+    live: bool
+
+
+class Read(Block):
+    """A block as librdkafka gives it, with keys in a buffer of its own."""
+
+    def __init__(self, given: list[Message]) -> None:
+        self._buffer = np.frombuffer(b"".join(m.key for m in given) + b"\0", dtype=np.uint8)
+        messages = np.zeros(len(given), dtype=MESSAGE)
+        at = self._buffer.ctypes.data
+        for row, m in zip(messages, given, strict=True):
+            row["key"], row["key_len"], row["partition"], row["offset"] = at, len(m.key), m.partition, m.offset
+            row["payload"] = 1 if m.live else 0
+            at += len(m.key)
+        super().__init__(messages, np.zeros(len(given), dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [(0, 0x726FDB47DD0E0E31), (1, 0x74F839C593DC67FD), (8, 0x93F5F5799A932462), (15, 0xA129CA6149BE45E5)],
+)
+def test_siphash_gives_its_authors_vectors(size: int, wanted: int) -> None:
+    """vectors.h of https://github.com/veorq/SipHash: key 00 01 … 0f, message 00 01 …"""
+    key = np.frombuffer(bytes(range(16)), dtype=np.uint64)
+    assert int(siphash(np.arange(max(size, 1), dtype=np.uint8), 0, size, key[0], key[1])) == wanted
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.booleans()), max_size=400),
+    st.sampled_from([16, 64, 1024]),
+    st.integers(1, 50),
+)
+def test_every_reading_together_gives_the_latest_of_each_key(
+    written: list[tuple[int, int, bool]], places: int, size: int
+) -> None:
+    messages = [Message(b"%d" % key, part, at, live) for at, (key, part, live) in enumerate(written)]
+    model = {(m.key, m.partition): m for m in messages}
+    blocks = [messages[i : i + size] for i in range(0, len(messages), size)]
+    found: list[Message] = []
+    low, readings = 0, 0
+    while low < RANGES:
+        latest = LatestRecords(len(messages), low, places=places)
+        for block in blocks:
+            latest.note(Read(block))
+        offsets: list[int] = []
+        for block in blocks:
+            current = [m for m, is_current in zip(block, latest.current(Read(block)), strict=True) if is_current]
+            found += current
+            offsets += [m.offset for m in current]
+        assert not offsets or (latest.any_below(min(offsets) + 1) and not latest.any_below(min(offsets)))
+        low = latest.high
+        readings += 1
+    assert sorted(found, key=lambda m: m.offset) == sorted(
+        (m for m in model.values() if m.live), key=lambda m: m.offset
+    )
+    # three quarters of a table are used
+    assert readings >= len(model) / (places * 0.75) / 2 - 1
+
+
+def test_keys_are_looked_for_by_their_bytes() -> None:
+    block = Read(
+        [Message(b"a", 0, 1, True), Message(b"", 0, 2, True), Message(b"bc", 0, 3, False), Message(b"a", 1, 4, True)]
+    )
+    assert [block.key(i) for i in range(4)] == [b"a", b"", b"bc", b"a"]
+    assert list(block.having(KeySet({b"a", b"abc"}))) == [0, 3]
+    assert list(block.having(KeySet({b"bc"}))) == [2]
+    assert list(block.having(KeySet(set()))) == []

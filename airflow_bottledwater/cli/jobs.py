@@ -6,6 +6,7 @@ import logging
 import signal
 import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,9 +48,7 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bo
     :raises SettingError: the position is none.
     :raises JobFailed: the job failed; the message is its own.
     """
-    from airflow_bottledwater.provision.create import assume_complete, create
-    from airflow_bottledwater.spark import supervise
-    from airflow_bottledwater.state.status import snapshot_is_complete
+    from airflow_bottledwater.spark import run_directory, submit, supervise
 
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
@@ -57,16 +56,37 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bo
     stopped = _stop_by_signal()
     supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{_RUN_FOLDER}*")))
     log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
+    with tempfile.TemporaryDirectory(prefix=_RUN_FOLDER) as created:
+        folder = Path(created)
+        settings = pipeline.write(folder)
+        command = submit.command("pipeline", settings, master=master, conf=spark_conf, bounded=bounded)
+        # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job with it: nobody
+        # would see that it goes on
+        supervise.start(folder, command, submit.environment(master=master), tied=True)
+        with ExitStack() as undo:
+            # a job that was not told to begin has nothing to end in order
+            undo.callback(supervise.stop, folder, timeout=0)
+            snapshot = _prepare(pipeline, position, stopped)
+            if stopped.is_set():
+                log.info("Terminated, shutting down...")
+                return
+            undo.pop_all()
+        run_directory.write(folder, run_directory.Prepared(snapshot))
+        log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
+        _follow(folder, stopped)
+        _check_outcome(folder, stopped)
+
+
+def _prepare(pipeline: Pipeline, position: str | None, stopped: threading.Event) -> bool:
+    """Make what is missing; returns whether there is a snapshot to take."""
+    from airflow_bottledwater.provision.create import assume_complete, create
+    from airflow_bottledwater.state.status import snapshot_is_complete
+
     if position is not None:
         assume_complete(pipeline, Position.parse(position))
     else:
         create(pipeline, stopped=stopped)
-    if stopped.is_set():
-        log.info("Terminated, shutting down...")
-        return
-    # one application for both: Spark takes several seconds to start
-    name = "stream" if snapshot_is_complete(pipeline) else "pipeline"
-    _job(pipeline, name, master, spark_conf, bounded, stopped)
+    return not stopped.is_set() and not snapshot_is_complete(pipeline)
 
 
 def _stop_by_signal() -> threading.Event:
@@ -76,26 +96,6 @@ def _stop_by_signal() -> threading.Event:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
             signal.signal(signum, lambda *_: stopped.set())
     return stopped
-
-
-def _job(
-    pipeline: Pipeline, name: str, master: str, spark_conf: dict[str, str], bounded: bool, stopped: threading.Event
-) -> None:
-    """Run one Spark job to its end, showing progress; a signal ends it in order.
-
-    :raises JobFailed: it failed; the message is the job's own.
-    """
-    from airflow_bottledwater.spark import submit, supervise
-
-    with tempfile.TemporaryDirectory(prefix=_RUN_FOLDER) as created:
-        folder = Path(created)
-        settings = pipeline.write(folder)
-        command = submit.command(name, settings, master=master, conf=spark_conf, bounded=bounded)
-        # a command that is killed takes its job with it: nobody would see that it goes on
-        supervise.start(folder, command, submit.environment(master=master), tied=True)
-        log.info("Spark job started%s.", ": snapshot, then stream" if name == "pipeline" else "")
-        _follow(folder, stopped)
-        _check_outcome(folder, name, stopped)
 
 
 def _follow(folder: Path, stopped: threading.Event) -> None:
@@ -146,7 +146,7 @@ def _show(reader: LogReader) -> bool:
     return bool(lines)
 
 
-def _check_outcome(folder: Path, name: str, stopped: threading.Event) -> None:
+def _check_outcome(folder: Path, stopped: threading.Event) -> None:
     """Say how an ended job has ended.
 
     :raises JobFailed: it failed.
@@ -163,4 +163,4 @@ def _check_outcome(folder: Path, name: str, stopped: threading.Event) -> None:
     if outcome is not None:
         raise JobFailed(outcome.error)
     code = supervise.exit_code(folder)
-    raise JobFailed(f"The {name} job ended with exit code {code}.\n{supervise.log_tail(folder)}")
+    raise JobFailed(f"The Spark job ended with exit code {code}.\n{supervise.log_tail(folder)}")

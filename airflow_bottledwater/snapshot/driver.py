@@ -20,12 +20,9 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
-from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.snapshot import lane
-from airflow_bottledwater.snapshot.lane import Chunk, LaneTask
 from airflow_bottledwater.snapshot.progress import Meter, Report
-from airflow_bottledwater.snapshot.sweep import sweep
+from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
@@ -269,6 +266,10 @@ class _Driver:
         }
         if not wanted:
             return
+        # compiled code, a hundred megabytes: a driver that has nothing to sweep does without it
+        from airflow_bottledwater.publish.session import PublishSession
+        from airflow_bottledwater.snapshot.sweep import sweep
+
         self._claim.record_ids([stream_id(self._claim.prefix)])
         pinned = self._claim.state.tables
         publishing = PublishSession(
@@ -379,6 +380,8 @@ def in_threads(pipeline: Pipeline) -> RunLanes:
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
         from concurrent.futures import ThreadPoolExecutor
+
+        from airflow_bottledwater.snapshot import lane
 
         with ThreadPoolExecutor(max_workers=max(1, len(tasks))) as pool:
             return list(pool.map(lambda task: lane.run(pipeline, task), tasks))

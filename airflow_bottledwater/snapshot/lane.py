@@ -12,7 +12,6 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import psycopg
 
@@ -22,12 +21,10 @@ from airflow_bottledwater.encoding.program import Programs, select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
-from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import copy, pgoutput, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.publish.dead_letter import MAX_BYTES, DeadLetter, column_texts
 from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
@@ -35,6 +32,7 @@ from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, 
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.records import PinnedTable, Progress, StateRecord, lane_id, pins, progress_key
 
 log = logging.getLogger(__name__)
@@ -45,32 +43,6 @@ _LATER = 5.0
 _KEY_BYTES = 100
 #: int8, int2, int4 (src/include/catalog/pg_type.dat)
 _INTEGERS = (20, 21, 23)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A range of a table.
-
-    :param number: its place in the table's plan.
-    """
-
-    oid: int
-    number: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class LaneTask:
-    """All that a lane needs to know, besides the pipeline's settings."""
-
-    lane: int
-    job: Job
-    prefix: str
-    state_topic: str
-    held: ExportedSnapshot
-    tables: tuple[PinnedTable, ...]
-    chunks: tuple[Chunk, ...]
 
 
 class _Slow(BottledWaterError):

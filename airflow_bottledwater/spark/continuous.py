@@ -15,11 +15,11 @@ from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
 from airflow_bottledwater.state import control
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.stream import engine
-from airflow_bottledwater.stream.start import Start
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+    from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
     job.log_to_stderr()
 
     def work() -> dict[str, int]:
+        # the driver, which only watches, does without it and its hundred megabytes
+        from airflow_bottledwater.stream import engine
+
         pipeline = job.load(path)
         job.check_attempt(pipeline, start.state_topic, start.job)
         return engine.follow(pipeline, start, bounded=bounded)

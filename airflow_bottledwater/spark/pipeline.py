@@ -1,25 +1,68 @@
-"""The job of the command: the snapshot, and then the stream, in one Spark application, so that nothing starts twice."""
+"""The job of the command: the snapshot, if there is one to take, and then the stream, in one Spark application.
+
+Spark takes several seconds to start. It does so while the command makes what is missing, and while a worker imports what it needs.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from airflow_bottledwater.errors import StopRequested
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job, snapshot, stream
+from airflow_bottledwater.spark import job, run_directory, snapshot, stream
+from airflow_bottledwater.spark.run_directory import Prepared
+from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.stream.start import Start
+
+#: seconds between two looks whether the command has made everything
+_INTERVAL = 0.05
 
 
 def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     snapshot.import_driver()
-    with job.context(f"bottledwater {pipeline.slot}") as context:
-        snapshot.take(context, pipeline, path, stopped)
-        if pipeline.engine == "continuous":
+    name = f"bottledwater {pipeline.slot}"
+    if pipeline.engine != "continuous":
+        if _prepared(stopped).snapshot:
+            with job.context(name) as context:
+                snapshot.take(context, pipeline, path, stopped)
+        # a query needs properties that a context has from its beginning
+        return stream.run(pipeline, path, bounded, stopped)
+    with ThreadPoolExecutor(1, "claim") as pool:
+        claimed = pool.submit(_begin, pipeline, stopped)
+        with job.context(name) as context:
+            snapshot.warm_workers(context, 1)
+            start = claimed.result()
+            if start is None:
+                snapshot.take(context, pipeline, path, stopped)
+                start = stream.begin(pipeline, stopped)
             from airflow_bottledwater.spark import continuous
 
-            start = stream.begin(pipeline, stopped)
             return continuous.stream(context, pipeline, path, start, bounded, stopped)
-    # a query needs properties that a context has from its beginning
-    return stream.run(pipeline, path, bounded, stopped)
+
+
+def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start | None:
+    """The claimed stream; None if the snapshot comes first."""
+    return None if _prepared(stopped).snapshot else stream.begin(pipeline, stopped)
+
+
+def _prepared(stopped: threading.Event) -> Prepared:
+    """Wait until the command has made everything.
+
+    :raises StopRequested: the job is to end.
+    """
+    folder = os.environ.get(RUN_DIRECTORY)
+    if folder is None:  # submitted by hand: a snapshot that is complete is found to be
+        return Prepared(snapshot=True)
+    while (found := run_directory.read(Path(folder), Prepared)) is None:
+        if stopped.wait(_INTERVAL):
+            raise StopRequested("The job was asked to stop before it began.")
+    return found
 
 
 def main() -> None:

@@ -49,6 +49,17 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """Slot, topics and schemas are made: a job that was started meanwhile may begin.
+
+    :param snapshot: whether there is one to take.
+    """
+
+    FILE: ClassVar[str] = "prepared.json"
+    snapshot: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Left by whoever asks the job to stop, before the signal: a signal alone may come from anywhere.
 
@@ -112,7 +123,7 @@ class Outcome:
         return {**self.counts, **({"stopped": True} if self.stopped else {})}
 
 
-RunRecord = Owner | Supervisor | Driver | StopAsked | Exit | Progress | Outcome
+RunRecord = Owner | Supervisor | Driver | Prepared | StopAsked | Exit | Progress | Outcome
 
 R = TypeVar("R", bound=RunRecord)
 

@@ -17,8 +17,8 @@ from airflow_bottledwater.spark.error_codec import Failure, received, returned
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from airflow_bottledwater.snapshot.lane import LaneTask
     from airflow_bottledwater.snapshot.progress import SnapshotProgress
+    from airflow_bottledwater.snapshot.task import LaneTask
 
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
@@ -67,6 +67,17 @@ def _warm(_: Iterable[int]) -> None:
     warm_up()
 
 
+def warm_workers(context: SparkContext, count: int) -> None:
+    """Start this many workers, and have each import and compile what it will need.
+
+    :raises BottledWaterError: one died.
+    """
+    try:
+        context.parallelize(range(count), count).foreachPartition(_warm)
+    except Exception as error:
+        raise job.translate(error) from error
+
+
 def import_driver() -> None:
     """Spark and its workers start while the rest is imported, which takes a second."""
     threading.Thread(
@@ -80,10 +91,7 @@ def take(context: SparkContext, pipeline: Pipeline, path: str, stopped: threadin
     :raises BottledWaterError: see :func:`airflow_bottledwater.snapshot.driver.run`.
     """
     # before the snapshot is taken: its locks and its horizon are not held while workers start
-    try:
-        context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
-    except Exception as error:
-        raise job.translate(error) from error
+    warm_workers(context, pipeline.lanes)
 
     from airflow_bottledwater.snapshot import driver
 

@@ -145,11 +145,12 @@ class Reader(DataSourceStreamReader):
     def _open(self) -> ChangeSource:
         if self._source is None:
             from airflow_bottledwater.state.claim import check, read_state
+            from airflow_bottledwater.stream.source import open_source
 
             start = self._assignment.start
             pipeline, backoff = _settings(self._assignment)
             check(read_state(pipeline, start.state_topic), start.job)
-            self._source = start.source(pipeline, backoff, start.position)
+            self._source = open_source(pipeline, start, backoff, start.position)
         return self._source
 
 

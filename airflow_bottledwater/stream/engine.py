@@ -29,6 +29,7 @@ from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.coverage import CoverageWatch
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start, begin
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def follow(
         with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
             publisher.reached()
             report = StreamReport(controller, watch, publisher.position)
-            with contextlib.closing(start.source(pipeline, backoff, publisher.position)) as source:
+            with contextlib.closing(open_source(pipeline, start, backoff, publisher.position)) as source:
                 target = flush_target(pipeline) if bounded else None
                 while not stopped.is_set() and (target is None or publisher.position.lsn < target):
                     batch = source.next(0.2, flush_empty=bounded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -15,13 +16,21 @@ from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import claim
 from airflow_bottledwater.state.identity import check_slot
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.relations import Resolver
+from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
+
+
+def open_source(pipeline: Pipeline, start: Start, backoff: Backoff, position: Position) -> ChangeSource:
+    """The source of a claimed stream, from a position on."""
+    reached = functools.partial(claim.reached, pipeline, start.state_topic, start.job)
+    return ChangeSource(pipeline, start.state, position, backoff, reached)
 
 
 class ChangeSource:

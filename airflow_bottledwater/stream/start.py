@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import (
-    Refused,
-    StateError,
-)
+from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import claim, coverage
+from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import COVERAGE, Pin, pins, stream_id
-from airflow_bottledwater.stream.source import ChangeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +42,6 @@ class Start:
     def fingerprint(self) -> str:
         """Of what decides which changes a transaction has: where it differs, ordinals inside a transaction mean something else."""
         return fingerprint(self.state, self.cluster)
-
-    def source(self, pipeline: Pipeline, backoff: Backoff, position: Position) -> ChangeSource:
-        """The stream's source, from a position on."""
-        reached = functools.partial(claim.reached, pipeline, self.state_topic, self.job)
-        return ChangeSource(pipeline, self.state, position, backoff, reached)
 
 
 def begin(pipeline: Pipeline) -> Start:

@@ -11,7 +11,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import StaleBatch, TakenOver
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.snapshot import driver, lane
-from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import ChangeSource

@@ -31,7 +31,7 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
-from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState

@@ -28,7 +28,7 @@ from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
-from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import control, status
 from airflow_bottledwater.stream import engine
 from tests.support.checker import uncommitted_rule

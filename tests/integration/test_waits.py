@@ -27,7 +27,7 @@ from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot import driver, lane
-from airflow_bottledwater.snapshot.lane import LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
 from tests.support.faults import Proxy

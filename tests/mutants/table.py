@@ -183,8 +183,8 @@ MUTANTS = (
     Mutant(
         "a second attempt goes on where the first came to",
         "stream/engine.py",
-        "start.source(pipeline, backoff, publisher.position)",
-        "start.source(pipeline, backoff, start.position)",
+        "open_source(pipeline, start, backoff, publisher.position)",
+        "open_source(pipeline, start, backoff, start.position)",
         f"{_RECOVERY}::test_a_second_attempt_of_a_claimed_stream_goes_on_where_the_first_came_to",
     ),
     Mutant(

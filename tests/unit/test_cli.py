@@ -310,16 +310,41 @@ def test_a_signal_leaves_neither_a_job_nor_its_secrets(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_a_command_that_cannot_make_what_is_missing_leaves_no_job(tmp_path: Path, seconds: int) -> None:
+    """Spark starts meanwhile."""
+    refusing = (
+        "import time\nfrom airflow_bottledwater.errors import Refused\n"
+        f"def refuse(*_, **__):\n    time.sleep({seconds})\n    raise Refused('There is no such table.', 'Make it.')\n"
+        "creation.create = refuse"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", _COMMAND.replace("creation.create = lambda *_, **__: None", refusing), *REQUIRED],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    _until(lambda: list(tmp_path.glob("*/supervisor.json")))
+    supervisor = json.loads(next(tmp_path.glob("*/supervisor.json")).read_text())
+    output = command.communicate(timeout=30)[0].decode()
+    assert command.returncode == 1
+    assert "There is no such table. Make it." in output
+    assert not processes.alive(processes.family(supervisor["pid"]))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """``nohup`` says so before it starts us."""
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    monkeypatch.setattr("airflow_bottledwater.provision.create.create", lambda *_, **__: None)
-    monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda _: True)
-    monkeypatch.setattr(jobs, "_job", lambda *_: None)
+    def over(*_: object) -> bool:
+        raise SettingError("position", "", "")
+
+    monkeypatch.setattr("airflow_bottledwater.spark.supervise.start", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "_prepare", over)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert _invoke(*REQUIRED)[0] == 0
+        assert isinstance(_invoke(*REQUIRED)[2], SettingError)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         for signum, handler in handlers.items():

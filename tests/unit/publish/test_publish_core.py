@@ -33,7 +33,7 @@ from airflow_bottledwater.publish import session as module
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
-from airflow_bottledwater.snapshot.lane import Chunk, LaneTask
+from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import POSITION, PinnedTable, encode, table_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler

@@ -1,0 +1,35 @@
+"""What the snapshot's driver gives a lane to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
+from airflow_bottledwater.state.records import PinnedTable
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A range of a table.
+
+    :param number: its place in the table's plan.
+    """
+
+    oid: int
+    number: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTask:
+    """All that a lane needs to know, besides the pipeline's settings."""
+
+    lane: int
+    job: Job
+    prefix: str
+    state_topic: str
+    held: ExportedSnapshot
+    tables: tuple[PinnedTable, ...]
+    chunks: tuple[Chunk, ...]

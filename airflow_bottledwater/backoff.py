@@ -1,4 +1,4 @@
-"""Waiting for servers that are away: with back-off, heard by a stop, and not for ever."""
+"""Waiting for servers that are not available: with backoff, interrupted by a stop, and up to a limit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from airflow_bottledwater import errors
 
 log = logging.getLogger(__name__)
 
-#: seconds for new credentials to arrive where the old ones are read
+#: seconds that rotated credentials may take to reach the file that they are read from
 _ROTATION = 20.0
-#: what waits out an outage: told what is waited for, it sleeps or raises
+#: waits out an outage: called with what is waited for (or its error), it sleeps or raises
 Waiting = Callable[[str | BaseException], None]
 
 
 class Backoff:
-    """Waits out outages: with back-off, until it is told to stop or (with a limit) has waited too long.
+    """Waits out outages: with backoff, until the job is asked to stop or (with a limit) has waited too long.
 
     An outage begins with the first :meth:`wait` and lasts until :meth:`over`, however long a single attempt takes.
 
-    :param limit: seconds; None waits for ever.
+    :param limit: seconds that one outage may last; None waits for ever.
     :param stopped: set when the job is asked to end.
-    :param report: told what is waited for, once per outage and then every ten seconds.
+    :param report: called with what is waited for, when an outage begins and then every ten seconds; by default it is logged.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Backoff:
         self._refused: float | None = None
 
     def wait(self, what: str | BaseException) -> None:
-        """One pause of an outage.
+        """Pause once during an outage; each pause is longer than the one before, up to 5 seconds.
 
-        :param what: waited for; or the error, of which credentials that are refused have a limit of their own: new ones may be
-            in libpq's password file in a moment, else whoever starts the job again has them.
-        :raises StopRequested: the job is to end.
+        :param what: what is waited for, or the error. Refused credentials have a short limit of their own: rotated ones may reach
+            libpq's password file in a moment; if they do not, the job has to be started again with new ones.
+        :raises StopRequested: the job is asked to end.
         :raises Outage: the limit is reached.
-        :raises CredentialsRefused: they still are.
+        :raises CredentialsRefused: the credentials are still refused after 20 seconds.
         """
         now = time.monotonic()
         if isinstance(what, errors.CredentialsRefused):
@@ -67,6 +67,6 @@ class Backoff:
         self._pause = min(self._pause * 1.6, 5.0)
 
     def over(self) -> None:
-        """What was waited for has worked."""
+        """The outage is over: what was waited for has worked. The next wait begins a new outage."""
         self._since = self._refused = None
         self._last_logged, self._pause = -math.inf, 0.1

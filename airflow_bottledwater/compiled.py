@@ -1,7 +1,7 @@
-"""The one door to numba: compiled functions, their cache on disk, and C functions that they call.
+"""Access to numba: compiled functions, their cache on disk, and C functions that they call.
 
-Importing this module imports numba; only the data plane's hot loops do. Without it, whoever asks for compiled code is told which
-extra is missing.
+Importing this module imports numba; only the data plane's hot loops do. Where numba is not installed, the import fails with an error
+that names the missing extra.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _fingerprint() -> str:
-    """Of the sources whose functions, numbers and ways of compiling go into the code of other files: numba itself only looks at the
-    file that a function is in."""
+    """A hash of all sources that go into compiled code: a kernel contains functions and constants of other files, but numba's own
+    cache only checks the file that a function is in."""
     encoding = Path(__file__).parent / "encoding"
     digest = hashlib.sha256()
     for source in (
@@ -39,9 +39,9 @@ def _fingerprint() -> str:
 
 
 def _cache_directory() -> str:
-    """Where compiled code is kept: a writable folder of this user, so that a worker starts warm.
+    """The folder where compiled code is kept between processes: one that belongs to this user and is writable.
 
-    A read-only home (a container, a service account) falls back to the temporary folder; without either, numba
+    With a read-only home (a container, a service account) it is in the temporary folder. Empty if neither can be used: numba then
     compiles at every start.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -60,13 +60,13 @@ def _cache_directory() -> str:
 
 os.environ.setdefault("NUMBA_CACHE_DIR", _cache_directory())
 
-with explained():  # behind the line above: numba reads the cache folder when it is imported
+with explained():  # after the line above: numba reads the cache folder when it is imported
     import llvmlite.binding as llvm
     import numba
     from numba import types
     from numba.core.caching import FunctionCache
 
-# somebody (a plugin of pytest) may have imported it before us
+# something else (a plugin of pytest) may have imported numba before this module
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 __all__ = ["allocating", "compiled", "external", "inlined", "memcpy", "numba", "types", "warm_up"]
@@ -76,7 +76,7 @@ _kept: list[ctypes.CDLL] = []
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """numba's, for which a full disk costs compiling at each start and not the job."""
+    """numba's cache, except that a failed write (such as on a full disk) is logged instead of ending the job."""
 
     _told = False
 
@@ -90,7 +90,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
-    """Compiled when it is called, without the interpreter and its lock, kept on disk between processes."""
+    """A function that is compiled at its first call, runs without Python's global lock, and is kept on disk between processes."""
     jitted = numba.njit(nogil=True, error_model="numpy", _nrt=nrt, forceinline=inline)(function)
     if os.environ["NUMBA_CACHE_DIR"]:
         jitted._cache = _Cache(function)  # what enable_caching() does (numba/core/dispatcher.py)
@@ -98,14 +98,14 @@ def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
 
 
 def warm_up(part: str, *steps: Callable[[], None]) -> None:
-    """Compile functions before they are needed, by calling them with nothing to do: from the cache this takes a second, without it
-    half a minute.
+    """Compile functions before they are needed, by calling them with nothing to do: this takes a second if they are in the cache,
+    and half a minute if not.
 
-    One process at a time fills the cache, and the others find what it has left: numba numbers the files of a function's variants
-    without a lock, so two processes that compile different ones at once can take each other's for their own.
+    One process at a time fills the cache, and the others load what it has written: numba numbers the cache files of a function's
+    variants without a lock, so two processes that compile different variants at once could load each other's code.
 
-    :param part: names these functions; once they are in the cache, nobody waits for anybody.
-    :param steps: each calls some of them.
+    :param part: a name for these functions; once they are all in the cache, processes do not wait for each other.
+    :param steps: callables, each of which calls some of these functions.
     """
     started = time.monotonic()
     logged = False
@@ -140,31 +140,33 @@ def _filling_cache(part: str) -> Iterator[None]:
 
 
 def compiled(function: F) -> F:
-    """Compile a function, without reference counts.
+    """Compile a function, without reference counting.
 
     Every array in it is an argument that the caller keeps alive; atomic increments and decrements at each call took two
-    thirds of the time of a row. Code compiled so cannot make an array.
+    thirds of the time of a row. A function compiled in this way cannot create arrays.
     """
     return _jitted(function, nrt=False)
 
 
 def inlined(function: F) -> F:
-    """The same for a function that becomes part of each caller: an array argument is seven words on the stack, which for what is
-    done to every value costs more than the work."""
+    """Like :func:`compiled`, and inlined into each caller: an array argument takes seven words on the stack, and for a function that
+    is called for every value, passing them costs more than the work itself."""
     return _jitted(function, nrt=False, inline=True)
 
 
 def allocating(function: F) -> F:
-    """The same for a function that makes an array (said explicitly: a callee inherits its caller's way otherwise)."""
+    """Like :func:`compiled`, for a function that creates an array. It must be marked, because otherwise a callee is compiled the way
+    its caller is."""
     return _jitted(function, nrt=True)
 
 
 def external(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
     """A C function that compiled code can call; pointers are passed as integers.
 
-    It is registered with LLVM under its own name, which, unlike a ctypes object, keeps the caller cacheable.
+    It is registered with LLVM under its own name: numba can cache callers of such a function, but not callers of a ctypes object.
 
-    :raises AttributeError: if the library lacks it.
+    :param result: the numba type of the result; ``arguments`` are those of the parameters.
+    :raises AttributeError: if the library does not have the function.
     """
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     llvm.add_symbol(name, address)
@@ -172,5 +174,5 @@ def external(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> A
     return types.ExternalFunction(name, result(*arguments))
 
 
-#: addresses and a length, as integers
+#: C's memcpy: destination and source address, and the length in bytes, as integers
 memcpy = external(ctypes.CDLL(None), "memcpy", types.intp, types.intp, types.intp, types.intp)

@@ -1,21 +1,21 @@
-"""Every error this package raises on purpose: what happened, to which object, and what the reader can do.
+"""All errors that this package raises on purpose. Their messages say what happened, to which object, and what the reader can do.
 
-The class decides what the runners do with it (:mod:`airflow_bottledwater.policy`); the message is for people.
+The class of an error decides what a job does about it (:mod:`airflow_bottledwater.policy`); the message is for people.
 """
 
 from __future__ import annotations
 
 import signal
 
-#: where the pages of docs/ are read by whoever has only the wheel (Documentation in pyproject.toml): messages link to them as
-#: ``DOCS + "page.html#section"``
+#: where the pages of docs/ are published, for those who have only the wheel (Documentation in pyproject.toml); messages link to
+#: them as ``DOCS + "page.html#section"``
 DOCS = "https://airflow-provider-bottledwater.readthedocs.io/en/stable/"
 #: the remedy where state records are missing
 LOST_STATE = f"What can be done: {DOCS}operations.html#state-topics-and-lost-state"
 
 
 class BottledWaterError(Exception):
-    """Base of all our errors.
+    """The base of all errors of this package.
 
     :param what: one sentence: what happened, naming the slot, table, topic or setting.
     :param remedy: what the reader can do about it.
@@ -67,7 +67,7 @@ class PreflightError(BottledWaterError):
 
 
 class Outage(BottledWaterError):
-    """A server is not available. No record is to blame: the job waits with back-off, and reports it."""
+    """A server is not available. No record is to blame: the job waits with backoff, and reports it."""
 
 
 class Interrupted(Outage):
@@ -97,8 +97,8 @@ class SchemaRefused(Refused):
 
 
 class CredentialsRefused(Refused):
-    """A server rejects the password, or one side rejects the other's certificate. A stream that had worked waits for a moment
-    (until a rotated password reaches its file), then the job ends as after an outage."""
+    """A server rejects the password, or one side rejects the other's certificate. A stream that had worked before waits for a moment,
+    since a rotated password may reach its file; then the job ends as after an outage."""
 
 
 class SlotError(Refused):
@@ -118,8 +118,8 @@ class TakenOver(BottledWaterError):
 
 
 class StaleBatch(BottledWaterError):
-    """The batch does not start where the state says that the stream is: another attempt of the job went on meanwhile. Publishing
-    it would repeat or skip; a job that is started again goes on from the state."""
+    """The batch does not start at the position in the state: another attempt of the job has published meanwhile. Publishing the batch
+    would repeat or skip changes; when the job is started again, it continues from the state."""
 
 
 class RecordError(BottledWaterError):
@@ -138,7 +138,7 @@ def _record_error(what: str, remedy: str, position: str, topic: str) -> RecordEr
 
 
 class StopRequested(BottledWaterError):
-    """Somebody asked the job to stop; not a failure."""
+    """The job was asked to stop; this is not a failure."""
 
 
 class ProtocolError(BottledWaterError):

@@ -1,4 +1,4 @@
-"""Packages that not everybody needs, by the extra of ours that brings them: what to say when one is missing."""
+"""Optional packages, by the extra of this package that installs them, and the error when one is missing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ EXTRAS = {
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Say of an import that fails for the lack of an extra which one it is.
+    """Turn an import error into one that names the missing extra, if the package comes with one.
 
-    :raises Refused: in place of the import's error; other import errors pass as they are.
+    :raises Refused: instead of the import's error; other import errors are raised unchanged.
     """
     try:
         yield
@@ -41,9 +41,9 @@ def explained() -> Iterator[None]:
 
 
 def require(extra: str) -> None:
-    """See that the packages of an extra are there, before anything is begun that needs them; none of them is imported.
+    """Check that the packages of an extra are installed, before work that needs them begins; none of them is imported.
 
-    :raises Refused: not all are.
+    :raises Refused: one or more are not installed.
     """
     absent = [name for name, of in EXTRAS.items() if of == extra and importlib.util.find_spec(name) is None]
     if absent:
@@ -51,7 +51,7 @@ def require(extra: str) -> None:
 
 
 def _refused(names: list[str], extra: str) -> Refused:
-    """Some packages are not installed."""
+    """The error for packages that are not installed."""
     what = f"{names[0]} is" if len(names) == 1 else f"{', '.join(names)} are"
     return Refused(
         f"The Python package{'s' if len(names) > 1 else ''} {what} not installed.",

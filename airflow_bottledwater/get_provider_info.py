@@ -1,4 +1,4 @@
-"""What Airflow reads of the package at start: no imports here."""
+"""The provider metadata that Airflow reads at start. It imports nothing of the package, to stay cheap."""
 
 from __future__ import annotations
 

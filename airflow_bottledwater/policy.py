@@ -1,4 +1,4 @@
-"""What is done about which error, in one table."""
+"""One table that says what the jobs do about each class of error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 
 
 class ErrorAction(enum.Enum):
-    """What the jobs do."""
+    """What a job does about an error."""
 
     WAIT = "wait with back-off, then the same again"
     REOPEN = "a new producer: initialise, read the state, go on or end"
@@ -19,7 +19,7 @@ class ErrorAction(enum.Enum):
     FINISH = "end; nothing is wrong"
 
 
-#: error class → act; the first class that matches, in this order
+#: error class → what is done about it; the first class that matches decides, in this order
 ERROR_ACTIONS: dict[type[BaseException], ErrorAction] = {
     errors.SlotInUse: ErrorAction.WAIT,
     errors.Outage: ErrorAction.WAIT,
@@ -35,7 +35,7 @@ ERROR_ACTIONS: dict[type[BaseException], ErrorAction] = {
 
 
 def act(error: BaseException) -> ErrorAction:
-    """The row of the table for an error; anything unknown ends the job."""
+    """What is done about an error, by the table; an error of any other class ends the job."""
     return next((found for kind, found in ERROR_ACTIONS.items() if isinstance(error, kind)), ErrorAction.END)
 
 

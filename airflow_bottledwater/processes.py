@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 _STATE, _PARENT, _GROUP, _STARTED = 0, 1, 2, 19
-"""Fields of /proc/PID/stat after the name, which is in parentheses (proc(5))."""
+"""The fields of /proc/PID/stat that are used, counted from behind the name, which is in parentheses (proc(5))."""
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -35,7 +35,7 @@ def _stat(pid: int) -> list[str] | None:
 def started(pid: int) -> int | None:
     """When the process started, in clock ticks since boot; None when there is none (or only a zombie).
 
-    With the process id it names a process for good: the kernel uses ids again.
+    Process id and start time together identify a process for good; the id alone does not, since the kernel reuses ids.
     """
     fields = _stat(pid)
     return int(fields[_STARTED]) if fields else None
@@ -54,7 +54,7 @@ def family(leader: int) -> dict[int, int]:
 
 
 def send(processes: dict[int, int], signum: int) -> None:
-    """Signals each process that is still the one it was."""
+    """Send a signal to each process, unless its id belongs to another process by now."""
     for pid, start in processes.items():
         if started(pid) == start:
             try:
@@ -64,12 +64,12 @@ def send(processes: dict[int, int], signum: int) -> None:
 
 
 def alive(processes: dict[int, int]) -> bool:
-    """Whether any of them still runs."""
+    """Whether any of the processes still runs."""
     return any(started(pid) == start for pid, start in processes.items())
 
 
 def kill_family(leader: int, start: int) -> None:
-    """Kills the leader and its family and waits until they are gone."""
+    """Kill the leader and its family, and wait until they are gone, for at most 10 seconds."""
     if started(leader) == start:
         # a stopped leader starts no child between the search and the kill
         send({leader: start}, signal.SIGSTOP)
@@ -83,21 +83,21 @@ def kill_family(leader: int, start: int) -> None:
 
 
 class Guard:
-    """The door of this process to its guard, which is started with the first server to be guarded."""
+    """This process's connection to its guard, which is started when the first family is to be watched."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._parents: subprocess.Popen[bytes] | None = None  # kept: a Popen that is dropped complains
+        self._parents: subprocess.Popen[bytes] | None = None  # kept: dropping a Popen makes it warn
         # a forked copy of this process must neither hold the pipe open nor write to it
         os.register_at_fork(after_in_child=self._forget)
 
     def watch(self, pid: int, start: int, first_signal: int) -> None:
-        """Ends the family when this process ends: `first_signal` to its leader, SIGKILL to what is left after 2 s."""
+        """Have the family ended when this process ends: `first_signal` goes to its leader, SIGKILL to those left after 2 s."""
         self._write(f"+ {pid} {start} {int(first_signal)}\n")
 
     def release(self, pid: int, start: int) -> None:
-        """Stops watching it."""
+        """Stop watching the family."""
         if self._process is not None:
             self._write(f"- {pid} {start} 0\n")
 
@@ -123,7 +123,7 @@ class Guard:
 
 
 def main() -> None:
-    """Reads `+ pid start signal` and `- pid start 0` until the end of the input, then ends who is left."""
+    """Read `+ pid start signal` and `- pid start 0` until the end of the input, then end the families that are still watched."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     watched: dict[tuple[int, int], int] = {}
@@ -138,7 +138,7 @@ def main() -> None:
         if started(pid) == start:
             families.append(family(pid))
             send({pid: start}, first_signal)
-            send({pid: start}, signal.SIGCONT)  # a paused one would not hear
+            send({pid: start}, signal.SIGCONT)  # a stopped process would not handle the first signal
     deadline = time.monotonic() + 2
     while any(map(alive, families)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -16,13 +16,13 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 
 
 class BottledWaterTaskGroup(TaskGroup):
-    """``preflight → create_slot → snapshot → stream``, beside the stream ``wait_caught_up`` and ``watch_errors``, and ``drop_slot``
-    as the teardown of ``create_slot``.
+    """The tasks ``preflight → create_slot → snapshot → stream``, with ``wait_caught_up`` and ``watch_errors`` beside the stream, and
+    ``drop_slot`` as the teardown of ``create_slot``.
 
-    :param group_id: of the group; task ids are prefixed with it unless ``prefix_group_id`` is False.
+    :param group_id: the group's id; task ids are prefixed with it unless ``prefix_group_id`` is False.
     :param pipeline: the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, for every task.
     :param spark_conn_id: connection of type Spark. (templated)
-    :param bounded: the stream ends when everything is published that is committed now. (templated)
+    :param bounded: whether the stream ends once it has published everything that was committed when it started. (templated)
     :param drop_when: ``retired``, ``always`` or ``never``: what the teardown does. (templated)
     :param max_lag: bytes at which ``wait_caught_up`` calls the stream caught up. (templated)
     :param snapshot: further arguments of the snapshot operator.
@@ -53,7 +53,7 @@ class BottledWaterTaskGroup(TaskGroup):
             self.stream = StreamToKafkaOperator(
                 task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {})
             )
-            # both wait for as long as the stream runs: never in a worker slot
+            # both wait for as long as the stream runs, so they are deferred instead of occupying a worker slot
             self.wait_caught_up = ReplicationSlotLagSensor(
                 task_id="wait_caught_up",
                 max_lag=max_lag,

@@ -11,7 +11,7 @@ from airflow_bottledwater.stream import assembler
 
 
 def warm_up() -> None:
-    """Compile all that jobs use: see :func:`airflow_bottledwater.compiled.warm_up`."""
+    """Compile all functions that jobs use; see :func:`airflow_bottledwater.compiled.warm_up`."""
     warm.warm_up()
     assembler.warm_up()
     topic_reader.warm_up()

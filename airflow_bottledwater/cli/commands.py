@@ -19,7 +19,7 @@ from airflow_bottledwater.local.commands import COMMANDS
 
 log = logging.getLogger("bottledwater")
 
-# bad usage exits with 1, as the original's
+# bad usage exits with 1, as in the original Bottled Water
 click.UsageError.exit_code = 1
 
 
@@ -72,7 +72,7 @@ def status(as_json: bool, **values: Any) -> None:
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
         return
-    # names and errors may have brackets, which would be markup
+    # names and errors may contain brackets, which rich would take for markup
     report.show(found, Console(markup=False))
 
 
@@ -122,7 +122,7 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
 @cli.command("redrive")
 @options(everything=False)
 def redrive_letters(**values: Any) -> None:
-    """Publish the dead letters whose cause is mended; those that a newer record has overtaken are dropped."""
+    """Publish the dead letters whose cause was fixed; those that a newer record has overtaken are dropped."""
     from airflow_bottledwater.provision import redrive
 
     found = redrive.redrive(pipeline_of(values))
@@ -138,7 +138,7 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point: our errors become a line on standard error and exit code 1."""
+    """Entry point: errors of this package become lines on standard error and exit code 1."""
     setup_log()
     try:
         with extras.explained():

@@ -1,4 +1,5 @@
-"""A run at the shell prompt, in the foreground: the slot, and then one Spark job, for the snapshot if need be and for the stream."""
+"""A run at the shell prompt, in the foreground: creates the slot, and then runs one Spark job for the snapshot, if needed, and the
+stream."""
 
 from __future__ import annotations
 
@@ -30,23 +31,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bottledwater")
 
-#: how the names of the jobs' folders begin, in the folder for temporary files
+#: the prefix of the jobs' run directories, in the folder for temporary files
 _RUN_FOLDER = "bottledwater-run-"
 #: bytes of a job's log that are shown at once
 _LOG_BYTES = 1 << 20
-#: seconds between two looks at a job
+#: seconds between two checks of a job
 _INTERVAL = 0.3
 
 
 def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None) -> None:
     """Create what is missing, then run a job until the stream ends or a signal stops it.
 
-    :param master: where Spark runs it.
+    :param master: Spark's master.
     :param spark_conf: properties of Spark.
-    :param bounded: end when everything is published that is committed now.
-    :param position: of the last record in the topics, where the slot's records are lost; else None.
-    :raises SettingError: the position is none.
-    :raises JobFailed: the job failed; the message is its own.
+    :param bounded: whether to end once everything is published that was committed when the stream began.
+    :param position: the position of the last record in the topics, if the slot's saved state was lost; otherwise None.
+    :raises SettingError: the position is not valid.
+    :raises JobFailed: the job failed; the message is the job's own.
     """
     from airflow_bottledwater.spark import run_directory, submit, supervise
 
@@ -99,7 +100,7 @@ def _stop_by_signal() -> threading.Event:
 
 
 def _follow(folder: Path, stopped: threading.Event) -> None:
-    """Show a job's log, and a bar while it takes a snapshot, until it has ended; stop it when we are."""
+    """Show a job's log, and a progress bar while it takes a snapshot, until the job has ended; stop it when the command is stopped."""
     from airflow_bottledwater.spark import supervise
 
     reader = supervise.LogReader(folder)
@@ -125,7 +126,7 @@ def _follow(folder: Path, stopped: threading.Event) -> None:
 
 
 def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
-    """A bar for a snapshot that is under way."""
+    """Update the progress bar of a snapshot; it is visible only while the snapshot is in progress."""
     from airflow_bottledwater.spark import run_directory
 
     found = run_directory.read(folder, run_directory.Progress)
@@ -136,7 +137,7 @@ def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
 
 
 def _show(reader: LogReader) -> bool:
-    """The job's own lines (not Spark's) that are new; whether there were any lines."""
+    """Show the new log lines of the job itself, not Spark's; returns whether there were any new lines."""
     from airflow_bottledwater.spark.log import parse
 
     lines = reader.read(_LOG_BYTES)
@@ -157,7 +158,7 @@ def _check_outcome(folder: Path, stopped: threading.Event) -> None:
     if outcome is not None and outcome.ok:
         log.info("Ended: %s", ", ".join(f"{k} {v}" for k, v in outcome.result.items()))
         return
-    # the signal was for the command; a terminal or a service manager sends it to the job's processes, too
+    # the command itself got the signal; a terminal or a service manager also sends it to the job's processes
     if stopped.is_set() and (outcome is None or outcome.kind == Interrupted.__name__):
         return
     if outcome is not None:

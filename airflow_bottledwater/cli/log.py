@@ -1,4 +1,4 @@
-"""The command's log: lines on standard error, above a bar where one is shown."""
+"""The command's log: lines on standard error, above the progress bar if one is shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from rich.console import Console
 
-#: of all lines and bars; two would write over each other
+#: the only console, for all lines and progress bars: two would overwrite each other's output
 console = Console(stderr=True)
 
 
@@ -16,7 +16,7 @@ class _Handler(logging.Handler):
 
 
 def setup_log() -> None:
-    """Log as Bottled Water does."""
+    """Set up the log in the format of the original Bottled Water."""
     handler = _Handler()
     handler.setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -1,6 +1,6 @@
 """The command's options, and the pipeline that they describe.
 
-An option of a setting has its text, its choices and its default from the setting itself.
+The options of settings take their text, choices and default from the settings themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_bottledwater.settings.kinds import Choice, Flag, Properties, Texts
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
 
-#: words in the names of Kafka's properties that hold a secret
+#: words in the names of those Kafka properties that contain secrets
 _SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "ssl.key.pem")
 
 
@@ -34,14 +34,14 @@ def _pairs(_context: click.Context, _option: click.Parameter, values: tuple[str,
 
 
 def _properties(*names: str, text: str, metavar: str = "PROPERTY=VALUE") -> Option[Any]:
-    """An option that is given once for each property."""
+    """An option that can be given several times, once for each property."""
     return click.option(*names, multiple=True, callback=_pairs, metavar=metavar, help=f"{text}; repeatable.")
 
 
 def _setting(*names: str, default: str = "") -> Option[Any]:
-    """The option of the setting of the same name.
+    """The option for the setting of the same name.
 
-    :param default: what an empty value means, where the setting's sentence does not say it.
+    :param default: the meaning of an empty value, if the setting's sentence does not mention it.
     """
     setting = SETTINGS[names[-1].removeprefix("--").replace("-", "_")]
     if isinstance(setting.kind, Flag):
@@ -97,12 +97,12 @@ _OF_A_RUN: tuple[Option[Any], ...] = (
     ),
     click.option("--position", help="Header pos of the last record in the topics, for --assume-snapshot-complete."),
 )
-#: the options of a run that describe no pipeline
+#: the options of a run that do not belong to the pipeline's settings
 RUN_ONLY = ("master", "spark_conf", "bounded", "assume_snapshot_complete", "position")
 
 
 def options(*, everything: bool) -> Option[Any]:
-    """The options that name a pipeline; with ``everything`` also those of a run."""
+    """A decorator with the options that identify a pipeline; with ``everything``, also those of a run."""
 
     def decorate(function: F) -> F:
         for option in reversed([*_OF_A_PIPELINE, *(_OF_A_RUN if everything else ())]):
@@ -115,9 +115,9 @@ def options(*, everything: bool) -> Option[Any]:
 def pipeline_of(values: dict[str, Any]) -> Pipeline:
     """The pipeline that the options describe: defaults, then the file, then the command line.
 
-    :param values: of all options that describe a pipeline.
+    :param values: the values of all options that describe a pipeline.
     :raises SettingError: a setting is unknown or not allowed, or a secret is on the command line.
-    :raises click.UsageError: the options do not go together.
+    :raises click.UsageError: the options contradict each other, or the database is missing.
     """
     values = dict(values)
     force = values.pop("allow_password_argument")
@@ -145,7 +145,10 @@ def pipeline_of(values: dict[str, Any]) -> Pipeline:
 
 
 def _refuse_secrets(given: dict[str, Any]) -> None:
-    """Arguments are visible to every user of the machine (ps) and stay in the shell's history."""
+    """Refuse secrets in arguments, which every user of the machine can see (ps) and which stay in the shell's history.
+
+    :raises SettingError: an argument contains a secret.
+    """
     try:
         parsed = conninfo.conninfo_to_dict(given.get("postgres") or "")
     except Exception:

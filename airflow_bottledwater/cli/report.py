@@ -1,4 +1,4 @@
-"""What ``status`` prints for people."""
+"""The readable report that ``status`` prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("table", "topic", "boundary", "filtered", "ranges", "rows")
 def show(report: PipelineReport, console: Console) -> None:
     """Print a report.
 
-    :param console: one without markup: names and errors may have brackets.
+    :param console: a console with markup turned off, since names and errors may contain brackets.
     """
     console.print(f"Slot {report.name}: {_slot(report.slot)}")
     if (job := report.job) is not None:

@@ -1,1 +1,1 @@
-"""From PostgreSQL's binary values to Avro and JSON: the type table, a small program per table, compiled kernels."""
+"""Encodes PostgreSQL's binary values as Avro and JSON: the type table, a small program for each table, compiled kernels."""

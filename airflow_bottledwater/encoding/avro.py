@@ -55,10 +55,10 @@ def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
 
 
 def value_schema(table: Table) -> str:
-    """The row's record: every field nullable with default null, so that a registry accepts added and dropped columns (but those
-    that the settings keep required).
+    """The schema of a row: a record in which every field is nullable with default null, so that a registry accepts added and dropped
+    columns. Fields that the settings require are not nullable.
 
-    :raises SchemaRefused: if two columns' names become one.
+    :raises SchemaRefused: two columns, or two types, would get the same Avro name.
     """
     fields: list[dict[str, Any]] = []
     for column in table.columns:
@@ -82,8 +82,8 @@ def value_schema(table: Table) -> str:
 
 
 def key_schema(table: Table) -> str:
-    """The key's record: the key columns in index order, nothing but names and types, so that key bytes (and with them
-    the partition of a row) never change by themselves."""
+    """The schema of a key: a record of the key columns in index order, with nothing but names and types, so that the bytes of a key
+    (and with them the row's partition) never change without need."""
     columns = {column.name: column for column in table.columns}
     fields = [
         {
@@ -102,7 +102,7 @@ def key_schema(table: Table) -> str:
 
 
 def subjects(topic: str, table: Table) -> Iterator[tuple[str, str]]:
-    """The subjects of a table's topic (TopicNameStrategy), each with its schema; without a key there is none for it.
+    """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key subject.
 
     :raises SchemaRefused: see :func:`value_schema`.
     """

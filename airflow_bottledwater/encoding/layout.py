@@ -1,6 +1,6 @@
-"""The tables that kernels and their callers share: NumPy's structured arrays, whose fields compiled code reads by name.
+"""The tables that kernels and their callers share: NumPy's structured arrays, whose fields compiled code accesses by name.
 
-Every field is an int64, so a table costs what a matrix of numbers does and needs no padding.
+Every field is an int64, so that a table is as cheap as a matrix of numbers, and needs no padding.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Rows = npt.NDArray[np.void]
 
 
 def int64s(*fields: str) -> np.dtype[np.void]:
-    """A layout of these fields."""
+    """A layout with these fields."""
     return np.dtype([(field, np.int64) for field in fields])
 
 
-#: how the values of a column, or of what a column's values are made of, are written
+#: how the values of a column, or of a part of them (such as an array's elements), are written
 COLUMN = int64s(
     "opcode",
     "argument",
-    "name",  # where it is in the program's names
+    "name",  # where the name begins in the program's names
     "name_length",
-    "converted",  # the server makes of the value what the opcode takes
-    "child",  # the first row of what it is made of
-    "required",  # not a union with null
+    "converted",  # whether the server first converts the value into what the opcode takes
+    "child",  # the first row of its parts
+    "required",  # whether it is not a union with null
 )
 
 #: a version of a table, and where its records go
@@ -41,17 +41,17 @@ RELATION = int64s(
     "partitions",
     "key_schema",
     "value_schema",
-    "sends_updates",  # an unkeyed table sends inserts only, one with the full old row also updates
-    "converts",  # one of its columns is converted
+    "sends_updates",  # of a table without a key, only inserts are sent, and updates if its messages have the full old row
+    "converts",  # whether one of its columns is converted
 )
 
-#: a field of the row that is being encoded: its format (wire.FIELD_…), and where its bytes are
+#: a field of the row that is encoded: its format (wire.FIELD_…), and where its bytes are
 FIELD = int64s("kind", "position", "length")
 
-#: a row or truncate message of a batch: its kind (wire.MESSAGE_…), where it is, and what is known of its transaction
+#: a row or truncate message of a batch: its kind (wire.MESSAGE_…), where it is, its relation version and its transaction
 CHANGE = int64s("kind", "offset", "length", "relation", "lsn", "ordinal", "xid", "time", "flags")
 
-#: a record: where its key and value are (a length of -1: it has none), and of which row or change it is
+#: a record: where its key and value are (a length of -1 means that it has none), and the number of its row or change
 RECORD = int64s(
     "key", "key_length", "value", "value_length", "topic", "partition", "row", "event", "time", "lsn", "ordinal", "flags"
 )  # fmt: skip
@@ -61,30 +61,30 @@ ERROR = int64s(
     "row",
     "code",  # wire.REASONS
     "column",  # -1: none in particular
-    "offset",  # where it is, in bytes from the row's first one; -1: not in it
+    "offset",  # where the value is, in bytes from the beginning of the row; -1: not in the row
 )
 
-#: a value that the server has to turn into text; its column is a row of the table of columns
+#: a value that the server has to convert to text; "column" is its row in the table of columns
 CONVERSION = int64s("position", "length", "column", "change")
 
-#: a change whose new row lacks values: the first of them and how many; whether its key moved, whether a value was read from the
-#: table, and what becomes of it (kernels.unchanged)
+#: a change whose new row lacks values: the first of them and how many they are; whether its key changed, whether a value was read from
+#: the table, and what becomes of the change (kernels.unchanged)
 LACKING = int64s("change", "first", "missing", "moved", "reread", "fate")
 
-#: a value that a row lacks, and what was found for it; its kind stays that of an unchanged one where nothing was
+#: a value that a row lacks, and what was found for it; if nothing was found, its kind is still that of an unchanged value
 MISSING = int64s("change", "column", "kind", "position", "length")
 
-#: of a hash table of keys: the change that it has the key of, and the last one with a row of that key, both plus one
+#: an entry of a hash table of keys: a change that has this key, and the last change with a row of this key, both plus one
 SLOT = int64s("owner", "latest")
 
 
 class Program(NamedTuple):
-    """What kernels know of tables.
+    """The description of tables for kernels.
 
-    :param json: JSON instead of Avro.
-    :param relations: :data:`RELATION`.
-    :param keys: numbers of key columns within their relation.
-    :param columns: :data:`COLUMN`.
+    :param json: whether the output is JSON instead of Avro.
+    :param relations: rows of :data:`RELATION`.
+    :param keys: the key columns, by their number within their relation.
+    :param columns: rows of :data:`COLUMN`.
     :param names: the names of columns as they are written before their values, and the labels of enums.
     """
 
@@ -96,11 +96,11 @@ class Program(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What kernels fill.
+    """The arrays that kernels fill.
 
-    :param records: :data:`RECORD`.
-    :param errors: :data:`ERROR`.
-    :param data: keys and values.
+    :param records: rows of :data:`RECORD`.
+    :param errors: rows of :data:`ERROR`.
+    :param data: the bytes of keys and values.
     """
 
     records: Rows
@@ -109,9 +109,9 @@ class Output(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """What the server made of values, one after the other.
+    """The texts to which the server has converted values, one after the other.
 
-    :param offsets: has one entry more than there are texts.
+    :param offsets: where each text begins, and where the last one ends.
     """
 
     data: npt.NDArray[np.uint8]
@@ -119,7 +119,8 @@ class Texts(NamedTuple):
 
 
 def rows(layout: np.dtype[np.void], entries: Sequence[Mapping[str, int]]) -> Rows:
-    """A table of these entries; without any, a row of zeros that nobody refers to: compiled code takes an address of each table."""
+    """A table with these entries. Without any, it has one row of zeros to which nothing refers, since compiled code takes the address of
+    each table."""
     names = layout.names or ()
     table = np.zeros(max(1, len(entries)), dtype=layout)
     for i, entry in enumerate(entries):
@@ -128,5 +129,5 @@ def rows(layout: np.dtype[np.void], entries: Sequence[Mapping[str, int]]) -> Row
 
 
 def output(records: int, errors: int, size: int) -> Output:
-    """Room for so many records, errors and bytes."""
+    """Empty arrays for so many records, errors and bytes."""
     return Output(np.zeros(records, dtype=RECORD), np.zeros(errors, dtype=ERROR), np.empty(size, dtype=np.uint8))

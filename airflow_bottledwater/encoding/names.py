@@ -1,4 +1,4 @@
-"""Names that Avro and Kafka accept, made as Bottled Water made them."""
+"""Makes names that Avro and Kafka accept, in the same way as the original Bottled Water."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mangle(name: str, *, dots: bool = False) -> str:
 
 def namespace(schema: str) -> str:
     """The Avro namespace of a schema's records; every component starts with a letter or ``_``."""
-    # between two dots in a row is an empty component
+    # two dots in a row have an empty component between them
     return ".".join(["bottledwater", *(mangle(part) or "_" for part in mangle(schema, dots=True).split("."))])
 
 
@@ -43,5 +43,5 @@ def topic(schema: str, table: str, prefix: str = "") -> str:
 
 
 def service_topic(kind: str, prefix: str = "") -> str:
-    """The topic of the pipeline itself, such as events or dead letters: ``[prefix.]_bottledwater_<kind>``."""
+    """A topic of the pipeline itself, such as events or dead letters: ``[prefix.]_bottledwater_<kind>``."""
     return f"{prefix}._bottledwater_{kind}" if prefix else f"_bottledwater_{kind}"

@@ -1,4 +1,4 @@
-"""A table's program: what the kernels need to know of it, as arrays."""
+"""Compiles tables to programs: arrays with all that the kernels need to know of a table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from airflow_bottledwater.model.relation import Table
 class Target:
     """Where a table's records go.
 
-    :param topic: its index in the publisher's list of topics.
-    :param key_schema: registry id, or 0 without a registry.
+    :param topic: the topic's index in the publisher's list of topics.
+    :param partitions: how many partitions the topic has.
+    :param key_schema: the registry's id of the key's schema, 0 without a registry; ``value_schema`` likewise.
     """
 
     topic: int
@@ -27,10 +28,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs of several relations, in the order in which changes refer to them.
+    """The programs of several relation versions, in the order in which changes refer to them.
 
-    :ivar program: for the kernels; has a row for each column, and behind them those of what columns are made of.
-    :ivar conversions: per column its type, without domains, and the SQL by which the server converts a value.
+    :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the rows for parts.
+    :ivar conversions: for each column, its base type and the SQL by which the server converts a value (None: no conversion).
     """
 
     program: layout.Program
@@ -39,17 +40,17 @@ class Programs:
 
     @property
     def width(self) -> int:
-        """Columns of the widest relation (at least one: a table may have none)."""
+        """The number of columns of the widest relation; at least 1, since a table may have no columns."""
         return max([1, *(len(t.columns) for t in self.tables)])
 
     def scratch(self) -> layout.Rows:
-        """Room for the fields of a change's old and new row."""
+        """Scratch memory for the fields of a change's old and new row."""
         return np.zeros((2, self.width), dtype=layout.FIELD)
 
     def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
-        """What a kernel found wrong, as a sentence.
+        """The error of a kernel as text.
 
-        :param offset: where the value is in its row, in bytes; -1: not in it.
+        :param offset: where the value is in its row, in bytes; -1: not in the row.
         """
         table = self.tables[relation]
         name = f", column {table.columns[column].name!r}" if 0 <= column < len(table.columns) else ""
@@ -58,7 +59,7 @@ class Programs:
 
 
 class _Builder:
-    """Collects the rows of a program's tables."""
+    """Collects the rows of a program's arrays."""
 
     def __init__(self) -> None:
         self.relations: list[dict[str, int]] = []
@@ -69,7 +70,7 @@ class _Builder:
         self._made_of: list[tuple[int, tuple[types.Part, ...]]] = []
 
     def add_table(self, table: Table, target: Target, *, copied: bool) -> None:
-        """A relation, its key and its columns."""
+        """Add a relation, its key and its columns."""
         positions = {column.name: c for c, column in enumerate(table.columns)}
         mappings = [types.mapping(column.type) for column in table.columns]
         converted = [mapping.convert is not None and not copied for mapping in mappings]
@@ -91,7 +92,7 @@ class _Builder:
         for column, mapping, convert in zip(table.columns, mappings, converted, strict=True):
             part = types.Part(types.json_key(column.name), column.type, mapping)
             self._add(part, converted=convert, required=column.required)
-            # not a domain: its constraints may have changed since, and the value is that of the base type
+            # the base type and not a domain, whose constraints may have changed since; the value is the same
             self.conversions.append((column.type.base_oid, mapping.convert))
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
@@ -113,7 +114,7 @@ class _Builder:
         self.names.extend(part.name)
 
     def add_parts(self) -> None:
-        """What columns are made of: behind all columns, so that a relation's are together."""
+        """Add the rows for parts after those of all columns, so that the columns of a relation are together."""
         while self._made_of:
             of, parts = self._made_of.pop()
             if parts:
@@ -125,7 +126,7 @@ class _Builder:
 def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, copied: bool) -> Programs:
     """Compile tables to programs.
 
-    :param copied: for COPY, where the query itself converts (:func:`select_list`).
+    :param copied: whether the rows come from a COPY, whose query itself converts values (:func:`select_list`).
     """
     built = _Builder()
     for table, target in tables:
@@ -137,7 +138,7 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
             relations=layout.rows(layout.RELATION, built.relations),
             keys=np.array(built.keys or [0], dtype=np.int64),
             columns=layout.rows(layout.COLUMN, built.columns),
-            # writable, as all our buffers: compiled code is compiled anew for a read-only one
+            # writable like all other buffers: for a read-only one, the kernels would be compiled anew
             names=np.frombuffer(built.names or bytearray(1), dtype=np.uint8),
         ),
         tables=tuple(table for table, _ in tables),
@@ -146,7 +147,7 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
 
 
 def select_list(table: Table) -> sql.Composed:
-    """The columns of a COPY query; what has no kernel is converted by the server."""
+    """The columns of a COPY query; values that no kernel can encode are converted by the server."""
     parts: list[sql.Composable] = []
     for column in table.columns:
         name, convert = sql.Identifier(column.name), types.mapping(column.type).convert

@@ -1,9 +1,9 @@
-"""The type table: per PostgreSQL type its Avro schema and how its binary value is transcoded.
+"""The type table: for each PostgreSQL type, its Avro schema and how its binary value is encoded.
 
-A new type is a row here, a kernel if its layout is new, and a conformance case. A type that is not here becomes a
-string, PostgreSQL's own text of the value (:data:`TEXT`), converted by the server.
+A new type needs a row here, a kernel if its binary layout is new, and a conformance case. A type that is not here becomes a
+string: PostgreSQL's own text of the value (:data:`TEXT`), to which the server converts it.
 
-JSON needs no column of its own: the form follows from the opcode (docs/message-format.md lists both).
+The table has no column for JSON, whose form follows from the opcode (docs/message-format.md lists both).
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ Sql = Callable[[sql.Composable], sql.Composable]
 
 
 def to_text(value: sql.Composable) -> sql.Composed:
-    """PostgreSQL's own text of a value, as SQL: ``format`` calls the output function (``v::text`` differs for char(n) and bool)."""
+    """SQL for PostgreSQL's own text of a value: ``format`` calls the type's output function (``v::text`` differs for char(n) and bool)."""
     return sql.SQL("pg_catalog.format('%s', {})").format(value)
 
 
 def to_texts(value: sql.Composable) -> sql.Composed:
-    """The same of every element of an array, unless their type has a cast to text of its own (pg_cast): such types have a row
-    here, or their arrays stay whole (:data:`_OWN_CASTS`)."""
+    """SQL for the texts of an array's elements. It is not right for types with a cast to text of their own (pg_cast): these have a row
+    in the table, or their arrays are converted as a whole (:data:`_OWN_CASTS`)."""
     return sql.SQL("{}::pg_catalog.text[]").format(value)
 
 
 def unless_null(convert: Sql, value: sql.Composable) -> sql.Composed:
-    """``format`` turns NULL into an empty string; ``IS DISTINCT FROM NULL`` tests the value itself, also for a composite whose
-    attributes are all NULL (make_nulltest_from_distinct, src/backend/parser/parse_expr.c)."""
+    """SQL that converts a value unless it is NULL, which ``format`` would turn into an empty string. ``IS DISTINCT FROM NULL`` tests the
+    value itself, even if it is a composite whose attributes are all NULL (make_nulltest_from_distinct,
+    src/backend/parser/parse_expr.c)."""
     return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN {} END").format(value, convert(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a value is made of.
+    """A part of a value: an array's element, a composite's attribute, a range's bound, or a label of an enum.
 
-    :param name: bytes that the kernel needs: what stands before it in JSON; of an enum, the label.
-    :param type: none for a label.
+    :param name: the bytes that are written before the part in JSON; for a label, the label itself.
+    :param type: the part's type; None for a label.
+    :param mapping: how the part is published; None for a label.
     """
 
     name: bytes = b""
@@ -56,11 +58,11 @@ class Part:
 class TypeMapping:
     """How one type is published.
 
-    :param opcode: what the kernels do with its binary value.
-    :param avro: the Avro schema of a column.
-    :param argument: the kernel's argument for a column.
-    :param convert: SQL by which the server makes of the value what the opcode takes; None: it is that.
-    :param parts: what a value is made of.
+    :param opcode: how the kernels encode its binary value.
+    :param avro: returns the Avro schema of a column.
+    :param argument: returns the kernel's argument for a column.
+    :param convert: SQL by which the server converts a value into what the opcode takes; None if no conversion is needed.
+    :param parts: the parts that a value consists of.
     """
 
     opcode: int
@@ -79,14 +81,14 @@ def _logical(base: str, logical: str) -> Callable[[ColumnType], Schema]:
 
 
 def _record(name: str, **fields: str) -> Callable[[ColumnType], Schema]:
-    """One of our own, known by its full name wherever it appears again."""
+    """A record of this package's namespace; if it appears again in a schema, it is referred to by its full name."""
     made = [{"name": field, "type": kind} for field, kind in fields.items()]
     return lambda column: {"type": "record", "name": name, "namespace": "bottledwater", "fields": made}
 
 
 def numeric_precision(typmod: int) -> tuple[int, int]:
-    """Precision and scale of ``numeric(p, s)`` as Avro can hold them: a negative scale and a scale above the
-    precision both widen the precision (make_numeric_typmod, src/backend/utils/adt/numeric.c: 11 bits of scale)."""
+    """Precision and scale of ``numeric(p, s)`` for Avro, where a negative scale, and a scale above the precision, need a larger
+    precision (make_numeric_typmod, src/backend/utils/adt/numeric.c: 11 bits of scale)."""
     packed = typmod - 4
     precision = (packed >> 16) & 0xFFFF
     scale = ((packed & 0x7FF) ^ 0x400) - 0x400
@@ -107,7 +109,7 @@ def _money(column: ColumnType) -> Schema:
 
 _STRING = TypeMapping(wire.OP_TEXT, _plain("string"))
 
-#: PostgreSQL's own text of the value: for every type without a row
+#: PostgreSQL's own text of the value, for every type that is not in the table
 TEXT = replace(_STRING, convert=to_text)
 NUMERIC = 1700
 _DECIMAL = TypeMapping(wire.OP_DECIMAL, _decimal, lambda column: numeric_precision(column.base_typmod)[1])
@@ -149,8 +151,8 @@ TABLE: dict[int, TypeMapping] = {
     5069: TypeMapping(wire.OP_UINT64, _plain("long")),  # xid8
     194: _STRING,  # pg_node_tree
     1790: _STRING,  # refcursor
-    # what the server cannot read back, so neither convert: pg_ndistinct, pg_dependencies, pg_mcv_list, pg_brin_bloom_summary,
-    # pg_brin_minmax_multi_summary
+    # types that the server cannot read back, and so cannot convert: pg_ndistinct, pg_dependencies, pg_mcv_list,
+    # pg_brin_bloom_summary, pg_brin_minmax_multi_summary
     **dict.fromkeys((3361, 3402, 5017, 4600, 4601), _BYTES),
 }
 
@@ -167,7 +169,7 @@ EXTENSIONS: dict[tuple[str, str], TypeMapping] = {
     ("vector", "halfvec"): TypeMapping(wire.OP_FLOATS, _FLOATS, lambda column: 2),
 }
 
-#: (what the settings choose, opcode of the default) → mapping
+#: (form that the settings choose, opcode of the default) → mapping
 _CHOSEN: dict[tuple[str, int], TypeMapping] = {
     ("string", wire.OP_NUMERIC_TEXT): TABLE[NUMERIC],
     ("double", wire.OP_NUMERIC_TEXT): TypeMapping(wire.OP_DOUBLE, _plain("double")),
@@ -178,12 +180,12 @@ _CHOSEN: dict[tuple[str, int], TypeMapping] = {
 _REG = TypeMapping(wire.OP_UINT32_TEXT, _plain("string"))
 
 
-#: "char", xml
+#: types with a cast to text that differs from their output function: "char", xml
 _OWN_CASTS = {18, 142}
 
 
 def mapping(column: ColumnType) -> TypeMapping:
-    """The row of a column's type: a domain is its base type, what is made of others follows from them."""
+    """How a column's type is published: a domain like its base type; arrays, composites and ranges by the types of their parts."""
     if column.element is not None:
         return _MADE_OF[column.kind](column.element)
     if column.form == "record" and column.kind == "c":
@@ -214,7 +216,7 @@ def _array(element: ColumnType) -> TypeMapping:
             found = {"type": "array", "items": found}
         return found
 
-    # the latter: what has parts, and no form of its own for one of them
+    # the second condition: an element that is converted in another way, such as a composite with a part that is converted
     if inner.convert is not None and (element.base_oid in _OWN_CASTS or inner.convert is not to_text):
         return TEXT
     return TypeMapping(
@@ -237,7 +239,7 @@ def _named(column: ColumnType) -> dict[str, str]:
 
 
 def json_key(name: str) -> bytes:
-    """What stands before a value in a JSON object."""
+    """The bytes before a value in a JSON object: its name, quoted, and a colon."""
     return (json.dumps(name, ensure_ascii=False) + ":").encode()
 
 

@@ -9,7 +9,7 @@ OP_INT4 = 3
 OP_INT8 = 4
 OP_FLOAT4 = 5
 OP_FLOAT8 = 6
-OP_TEXT = 7  # bytes are the text (text, varchar, bpchar, name, json, enum labels, and what the server converted); argument 1: JSON text as it is
+OP_TEXT = 7  # the bytes are the text (text, varchar, bpchar, name, json, enum labels, converted values); argument 1: JSON text, unquoted
 OP_JSONB = 8  # a version byte 1, then text (jsonb_send, src/backend/utils/adt/jsonb.c); argument 1 as above
 OP_BYTEA = 9
 OP_UUID = 10
@@ -18,7 +18,7 @@ OP_TIME = 12
 OP_TIMESTAMP = 13
 OP_TIMESTAMPTZ = 14
 OP_DECIMAL = 15  # numeric with a precision; argument 0: the Avro scale
-OP_NUMERIC_TEXT = 16  # numeric without; argument 1: a JSON number
+OP_NUMERIC_TEXT = 16  # numeric without a precision; argument 1: as a JSON number
 OP_UINT32 = 17  # oid, xid, cid
 OP_UINT64 = 18  # xid8
 OP_MONEY = 19  # argument: the scale of the server's currency
@@ -27,12 +27,12 @@ OP_INTERVAL = 21
 OP_INET = 22  # inet and cidr
 OP_DOUBLE = 23  # numeric as the nearest double
 OP_UINT32_TEXT = 24  # reg*: the number as text
-OP_HEX = 25  # bytes; in JSON hexadecimal
+OP_HEX = 25  # bytes; hexadecimal in JSON
 OP_FLOATS = 26  # vector and halfvec; argument: bytes of an element
 OP_MAP = 27  # hstore
 OP_ENUM = 28  # argument: how many labels; children: the labels
-# the following are made of others, of any depth
-OP_ARRAY = 32  # argument: how deep; child: the elements
+# the following consist of other values, nested to any depth
+OP_ARRAY = 32  # argument: the number of dimensions; child: the elements
 OP_RECORD = 33  # argument: how many attributes; children: those
 OP_RANGE = 34  # argument: 2; children: the bounds
 OP_MULTIRANGE = 35  # child: the range
@@ -46,16 +46,16 @@ FIELD_NULL = ord("n")
 FIELD_UNCHANGED = ord("u")
 FIELD_TEXT = ord("t")
 FIELD_BINARY = ord("b")
-FIELD_CONVERTED = ord("s")  # ours: a text that the server made of the value
+FIELD_CONVERTED = ord("s")  # not one of pgoutput's: the text to which the server has converted the value
 
 # ---------------------------------------------------------------- messages of pgoutput, and the rows in them
 #: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 MESSAGE_BEGIN, MESSAGE_COMMIT, MESSAGE_ORIGIN, MESSAGE_RELATION, MESSAGE_TYPE = b"BCORY"
 MESSAGE_INSERT, MESSAGE_UPDATE, MESSAGE_DELETE, MESSAGE_TRUNCATE, MESSAGE_LOGICAL = b"IUDTM"
-#: what comes before a TupleData: the new row, the whole old one, or (K) its key
+#: the byte before a TupleData: the new row, or the full old row; K, for the old key, is not needed
 NEW_ROW, FULL_OLD_ROW = ord("N"), ord("O")
 
-# ---------------------------------------------------------------- what a kernel says of a row it could not encode
+# ---------------------------------------------------------------- why a kernel could not encode a row
 SPACE = -1  # the output buffer is full; not an error
 MALFORMED = -2
 NO_REPRESENTATION = -3
@@ -89,7 +89,7 @@ NUMERIC_NINF = 0xF000
 # ---------------------------------------------------------------- flags and events of a record
 FLAG_REREAD = 1  # a TOAST value of the record was read again from the table
 FLAG_XID_SHIFT = 8  # above it: the source transaction's 32-bit id
-#: what the header op says: a row of the snapshot, and what happened to one in the stream
+#: the values of the header op: a row of the snapshot, and the operations of the stream
 EVENT_SNAPSHOT, EVENT_CREATE, EVENT_UPDATE, EVENT_DELETE = ord("r"), ord("c"), ord("u"), ord("d")
 
 # ---------------------------------------------------------------- which headers records get

@@ -1,4 +1,4 @@
-"""Looking up Airflow's connections: one that is not defined is told from one that cannot be asked for right now."""
+"""Looks up Airflow's connections, and distinguishes one that is not defined from one that cannot be looked up right now."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
 
 
 def connection(conn_id: str, *, kind: str = "") -> Any:
-    """A connection.
+    """Look up a connection.
 
-    :param kind: what sort of connection it has to be, for the message.
+    :param kind: the type of connection that it has to be, for the message.
     :raises Refused: it is not defined.
     :raises Outage: it could not be looked up, since Airflow's API server or a secrets backend does not answer.
     """
@@ -27,7 +27,7 @@ def connection(conn_id: str, *, kind: str = "") -> Any:
 
 
 async def aconnection(conn_id: str, *, kind: str = "") -> Any:
-    """The same for a trigger."""
+    """Like :func:`connection`, for a trigger."""
     try:
         return await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException as error:
@@ -49,12 +49,12 @@ def _lookup_error(conn_id: str, kind: str, trouble: str) -> BottledWaterError:
 
 
 def _why_not_found(conn_id: str) -> str:
-    """What kept a place where connections are defined from answering; empty: all of them say that it is not there.
+    """Why one of the places in which connections are defined did not answer; empty if all of them answer that it is not defined.
 
-    Airflow 3.3 says "not defined" in both cases: ``_get_connection`` of airflow/sdk/execution_time/context.py passes over whatever a
-    secrets backend raises, and the backend that asks the API server passes over every answer but a refusal. So each is asked once
-    more. These names are Airflow's own, and only here; the message has the error's name alone, since its text may hold an address with
-    a password.
+    Airflow 3.3 raises "not defined" in both cases: ``_get_connection`` of airflow/sdk/execution_time/context.py ignores whatever a
+    secrets backend raises, and the backend that asks the API server ignores most of its errors. So each backend is asked once more.
+    These are internal names of Airflow, used nowhere else. The message contains only the error's name, since its text may contain an
+    address with a password.
     """
     from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
     from airflow.sdk.execution_time import task_runner

@@ -1,7 +1,7 @@
-"""A pipeline from Airflow's connections and an operator's settings.
+"""Makes a pipeline from Airflow's connections and an operator's settings.
 
-Connections are those of the Postgres and Kafka providers, so that users reuse what they have; their secrets go nowhere but
-into the :class:`~airflow_bottledwater.settings.Pipeline`.
+The connections are of the types of the Postgres and Kafka providers, so that users can reuse theirs; their secrets are only passed to
+the :class:`~airflow_bottledwater.settings.Pipeline`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from airflow_bottledwater.settings import Pipeline
 
 
 def properties(found: Any) -> dict[str, str]:
-    """A Kafka connection as librdkafka properties: the Kafka provider keeps them in ``extra``."""
+    """The librdkafka properties of a Kafka connection, which the Kafka provider keeps in ``extra``."""
     kept = texts(json.loads(found.extra or "{}"))
-    # of consumers; ours are configured by ourselves
+    # properties for consumers: those of this package are configured by the package itself
     for name in ("group.id", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "error_cb"):
         kept.pop(name, None)
     return kept
@@ -33,10 +33,10 @@ def properties(found: Any) -> dict[str, str]:
 class PipelineHook(BaseHook):
     """The pipeline of an operator, a sensor or a trigger.
 
-    :param postgres_conn_id: the source database.
-    :param kafka_conn_id: the broker.
-    :param schema_registry_conn_id: the registry; not asked for with JSON.
-    :param settings: of :class:`~airflow_bottledwater.settings.Pipeline`, without its first three.
+    :param postgres_conn_id: the connection to the source database.
+    :param kafka_conn_id: the connection to Kafka.
+    :param schema_registry_conn_id: the connection to the registry; not used with JSON.
+    :param settings: the settings of :class:`~airflow_bottledwater.settings.Pipeline` except for postgres, kafka and registry.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PipelineHook(BaseHook):
         self.settings = dict(settings)
 
     def pipeline(self) -> Pipeline:
-        """The pipeline.
+        """The pipeline, with the connections as they are defined now; their passwords are masked in logs.
 
         :raises Refused: a connection is not defined.
         :raises Outage: a connection could not be looked up.
@@ -62,7 +62,7 @@ class PipelineHook(BaseHook):
         return self._build({name: connection(name) for name in self._needed()})
 
     async def apipeline(self) -> Pipeline:
-        """The same for a trigger."""
+        """Like :meth:`pipeline`, for a trigger."""
         return self._build({name: await aconnection(name) for name in self._needed()})
 
     def _needed(self) -> list[str]:

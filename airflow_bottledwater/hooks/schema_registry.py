@@ -15,8 +15,8 @@ from airflow_bottledwater.kafka.registry import Registry
 
 
 def properties(connection: Any) -> dict[str, str]:
-    """A connection as properties of the registry client: the URL in ``host`` (or, as Airflow's HTTP connections have it, the host
-    alone, with ``port`` and the scheme in ``schema``), user and password, the rest in ``extra``."""
+    """The properties of the registry's client from a connection: the URL from ``host`` (or, as in Airflow's HTTP connections, from
+    ``host``, ``port`` and the scheme in ``schema``), user and password, and all others from ``extra``."""
     found = {"url": _url(connection), **json.loads(connection.extra or "{}")}
     if connection.login:
         found["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
@@ -34,14 +34,14 @@ def _url(connection: Any) -> str:
 
 
 def texts(extra: Mapping[str, Any]) -> dict[str, str]:
-    """A connection's extra as the clients' properties: null means not set."""
+    """A connection's extra as properties of a client, which are texts; null means not set."""
     return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in extra.items() if v is not None}
 
 
 class SchemaRegistryHook(BaseHook):
-    """A schema registry.
+    """The hook of a schema registry.
 
-    :param schema_registry_conn_id: the connection.
+    :param schema_registry_conn_id: connection of type Schema Registry.
     """
 
     conn_name_attr = "schema_registry_conn_id"
@@ -54,7 +54,7 @@ class SchemaRegistryHook(BaseHook):
         self.schema_registry_conn_id = schema_registry_conn_id
 
     def get_conn(self) -> Registry:
-        """A client.
+        """A client of the registry.
 
         :raises Refused: the connection is not defined.
         :raises Outage: it could not be looked up.
@@ -62,7 +62,7 @@ class SchemaRegistryHook(BaseHook):
         return Registry(properties(connections.connection(self.schema_registry_conn_id)))
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask for the subjects."""
+        """Check, for Airflow's UI, that the registry answers a request for its subjects."""
         try:
             self.get_conn().ping()
         except BottledWaterError as error:

@@ -1,4 +1,4 @@
-"""The source database from an Airflow connection of type Postgres."""
+"""Makes the source database's connection string from an Airflow connection of type Postgres."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from airflow.sdk.log import mask_secret
 
 from airflow_bottledwater.hooks.connections import aconnection, connection
 
-#: set by us for each session (:mod:`airflow_bottledwater.postgres.connect`), whatever a connection says
+#: parameters that are set for each session (:mod:`airflow_bottledwater.postgres.connect`), and are ignored in a connection
 _OURS = frozenset(["replication", "client_encoding"])
 
 
 def dsn_of(found: Any) -> str:
     """A Postgres connection as libpq's connection string; its secrets are masked in logs from then on."""
-    # here and not above: a DAG processor does without, and libpq takes a fifth of a second
+    # imported here, since a DAG processor does not need libpq, whose import takes a fifth of a second
     from psycopg import conninfo, pq
 
     options = {option.keyword.decode(): option for option in pq.Conninfo.get_defaults()}
@@ -29,25 +29,25 @@ def dsn_of(found: Any) -> str:
         "password": found.password,
     }
     parts = {
-        # other keys belong to other tools
+        # keys that libpq does not know belong to other tools
         **{name: _text(value) for name, value in extra.items() if name in options and name not in _OURS},
         **{name: value for name, value in own.items() if value not in (None, "")},
     }
     dsn = conninfo.make_conninfo(**{name: value for name, value in parts.items() if value not in (None, "")})
     for name, value in conninfo.conninfo_to_dict(dsn).items():
-        # those that libpq itself does not show (dispchar of PQconninfoOption)
+        # the parameters that libpq itself marks as secret (dispchar of PQconninfoOption)
         if value and options[name].dispchar == b"*":
             mask_secret(str(value))
     return dsn
 
 
 def _text(value: Any) -> Any:
-    """libpq's switches are numbers, in JSON they may be booleans."""
+    """A value for libpq, whose switches are numbers, while in JSON they may be booleans."""
     return int(value) if isinstance(value, bool) else value
 
 
 class SourceHook(BaseHook):
-    """The source database.
+    """The hook of the source database.
 
     :param postgres_conn_id: connection of type Postgres.
     """
@@ -60,7 +60,7 @@ class SourceHook(BaseHook):
         self.postgres_conn_id = postgres_conn_id
 
     def dsn(self) -> str:
-        """Its connection string.
+        """The connection string.
 
         :raises Refused: the connection is not defined.
         :raises Outage: it could not be looked up.
@@ -68,5 +68,5 @@ class SourceHook(BaseHook):
         return dsn_of(connection(self.postgres_conn_id))
 
     async def adsn(self) -> str:
-        """The same for a trigger."""
+        """Like :meth:`dsn`, for a trigger."""
         return dsn_of(await aconnection(self.postgres_conn_id))

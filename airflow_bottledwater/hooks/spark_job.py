@@ -1,6 +1,6 @@
-"""Our Spark jobs from Airflow, in client mode: submitted through the Spark provider's connection, supervised by a folder.
+"""Runs Spark jobs from Airflow in client mode: submitted by the Spark provider's connection, and watched through a run directory.
 
-The provider's own client mode dies with the task that started it and leaves the Python driver behind when killed; here the
+The provider's own client mode ends with the task that started it, and leaves the Python driver behind when it is killed. Here, the
 job is a family of processes of its own, so that data flows whether or not Airflow is up.
 """
 
@@ -26,7 +26,7 @@ from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.log import parse
 from airflow_bottledwater.spark.run_directory import Outcome, Owner
 
-#: of Airflow's environment, not for a Spark job: they hold Airflow's own secrets and connections
+#: prefixes of environment variables that a Spark job does not get: they hold Airflow's own secrets and connections
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
 
 #: bytes of a job's log that are passed on at once
@@ -34,7 +34,7 @@ _LOG_BYTES = 1 << 20
 
 
 class Identity(TypedDict):
-    """Which job it is, as Airflow keeps it between a task's tries.
+    """Identifies a job; Airflow stores it between a task's tries.
 
     :param folder: absolute path of the job's folder.
     :param host: name of the host that it is on.
@@ -45,24 +45,25 @@ class Identity(TypedDict):
 
 
 def connection_of(conn_id: str) -> Any:
-    """A Spark connection that exists.
+    """Look up a Spark connection.
 
-    :raises Refused: it does not (the provider would silently submit to YARN).
+    :raises Refused: it is not defined (the provider would then submit to YARN without an error).
     :raises Outage: it could not be looked up.
     """
     return connections.connection(conn_id, kind="Spark")
 
 
 def deploy_mode(connection: Any) -> str:
-    """client or cluster."""
+    """The deploy mode of a Spark connection: ``client`` (the default) or ``cluster``."""
     return str(connection.extra_dejson.get("deploy-mode") or "client")
 
 
 def refuse_foreign_hosts(what: str, executor: str | None = None) -> None:
-    """A detached process can be watched and stopped only where worker and triggerer share the host.
+    """Check that worker and triggerer share the host: only then can the triggerer watch and stop a detached process.
 
-    :param executor: the task's own; None: the first that is configured.
-    :raises Refused: they do not.
+    :param what: what needs it, for the message.
+    :param executor: the task's own executor; None for the first that is configured.
+    :raises Refused: the executor is not LocalExecutor.
     """
     executor = executor or conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
     if "LocalExecutor" not in executor:
@@ -74,12 +75,13 @@ def refuse_foreign_hosts(what: str, executor: str | None = None) -> None:
 
 
 def refuse_stream(conn_id: str, *, mode: str | None = None, executor: str | None = None) -> None:
-    """What the stream's job cannot do there, said before anything is changed.
+    """Check that the stream's job can run with a Spark connection and an executor, before anything is changed.
 
     :param conn_id: connection of type Spark.
-    :param mode: deploy mode; None: the connection's.
-    :param executor: of the stream's task; None: the first that is configured.
-    :raises Refused: there is no such connection, its deploy mode is cluster, or Airflow runs on several hosts.
+    :param mode: the deploy mode; None for the connection's.
+    :param executor: the executor of the stream's task; None for the first that is configured.
+    :raises Refused: there is no such connection, the deploy mode is cluster, or the executor is not LocalExecutor.
+    :raises Outage: the connection could not be looked up.
     """
     connection = connection_of(conn_id)
     if (mode or deploy_mode(connection)) != "client":
@@ -91,10 +93,10 @@ def refuse_stream(conn_id: str, *, mode: str | None = None, executor: str | None
 
 
 def refuse_missing_binary(conn_id: str) -> None:
-    """A job is submitted by a program of this host.
+    """Check that the program which submits jobs, usually spark-submit, is installed on this host.
 
-    :param conn_id: connection of type Spark.
-    :raises Refused: there is no such connection, or not the program that it names.
+    :param conn_id: connection of type Spark, which may name another program (``spark-binary``).
+    :raises Refused: there is no such connection, or the program is not on the PATH.
     """
     name = str(connection_of(conn_id).extra_dejson.get("spark-binary") or "spark-submit")
     if shutil.which(name, path=environment()["PATH"]) is None:
@@ -105,9 +107,9 @@ def refuse_missing_binary(conn_id: str) -> None:
 
 
 class SparkJobHook(BaseHook):
-    """Submit, watch and stop our jobs.
+    """Prepares and starts Spark jobs.
 
-    :param hook: a ``SparkSubmitHook`` of the Spark provider: it knows how to make a command line from a connection.
+    :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
     """
 
     def __init__(self, hook: Any) -> None:
@@ -116,11 +118,13 @@ class SparkJobHook(BaseHook):
 
     @staticmethod
     def prepare(pipeline: Pipeline, name: str, owner: Owner) -> tuple[Identity, Path]:
-        """A folder for one job, by which whoever has to will find it, and in it the settings file that only this user can read.
+        """Make a run directory for one job, by which it can be found later, with a settings file that only this user can read; returns
+        the job's identity and the path of the file.
 
-        What killed jobs have left in their folders is removed.
+        The files of jobs that were killed earlier are removed, see :func:`supervise.sweep`.
 
-        :param owner: for whom it runs.
+        :param name: the job: ``snapshot`` or ``stream``.
+        :param owner: the DAG run that the job works for.
         """
         home = _home()
         supervise.sweep(sorted(home.glob("*-*")))
@@ -130,7 +134,10 @@ class SparkJobHook(BaseHook):
         return {"folder": str(folder), "host": socket.gethostname()}, pipeline.write(folder)
 
     def start(self, identity: Identity, application: str) -> None:
-        """Start the job."""
+        """Start the job.
+
+        :param application: the path of its entry point.
+        """
         made = submission(self._hook, application)
         supervise.start(Path(identity["folder"]), made.command, {**environment(master=made.master), **made.variables})
 
@@ -140,18 +147,18 @@ def _home() -> Path:
 
 
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
-    """What a job gets of the worker's environment."""
+    """The environment of a job: that of the worker, without Airflow's own variables."""
     kept = {k: v for k, v in (base or os.environ).items() if not k.startswith(_AIRFLOW_ONLY)}
     return submit.environment(kept, master=master)
 
 
 def is_here(identity: Identity) -> bool:
-    """Whether the job was started on this host; of another host nothing can be seen."""
+    """Whether the job was started on this host; a job on another host cannot be watched."""
     return identity["host"] == socket.gethostname()
 
 
 def running(identity: Identity) -> bool:
-    """Whether the job lives; on another host it cannot be known.
+    """Whether the job still runs.
 
     :raises Refused: it was started on another host.
     """
@@ -164,14 +171,14 @@ def running(identity: Identity) -> bool:
 
 
 def stop_asked(identity: Identity) -> bool:
-    """Whether one of ours has stopped the job on its host (:func:`stop`), and not somebody through Kafka."""
+    """Whether the job was stopped on its host, by :func:`stop`, and not by a request in Kafka."""
     return supervise.stop_asked(Path(identity["folder"]))
 
 
 def left_behind(owner: Owner) -> list[Identity]:
-    """The jobs that still run on this host for the tasks of a run.
+    """The jobs on this host that still run for the tasks of a DAG run.
 
-    Airflow tells only a trigger that is loaded that its task was ended; while no triggerer runs, nobody stops the job.
+    When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is not stopped.
     """
     found: list[Identity] = []
     for path in sorted(_home().glob(f"*/{Owner.FILE}")):
@@ -191,13 +198,13 @@ def outcome(identity: Identity) -> Outcome:
         ok=False,
         kind=JobFailed.__name__,
         error=f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{supervise.log_tail(folder)}",
-        # killed: by the host, by hand, out of memory; nothing says that it would happen again
+        # it was killed: by the host, by hand, or out of memory; that need not happen again
         transient=True,
     )
 
 
 def stop(identity: Identity, *, timeout: float = 40.0) -> bool:
-    """End the job in order, then by force; True when it is gone."""
+    """End the job in order, and kill it after ``timeout`` seconds; returns whether it has ended."""
     return supervise.stop(Path(identity["folder"]), timeout=timeout)
 
 
@@ -206,15 +213,16 @@ def forget(identity: Identity) -> None:
     shutil.rmtree(identity["folder"], ignore_errors=True)
 
 
-#: takes a record of a job's log: its level and its text
+#: called with the level and the text of each line of a job's log
 Write = Callable[[int, str], Any]
 
 
 class LogFollower:
-    """Passes the job's own log on as it comes: each line with its level, and without the time, which Airflow adds.
+    """Passes a job's log on as it grows: each line with its level, and without its time, since Airflow adds one.
 
-    :param write: takes a line. One that begins no record (of a traceback, for example) has the level of the record before.
-    :param past: how many bytes of what is there already; None: all.
+    :param write: called with each line. A line that does not begin a record (of a traceback, for example) has the level of the last
+        record.
+    :param past: how many bytes of the existing log to begin with; None for all of it.
     """
 
     def __init__(self, identity: Identity, write: Write, *, past: int | None = None) -> None:
@@ -223,7 +231,7 @@ class LogFollower:
         self._level = logging.INFO
 
     def follow(self) -> None:
-        """What is new."""
+        """Pass on the new lines, up to a limit of bytes."""
         for line in self._reader.read(_LOG_BYTES):
             record = parse(line)
             if record is not None:
@@ -232,7 +240,10 @@ class LogFollower:
 
 
 def wait(identity: Identity, write: Write, *, interval: float = 1.0) -> Outcome:
-    """Follow a job's log until it ends; returns its outcome."""
+    """Follow a job's log until the job has ended; returns its outcome.
+
+    :param interval: seconds between two checks.
+    """
     follower = LogFollower(identity, write)
     while running(identity):
         follower.follow()

@@ -1,4 +1,4 @@
-"""What the Spark provider knows of a submission but does not offer: the only place that reads its private parts."""
+"""Reads from the Spark provider how it would submit a job; this is the only module that uses the provider's private attributes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 class Submission:
     """How a job is submitted.
 
-    :param command: the whole command line; it has no secret in it.
-    :param master: of the connection.
-    :param variables: that the operator adds to the job's environment (``env_vars``).
+    :param command: the whole command line; it contains no secrets.
+    :param master: the connection's master.
+    :param variables: what the operator adds to the job's environment (``env_vars``).
     """
 
     command: list[str]
@@ -21,12 +21,12 @@ class Submission:
 
 
 def submission(hook: Any, application: str) -> Submission:
-    """The provider submits in a way that ends with the task; this is what a job of its own needs.
+    """What is needed to submit a job independently of the task, since the provider's own submission ends with the task.
 
     :param hook: a ``SparkSubmitHook``.
     :param application: path of the job's entry point.
     """
     command = hook._build_spark_submit_command(application)
-    # behind the command: making it sets them
+    # read after the command is made, which sets them
     variables = {str(name): str(value) for name, value in (hook._env or {}).items()}
     return Submission(command, str(hook._connection["master"] or ""), variables)

@@ -1,1 +1,1 @@
-"""Kafka: topics, the schema registry, the transactional publisher, the state topics."""
+"""Kafka: client settings and errors, topics, the schema registry, and transactional producers."""

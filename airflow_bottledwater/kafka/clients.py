@@ -1,4 +1,4 @@
-"""What all our Kafka clients share: their properties, and what their errors mean."""
+"""What all Kafka clients of this package share: their properties, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater.errors import DOCS, Outage, Refused
 
-#: a rejection; a broker that stops in the middle of a handshake has the same error codes
+#: texts of a rejected login; the error codes alone do not show it, since a broker that stops during a handshake leads to the same ones
 _REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
 GRANT = f"The ACLs that are needed: {DOCS}operations.html#acls-in-kafka"
 
 
 def client_config(config: Mapping[str, str]) -> dict[str, Any]:
-    """The user's properties as far as consumers and admin clients know them."""
+    """The user's properties without those that only producers know, for consumers and admin clients."""
     producer_only = (
         "queue.",
         "batch.",
@@ -35,7 +35,7 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
     )
     return {k: v for k, v in config.items() if not k.startswith(producer_only)} | {
         "log_level": "2",
-        # a question must never make a topic
+        # asking about a topic must never create it
         "allow.auto.create.topics": "false",
     }
 
@@ -43,7 +43,7 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
 def transactional_config(config: Mapping[str, str], transactional_id: str, timeout: float) -> dict[str, str]:
     """The properties of a producer under a transactional id.
 
-    :param config: the user's properties; what transactions need is ours whatever they say.
+    :param config: the user's properties; those that transactions depend on are overridden.
     :param timeout: seconds after which the broker aborts a transaction whose producer is silent.
     """
     found = {
@@ -55,13 +55,13 @@ def transactional_config(config: Mapping[str, str], transactional_id: str, timeo
         # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's defaults
         "allow.auto.create.topics": "false",
     }
-    # a time-out of its own would drop records inside a transaction
+    # with a time-out of their own, records inside a transaction could be dropped
     found.pop("message.timeout.ms", None)
     return found
 
 
-#: the client's own and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: "retriable" in
-#: https://kafka.apache.org/protocol#protocol_error_codes, but for a topic that is missing, which is ours to say.
+#: the client's and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: those that are "retriable" in
+#: https://kafka.apache.org/protocol#protocol_error_codes, except for a missing topic, which the callers handle.
 #: ``KafkaError.retriable()`` is false for nearly all of them: librdkafka sets it in the transactional API only.
 _AWAY = {
     KafkaError._TRANSPORT,
@@ -96,24 +96,24 @@ _AWAY = {
 
 
 def away(error: KafkaError) -> bool:
-    """Whether an error is an outage: it passes by waiting."""
+    """Whether an error is an outage, which passes by waiting."""
     return error.retriable() or error.code() in _AWAY
 
 
 def passes(error: KafkaError) -> bool:
-    """Whether a consumer's error leaves the consumer at work."""
+    """Whether a consumer goes on working after an error."""
     return away(error) or error.code() in (
-        # it had worked, and librdkafka tries again
+        # the login worked before, and librdkafka tries again
         KafkaError._AUTHENTICATION,
         KafkaError._SSL,
-        # librdkafka looks for the coordinator of a group that we never join: no right of ours
+        # librdkafka asks for the coordinator of the group, which is never joined, so that no right on it is needed
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     )
 
 
 @contextlib.contextmanager
 def errors(config: Mapping[str, str]) -> Iterator[None]:
-    """Kafka's exceptions as ours."""
+    """Within this block, Kafka's exceptions are raised as errors of this package, see :func:`translate`."""
     try:
         yield
     except KafkaException as error:
@@ -121,7 +121,7 @@ def errors(config: Mapping[str, str]) -> Iterator[None]:
 
 
 def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refused:
-    """An outage if the brokers are away, else a refusal."""
+    """The error of this package for Kafka's: :class:`Outage` if the brokers are not available, else :class:`Refused`."""
     detail = error.args[0]
     servers = config.get("bootstrap.servers", "?")
     name = detail.name() if hasattr(detail, "name") else ""
@@ -138,13 +138,13 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
 
 
 def note_refusal(refusals: list[str], error: KafkaError) -> None:
-    """Why no broker could be used: the calls themselves only say that none answered in time."""
+    """Note, as a client's error callback, why a broker rejects the client: the calls themselves only report a time-out."""
     if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
         refusals[:] = [error.str()]
 
 
 def denied(code: int) -> bool:
-    """Whether an error code says that our principal lacks a right on a topic or the cluster."""
+    """Whether an error code means that the client's principal lacks a right on a topic, the cluster or a transactional id."""
     return code in (
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -166,7 +166,7 @@ def denies_id(transactional_id: str) -> Refused:
 
 
 def unknown_property(detail: str) -> Refused:
-    """The error for a property that librdkafka does not know, or does not take with this value."""
+    """The error for a property that librdkafka does not know, or whose value it does not accept."""
     return Refused(
         f"The Kafka client does not accept a property: {detail}",
         "The properties are listed at https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md.",

@@ -1,9 +1,9 @@
 """Transactions that a broker has left open for ever.
 
 A coordinator that restarts while a transaction times out may complete it without writing its markers (seen with Kafka 4.3.1, a
-single node killed for longer than the time-out). No reader with ``read_committed`` gets past its records then, and the next
-commit of the same producer would take them along. The tool of KIP-664 (``kafka-transactions.sh abort``) ends such a
-transaction; so does its own producer with a transaction that writes to the same partitions and is aborted.
+single node killed for longer than the time-out). Readers with ``read_committed`` then never get past its records, and the next
+commit under the same transactional id would commit them, too. The tool of KIP-664 (``kafka-transactions.sh abort``) ends such a
+transaction. A producer with the same id can also end it, with a transaction that writes to the same partitions and is aborted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def release(
 ) -> bool:
     """Abort what a transactional id has left open in these topics; returns whether anything was open there.
 
-    The first record of each is sent once more, so that a reader of uncommitted records sees nothing that it cannot tell by its
-    position. Where the transaction is another's and at work, that record is all that happens. Whoever uses the id has to
-    initialise it again behind this.
+    The first open record of each partition is sent once more, in a transaction that is aborted. Readers of uncommitted records see
+    only a repeated record, which they recognise by its position. If the open transaction is another producer's, which is at work, it
+    is not affected. The user of the id has to initialise it again afterwards.
+
+    :param waiting: called while a server is not available; it sleeps, or raises to give up.
     """
     found = [message for name in topics for message in _first_open(config, name)]
     if not found:
@@ -55,7 +57,7 @@ def release(
 
 
 def _first_open(config: Mapping[str, str], topic: str) -> list[confluent_kafka.Message]:
-    """The first record behind each partition's last stable offset, where that is not the end."""
+    """For each partition with an open transaction, the first record after its last stable offset."""
     described = Topics(config).describe([topic])
     if topic not in described:
         return []

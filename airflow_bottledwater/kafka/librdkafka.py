@@ -1,8 +1,8 @@
 """librdkafka's C API, from confluent-kafka's wheel, for whole batches.
 
-A Python call per record costs more than everything else together; here a compiled loop calls ``rd_kafka_produce_batch``, or
+A Python call for each record would cost more than everything else together. Here, a compiled loop calls ``rd_kafka_produce_batch``, or
 ``rd_kafka_produceva`` for records with headers or a time of their own, and a compiled callback counts the delivery reports.
-Structures and numbers: rdkafka.h (its ABI is stable and public).
+Structures and numbers are those of rdkafka.h, whose ABI is stable and public.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ _ARGUMENT = np.dtype(
 )
 #: the arguments of one record: topic, flags, number, partition, time, key, value and four headers
 _ARGUMENTS = 11
-#: records handed over at once, for which there are rd_kafka_message_t
+#: records that are handed over by one call, each as an rd_kafka_message_t
 _BATCH = 512
 #: bytes for the texts of a position, an op and a transaction id
 _TEXT_BYTES = 48
@@ -127,7 +127,7 @@ _STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0", dtype=np.uint8)
 _AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID = 0, 3, 7, 13, 20
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
-#: what the callbacks count
+#: the counters of the callbacks
 _COUNTS = int64s("confirmed", "failed", "first_error", "first_failed", "refused_logins")
 _AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 
@@ -163,28 +163,29 @@ def _delivered(producer, message_address, counts_address):
 
 @numba.cfunc(types.void(types.intp, types.int32, types.intp, types.voidptr), nopython=True, cache=True)
 def _failed(producer, error, reason, counts_address):
-    """Called from rd_kafka_poll: what the calls themselves only tell as a time-out."""
+    """Count refused logins, which the calls themselves only report as a time-out; called from rd_kafka_poll."""
     if error == _AUTHENTICATION:
         numba.carray(counts_address, 1, _COUNTS)[0].refused_logins += 1
 
 
 def counters() -> Any:
-    """For :func:`make_producer`; each field is an attribute."""
+    """New counters for :func:`make_producer`; each is an attribute."""
     return np.zeros(1, dtype=_COUNTS).view(np.recarray)[0]
 
 
 def reset(counts: Any) -> None:
-    """Count anew."""
+    """Set all counters to 0."""
     for field in _COUNTS.names or ():
         counts[field] = 0
 
 
 class Handles(NamedTuple):
-    """What :func:`produce` works with.
+    """The producer, its topics and the scratch memory that :func:`produce` works with.
 
-    :param topics: rd_kafka_topic_t, by the topic's number.
-    :param messages: for a batch of records.
-    :param arguments: for a record with headers or a time of its own; ``texts`` has the values of its headers.
+    :param producer: the address of the rd_kafka_t.
+    :param topics: the addresses of the rd_kafka_topic_t, by the topic's number.
+    :param messages: scratch memory for a batch of records.
+    :param arguments: scratch memory for a record with headers or a time of its own; ``texts`` is that for the values of its headers.
     """
 
     producer: int
@@ -195,7 +196,7 @@ class Handles(NamedTuple):
 
 
 def handles(producer: int, topics: npt.NDArray[np.int64]) -> Handles:
-    """With scratch memory of its own."""
+    """The handles of a producer and its topics, with scratch memory of their own."""
     return Handles(
         producer,
         topics,
@@ -207,7 +208,7 @@ def handles(producer: int, topics: npt.NDArray[np.int64]) -> Handles:
 
 @compiled
 def _plain(handles, records, start, base):
-    """Hand over records without headers and time, as many as there are of one topic and as fit; returns (next record, error code)."""
+    """Hand over the next records of one topic that have no headers and no time, up to a full batch; returns (next record, error code)."""
     messages = handles.messages
     topic = records[start].topic
     n = 0
@@ -226,7 +227,7 @@ def _plain(handles, records, start, base):
         handles.topics[topic], np.int32(-1), np.int32(_COPY | _PARTITION), messages.ctypes.data, np.int32(n)
     )
     if made < n:
-        # a full queue refuses all that follow (rd_kafka_produce_batch, src/rdkafka_msg.c), so that nothing is left out
+        # if the queue is full, all records that follow are refused, too (rd_kafka_produce_batch, src/rdkafka_msg.c): none is skipped
         for k in range(n):
             if messages[k].err != 0:
                 return start + k, np.int64(messages[k].err)
@@ -243,7 +244,7 @@ def _argument(argument, vtype, first, second, third):
 
 @compiled
 def _write_position(lsn, ordinal, texts):
-    """A position as its text: 16 hexadecimal digits, a slash, and 8."""
+    """Write a position as text: 16 hexadecimal digits, a slash, and 8 more digits."""
     for k in range(16):
         texts[k] = _HEX[(lsn >> (60 - 4 * k)) & 15]
     texts[16] = 47
@@ -253,14 +254,14 @@ def _write_position(lsn, ordinal, texts):
 
 @compiled
 def _add_headers(record, headers, arguments, n, texts):
-    """Headers op, pos, toast and xid; returns how many arguments there are."""
+    """Add the headers op, pos, toast and xid to the arguments; returns how many arguments there are then."""
     names, values = _STRINGS.ctypes.data, texts.ctypes.data
     _write_position(record.lsn, record.ordinal, texts)
     texts[_POSITION_BYTES] = np.uint8(record.event)
     _argument(arguments[n], _VT_HEADER, names + _AT_OP, values + _POSITION_BYTES, 1)
     _argument(arguments[n + 1], _VT_HEADER, names + _AT_POS, values, _POSITION_BYTES)
     n += 2
-    # not on the tombstone of a key change: it has no value
+    # not on the tombstone of an update that changed the key, which has no value
     if record.flags & FLAG_REREAD and record.value_length >= 0:
         _argument(arguments[n], _VT_HEADER, names + _AT_TOAST, names + _AT_REREAD, 6)
         n += 1
@@ -308,8 +309,9 @@ def produce(handles, records, start, data, headers, now, latest):
     """Hand the records from ``start`` on to librdkafka; returns (next record, error code).
 
     :param handles: see :func:`handles`.
-    :param headers: write ``op`` and ``pos``, and with ``HEADER_XID`` also the transaction's id.
-    :param now: milliseconds; the timestamp of records that have none, or one beyond ``latest``, which the broker would refuse.
+    :param data: the bytes that the records point into.
+    :param headers: 0 for none; otherwise ``op`` and ``pos`` are written, and with ``HEADER_XID`` also the transaction's id.
+    :param now: milliseconds since 1970; the timestamp of records that have none, or one after ``latest``, which the broker would refuse.
     """
     base = data.ctypes.data
     i = start
@@ -325,15 +327,14 @@ def produce(handles, records, start, data, headers, now, latest):
 
 
 class ConfigRefused(ValueError):
-    """librdkafka does not know a property, or not this value."""
+    """librdkafka does not know a property, or does not accept its value."""
 
 
 def make_producer(config: Mapping[str, str], counts: Any) -> int:
-    """An ``rd_kafka_t`` whose delivery reports and refused logins are counted.
+    """Make a producer, an ``rd_kafka_t``, whose delivery reports and refused logins are counted; returns its address.
 
-    :param counts: of :func:`counters`; it must live as long as the producer.
-
-    :raises ConfigRefused: a property or its value.
+    :param counts: the result of :func:`counters`; it must live as long as the producer.
+    :raises ConfigRefused: librdkafka does not know a property, or does not accept its value.
     """
     conf = _conf(config)
     conf_set_opaque(conf, counts.__array_interface__["data"][0])
@@ -370,5 +371,5 @@ def _new(kind: int, conf: Any) -> int:
 
 
 def name(code: int) -> str:
-    """An error code with its meaning."""
+    """The name of an error code, with its meaning."""
     return f"{err2name(code).decode()} ({err2str(code).decode(errors='replace')})"

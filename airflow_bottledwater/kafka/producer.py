@@ -1,7 +1,7 @@
-"""The ordinary transactional producer: a few records of our own state, in one Kafka transaction.
+"""The ordinary transactional producer: it sends a few records, such as state records, in one Kafka transaction.
 
 Rows go through :mod:`airflow_bottledwater.kafka.publisher`, which takes whole batches and needs compiled code; this one does without.
-Both treat the errors of a transaction alike, see :class:`~airflow_bottledwater.kafka.publisher.Publisher`.
+Both handle the errors of a transaction in the same way, see :class:`~airflow_bottledwater.kafka.publisher.Publisher`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from airflow_bottledwater.kafka.clients import (
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 
-#: seconds of one attempt of a call: between two attempts a stop is noticed
+#: seconds of one attempt of a call; between two attempts, a stop is noticed
 _SLICE = 1.0
-#: seconds in which an aborted transaction should be ended, so that readers need not wait for its time-out
+#: seconds to wait for an abort, which spares readers the wait for the transaction's time-out
 _ABORT = 5.0
-#: seconds for which a topic may be unknown: one that was just made is known to every broker a little later
+#: seconds for which a topic may be unknown, since a new topic becomes known to every broker only after a moment
 _UNKNOWN = 5.0
 
 
@@ -39,7 +39,8 @@ _UNKNOWN = 5.0
 class Message:
     """A record to be sent.
 
-    :param timestamp: milliseconds since 1970; 0: now.
+    :param value: None for a tombstone.
+    :param timestamp: milliseconds since 1970; 0 for now.
     """
 
     topic: str
@@ -53,11 +54,11 @@ class Message:
 class TransactionalProducer:
     """A producer under one transactional id.
 
-    :param config: librdkafka properties of the user.
-    :param transactional_id: names the work, never the worker.
-    :param topics: all that it will write to.
+    :param config: the user's properties of librdkafka.
+    :param transactional_id: names the work, never the process that does it.
+    :param topics: all topics that it will write to.
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
-    :param waiting: called while a server is away; may raise to give up.
+    :param waiting: called while a server is not available; it sleeps, or raises to give up.
     """
 
     def __init__(
@@ -76,24 +77,25 @@ class TransactionalProducer:
         self._config = {
             **transactional_config(config, transactional_id, transaction_timeout),
             "linger.ms": "0",
-            # nothing that refers to this object, see Topics
+            # must not refer to this object, see Topics._make
             "error_cb": functools.partial(note_refusal, self._refusals),
         }
         self._producer: Producer | None = None
 
     def open(self) -> None:
-        """Make the producer, fetch the topics' metadata and initialise: whoever used the id before is fenced and its open
-        transaction ended. Read the state afterwards, before the first record.
+        """Make the producer, fetch the topics' metadata and initialise: the producer that used the id before is fenced, and its open
+        transaction is ended. The state must be read afterwards, before the first record is sent.
 
-        :raises Refused: the broker denies the id, or a topic does not exist.
+        :raises Refused: the broker denies the id, a topic does not exist or is denied, or a property is unknown.
+        :raises NewProducerNeeded: the initialisation failed.
         """
         self.close()
         try:
             self._producer = Producer(self._config)
         except KafkaException as error:
             raise unknown_property(error.args[0].str()) from None
-        # before the first begin: a record for a topic without metadata registers partition -1 in the transaction; and one of them
-        # twice, see Publisher.open
+        # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction. One topic is
+        # fetched twice, see Publisher.open
         for topic in [*self._topics, *self._topics[:1]]:
             self._fetch(topic)
         self._call(
@@ -102,10 +104,11 @@ class TransactionalProducer:
         )
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send these in one transaction.
+        """Send these records in one transaction.
 
-        :raises NewProducerNeeded: it could not be committed; nothing of it is visible, or (fatal) its outcome is told by the
-            state alone.
+        :raises NewProducerNeeded: it could not be committed; nothing of it is visible, or its outcome is unknown, and only the state
+            shows it.
+        :raises Refused: the broker denies the id or a topic.
         """
         failed = self._begin(messages)
         try:
@@ -119,9 +122,9 @@ class TransactionalProducer:
             raise NewProducerNeeded(f"{len(messages)} records were sent and not all confirmed.")
 
     def attempt(self, messages: Sequence[Message]) -> None:
-        """Send these in a transaction that is then aborted; the producer is not used again.
+        """Send these records in a transaction that is then aborted; the producer must not be used again.
 
-        :raises NewProducerNeeded: they were not taken.
+        :raises NewProducerNeeded: the broker did not accept them.
         """
         failed = self._begin(messages)
         try:
@@ -136,9 +139,9 @@ class TransactionalProducer:
             raise NewProducerNeeded(f"Kafka refuses a record: {failed[0].str()}.")
 
     def close(self) -> None:
-        """Give the producer up; an open transaction is left to the next owner of the id (or to its time-out)."""
+        """Close the producer; an open transaction is ended by the next producer with this id, or by its time-out."""
         if self._producer is not None:
-            # one that was fenced refuses everything
+            # a producer that was fenced refuses every call
             with contextlib.suppress(KafkaException):
                 self._producer.purge()
                 self._producer.flush(0)
@@ -150,7 +153,7 @@ class TransactionalProducer:
         return self._producer
 
     def _begin(self, messages: Sequence[Message]) -> list[KafkaError]:
-        """Begin a transaction and hand the records over; returns where their errors will be."""
+        """Begin a transaction and hand the records over; returns the list to which their delivery errors will be added."""
         failed: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _: object) -> None:
@@ -183,7 +186,7 @@ class TransactionalProducer:
         try:
             self._open_producer.abort_transaction(_ABORT)
         except KafkaException:
-            pass  # its time-out ends it
+            pass  # its time-out ends the transaction
 
     def _fetch(self, topic: str) -> None:
         deadline = time.monotonic() + _UNKNOWN
@@ -202,7 +205,11 @@ class TransactionalProducer:
             time.sleep(0.1)
 
     def _call(self, what: str, call: Callable[[], object]) -> None:
-        """A transactional call: retriable errors (and an unknown outcome) are the same call again."""
+        """Make a transactional call, and repeat it after retriable errors, which include an unknown outcome.
+
+        :raises NewProducerNeeded: it failed in another way.
+        :raises Refused: the broker denies the id or a topic.
+        """
         while True:
             try:
                 call()
@@ -221,7 +228,7 @@ class TransactionalProducer:
             raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {error.name()}: {error.str()}")
 
     def _wait(self, what: str) -> None:
-        """Say whether the broker is away, or there and does not let us in."""
+        """Wait for the broker once; if it rejects the login, ``waiting`` is called with :class:`CredentialsRefused`."""
         self._open_producer.poll(0)
         if not self._refusals:
             return self._waiting(what)

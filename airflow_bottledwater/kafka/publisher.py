@@ -1,7 +1,7 @@
-"""The transactional publisher: batches in, one Kafka transaction each, and certainty about every record.
+"""The transactional publisher: it sends whole batches in Kafka transactions, and makes sure of every record.
 
-One thread per publisher fills, serves the delivery reports and commits. Delivered means: the commit succeeded, and as many
-records were confirmed as were sent. What an error asks for is decided by its class, not here: see
+One thread per publisher hands records over, serves the delivery reports and commits. A transaction counts as delivered only if the
+commit succeeded and as many records were confirmed as were sent. What is done about an error depends on its class, see
 :mod:`airflow_bottledwater.policy`.
 """
 
@@ -31,26 +31,26 @@ from airflow_bottledwater.kafka.clients import (
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 
-#: a call's slice: between two slices a stop is noticed
+#: milliseconds of one attempt of a call; between two attempts, a stop is noticed
 _SLICE_MS = 1000
 #: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
 _FUTURE = 3_600_000
-#: room in librdkafka's queue; more costs memory and gains nothing
+#: records that fit into librdkafka's queue; more would cost memory and gain nothing
 _QUEUE = 50_000
-#: what a record adds to key and value on the wire: batch header 61, record framing and our headers
+#: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers
 RECORD_OVERHEAD = 61 + 21 + 64
 
 
 class _Undone(Exception):
-    """Ends a transaction that was never meant to be committed."""
+    """Ends a transaction that is not to be committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
     """Encoded records.
 
-    :param table: :data:`~airflow_bottledwater.encoding.layout.RECORD`; they point into ``data``.
-    :param headers: which are sent (``HEADERS``, ``HEADER_XID`` of :mod:`~airflow_bottledwater.encoding.wire`); 0: none.
+    :param table: rows of :data:`~airflow_bottledwater.encoding.layout.RECORD`; they point into ``data``.
+    :param headers: which headers are sent (``HEADERS``, ``HEADER_XID`` of :mod:`~airflow_bottledwater.encoding.wire`); 0 for none.
     """
 
     table: Rows
@@ -61,14 +61,18 @@ class Records:
         return len(self.table)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes on the wire, before compression, from above."""
+        """Upper bounds of the records' sizes on the wire, in bytes, before compression."""
         keys, values = self.table["key_length"], self.table["value_length"]
         found: npt.NDArray[np.int64] = np.maximum(keys, 0) + np.maximum(values, 0) + RECORD_OVERHEAD
         return found
 
 
 def single(topic: int, partition: int, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Records:
-    """One record without headers, for what the pipeline itself says."""
+    """One record without headers: an event, a dead letter or a state record.
+
+    :param topic: the topic's index.
+    :param timestamp: milliseconds since 1970; 0 for the time of sending.
+    """
     table = np.zeros(1, dtype=RECORD)
     data = (key or b"") + (value or b"")
     table[0]["key_length"] = -1 if key is None else len(key)
@@ -79,7 +83,10 @@ def single(topic: int, partition: int, key: bytes | None, value: bytes | None, t
 
 
 def tombstones(topic: int, keys: Sequence[tuple[int, bytes]]) -> Records:
-    """Records without a value for these (partition, key)s."""
+    """Tombstones for keys, each with its partition.
+
+    :param topic: the topic's index.
+    """
     table = np.zeros(len(keys), dtype=RECORD)
     lengths = np.array([len(key) for _, key in keys], dtype=np.int64)
     table["key_length"] = lengths
@@ -93,11 +100,11 @@ def tombstones(topic: int, keys: Sequence[tuple[int, bytes]]) -> Records:
 class Publisher:
     """A producer under one transactional id.
 
-    :param config: librdkafka properties of the user (servers, security, tuning).
-    :param transactional_id: names the work (slot and stream, or slot and lane), never the worker.
-    :param topics: all that it will write to, by index.
+    :param config: the user's properties of librdkafka (servers, security, tuning).
+    :param transactional_id: names the work (slot and stream, or slot and lane), never the process that does it.
+    :param topics: all topics that it will write to; records name them by their index.
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
-    :param waiting: called while a server is away; may raise to give up.
+    :param waiting: called while a server is not available; it sleeps, or raises to give up.
     """
 
     def __init__(
@@ -125,10 +132,11 @@ class Publisher:
 
     # ------------------------------------------------------------------ life
     def open(self) -> None:
-        """Make the producer, fetch all topics' metadata and initialise: whoever used the id before is fenced and his
-        open transaction ended. Read the state afterwards, before the first record.
+        """Make the producer, fetch all topics' metadata and initialise: the producer that used the id before is fenced, and its open
+        transaction is ended. The state must be read afterwards, before the first record is sent.
 
-        :raises Refused: the broker denies the id, or a topic does not exist.
+        :raises Refused: the broker denies the id, a topic does not exist or is denied, or a property is unknown.
+        :raises NewProducerNeeded: the initialisation failed.
         """
         self.close()
         rd.reset(self._counts)
@@ -138,10 +146,10 @@ class Publisher:
             raise unknown_property(str(error)) from None
         self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
         self._handles = rd.handles(self._handle, self._rkts)
-        # before the first begin: a record for a topic without metadata registers partition -1 in the transaction
+        # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction
         topics = list(zip(self._topics, self._rkts, strict=True))
-        # one of them twice: the first answer names the brokers, and librdkafka leaves the bootstrap server for one of them; who
-        # initialises before that one is connected finds no coordinator and asks again half a second later
+        # one topic is fetched twice: after the first answer, which names the brokers, librdkafka moves from the bootstrap server to one
+        # of them. An initialisation before that one is connected finds no coordinator, and is only repeated half a second later
         for topic, rkt in [*topics, *topics[:1]]:
             self._fetch(topic, int(rkt))
         self._call(
@@ -160,7 +168,7 @@ class Publisher:
                     return
                 if denied(class_error):
                     raise Refused(f"Kafka denies every access to topic {topic!r}.", GRANT)
-                # a topic that was just made is known to every broker a little later
+                # a topic that was just created becomes known to every broker only after a moment
                 if attempt >= 50:
                     raise Refused(
                         f"Topic {topic!r} cannot be used: {rd.name(class_error)}.", "Create it, or check its name."
@@ -170,7 +178,7 @@ class Publisher:
                 self._wait(f"Kafka does not answer: {rd.name(code)}")
 
     def close(self) -> None:
-        """Drop the producer; an open transaction is left to the next owner of the id (or to the time-out)."""
+        """Close the producer; an open transaction is ended by the next producer with this id, or by its time-out."""
         if self._handle:
             rd.purge(self._handle, rd.PURGE_ALL)
             rd.poll(self._handle, 0)
@@ -182,11 +190,12 @@ class Publisher:
     # ------------------------------------------------------------------ one transaction
     @contextlib.contextmanager
     def transaction(self):  # type: ignore[no-untyped-def]
-        """Begin; commit where the block ends, abort where it raises.
+        """Begin a transaction; commit it at the end of the block, or abort it if the block raises.
 
-        :raises NewProducerNeeded: the transaction could not be committed; nothing of it is visible, or (fatal) its outcome
-            is told by the state alone.
+        :raises NewProducerNeeded: the transaction could not be committed; nothing of it is visible, or its outcome is unknown, and
+            only the state shows it.
         :raises RecordRefused: the broker refuses a record for good.
+        :raises Refused: the broker denies the id or a topic.
         """
         rd.reset(self._counts)
         self._sent = 0
@@ -201,7 +210,11 @@ class Publisher:
         self._commit()
 
     def produce(self, records: Records) -> None:
-        """Add records to the open transaction; waits while librdkafka's queue is full."""
+        """Add records to the open transaction; waits while librdkafka's queue is full.
+
+        :raises RecordRefused: the broker refuses a record for good.
+        :raises NewProducerNeeded: producing failed in another way.
+        """
         now = int(time.time() * 1000)
         i = 0
         while i < len(records):
@@ -223,9 +236,10 @@ class Publisher:
         rd.poll(self._handle, 0)
 
     def attempt(self, records: Sequence[Records]) -> None:
-        """Send these in a transaction that is then aborted; the producer is not used again.
+        """Send these records in a transaction that is then aborted; the producer must not be used again.
 
-        :raises RecordRefused: the broker does not take one of them.
+        :raises RecordRefused: the broker refuses one of them.
+        :raises NewProducerNeeded: some were not confirmed for another reason.
         """
         with contextlib.suppress(_Undone), self.transaction():
             for each in records:
@@ -240,7 +254,7 @@ class Publisher:
     def drain(self) -> None:
         """Wait until every record of the open transaction is confirmed or refused.
 
-        :raises RecordRefused: one was.
+        :raises RecordRefused: one was refused.
         """
         while rd.outq_len(self._handle):
             rd.poll(self._handle, 100)
@@ -255,21 +269,21 @@ class Publisher:
         try:
             self._call("committing", lambda: rd.commit_transaction(self._handle, _SLICE_MS))
         except (NewProducerNeeded, Refused):
-            # a record that the broker refused makes the commit fail: say which
+            # if the commit failed because the broker refused a record, report that record
             self._raise_if_failed()
             raise
         if self._counts.confirmed != self._sent:
             raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts.confirmed} confirmed.")
 
     def _abort(self) -> None:
-        """End the transaction now, so that readers need not wait for its time-out; the producer is not used again (a delayed
-        request of the aborted transaction could enter its next one: protocol v1 has one epoch for both)."""
+        """Abort the transaction now, so that readers need not wait for its time-out. The producer must not be used again: a delayed
+        request of the aborted transaction could become part of its next one, since both have the same epoch in protocol v1."""
         error = rd.abort_transaction(self._handle, 5 * _SLICE_MS)
         if error:
             rd.error_destroy(error)
 
     def _wait(self, what: str) -> None:
-        """Tell whether the broker is away, or there and does not let us in."""
+        """Wait for the broker once; if it rejects the login, ``waiting`` is called with :class:`CredentialsRefused`."""
         rd.poll(self._handle, 0)
         if not self._counts.refused_logins:
             return self._waiting(what)
@@ -281,7 +295,11 @@ class Publisher:
         )
 
     def _call(self, what: str, call: Callable[[], int | None]) -> None:
-        """A transactional call: retriable errors (and an unknown outcome) are the same call again."""
+        """Make a transactional call, and repeat it after retriable errors, which include an unknown outcome.
+
+        :raises NewProducerNeeded: it failed in another way.
+        :raises Refused: the broker denies the id or a topic.
+        """
         while error := call():
             code = rd.error_code(error)
             text = rd.error_string(error).decode(errors="replace")
@@ -292,7 +310,7 @@ class Publisher:
             )
             rd.error_destroy(error)
             if denied(code):
-                # of a topic: when the transaction takes it in, before a record is sent, so no record has a fault
+                # a right on a topic is checked when it is added to the transaction, before a record is sent, so no record is to blame
                 if abort:
                     self._abort()
                 of_id = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -317,7 +335,7 @@ class _MetadataTopic(ctypes.Structure):
 
 
 class _Metadata(ctypes.Structure):
-    """The head of struct rd_kafka_metadata."""
+    """The first fields of struct rd_kafka_metadata."""
 
     _fields_ = [
         ("brokers", ctypes.c_int),

@@ -1,4 +1,4 @@
-"""The schema registry, asked only where a job is driven, never by its workers."""
+"""The schema registry, which is only used in a job's driver, never by its workers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, O
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-#: schemas that are asked for at a time
+#: requests for schemas at the same time
 _AT_ONCE = 8
 
 
 class Registry:
-    """Registration and compatibility, in Confluent's protocol.
+    """Registers schemas and checks their compatibility, over Confluent's API.
 
-    :param config: of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
+    :param config: properties of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
     """
 
     def __init__(self, config: Mapping[str, str]) -> None:
         options: dict[str, Any] = {"max.retries": 1, "timeout": 10.0, **config, "url": config["url"].rstrip("/")}
-        # for people: a URL may have user and password
+        # for messages: without the user and password that a URL may contain
         self.url = re.sub("//[^/]*@", "//", config["url"])
         self._options = options
 
     @functools.cached_property
     def _client(self) -> SchemaRegistryClient:
-        """:raises Refused: a setting that it does not take."""
+        """The client, made when it is first used.
+
+        :raises Refused: it does not accept a property.
+        """
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
         try:
@@ -43,8 +46,9 @@ class Registry:
     def register(self, subject: str, schema: str) -> int:
         """Register an Avro schema; returns its id.
 
-        :raises Outage: the registry is away.
-        :raises SchemaRefused: it refuses the schema (409: not compatible with the subject's versions).
+        :raises Outage: the registry does not answer.
+        :raises SchemaRefused: it refuses the schema, for example as not compatible with the subject's versions (409).
+        :raises Refused: it denies access, or answers with another error.
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -55,14 +59,15 @@ class Registry:
             raise self._translate(error, subject) from error
 
     def register_all(self, schemas: Sequence[tuple[str, str]]) -> list[int]:
-        """:meth:`register` for each (subject, schema), several at a time."""
+        """Call :meth:`register` for each (subject, schema), several at a time; returns the ids in this order."""
         with ThreadPoolExecutor(_AT_ONCE, "register") as pool:
             return list(pool.map(lambda each: self.register(*each), schemas))
 
     def refused(self, schemas: Sequence[tuple[str, str]]) -> list[str]:
-        """Why some of these (subject, schema)s could not be registered; nothing is. A subject that there is not yet takes any.
+        """The reasons why some of these (subject, schema) pairs could not be registered; nothing is registered. A subject that does not
+        exist yet accepts any schema.
 
-        :raises Outage: the registry is away.
+        :raises Outage: the registry does not answer.
         """
         present = self._subjects()
 
@@ -78,10 +83,11 @@ class Registry:
             return [found for found in pool.map(lambda each: problem(*each), known) if found]
 
     def check(self, subject: str, schema: str) -> None:
-        """Ask whether the schema could be registered, without doing so.
+        """Check that the schema could be registered, without registering it.
 
-        :raises Outage: the registry is away.
-        :raises SchemaRefused: it would be refused.
+        :raises Outage: the registry does not answer.
+        :raises SchemaRefused: the schema would be refused.
+        :raises Refused: the registry denies access, or answers with another error.
         """
         from confluent_kafka.schema_registry import Schema
         from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -99,9 +105,10 @@ class Registry:
             raise self._incompatible(subject, "the registry says that it is not compatible with the latest version")
 
     def ping(self) -> None:
-        """Ask for the subjects.
+        """Check that the registry answers, by asking for its subjects.
 
-        :raises Outage: the registry is away.
+        :raises Outage: it does not answer.
+        :raises Refused: it denies access, or answers with another error.
         """
         self._subjects()
 

@@ -1,4 +1,4 @@
-"""Reading a whole topic once: for a sweep and for dead letters, where a consumer per record is fast enough."""
+"""Reads a whole topic once, for a sweep and for dead letters, where Python's consumer is fast enough."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from airflow_bottledwater.kafka.clients import client_config, errors, passes
 
 
 def scan(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator[Any]:
-    """The committed records of a topic below these offsets, in order per partition.
+    """The committed records of a topic before these offsets, in order for each partition.
 
-    :param ends: per partition, high watermarks.
-    :raises Outage: the brokers are away.
+    :param ends: for each partition, its high watermark.
+    :raises Outage: the brokers are not available.
     """
     consumer = Consumer(
         {
@@ -45,7 +45,7 @@ def scan(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator
                         continue
                     with errors(config):
                         raise KafkaException(error)
-                # at a partition's end its offset tells of what is no record: markers, aborted transactions
+                # the end of a partition is reported with its offset, which also counts markers and aborted records
                 if offset >= ends[partition]:
                     waited_for.discard(partition)
     finally:

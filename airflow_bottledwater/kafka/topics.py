@@ -1,4 +1,4 @@
-"""Topics: what is there, and creating what is not; never the broker's auto-creation."""
+"""Topics: describes those that exist, and creates those that do not; the broker's auto-creation is never used."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ from airflow_bottledwater.kafka.clients import (
     unknown_property,
 )
 
-#: the broker's default of max.message.bytes, where it may not be asked
+#: the broker's default of max.message.bytes, assumed if the topic's settings may not be read
 DEFAULT_MAX_BYTES = 1_048_588
 _TIMEOUT = 15.0
-#: topics that are created by one request, which must not take longer than that
+#: topics that are created by one request, so that it does not exceed the time-out
 _AT_ONCE = 200
-#: seconds for which a topic must be unknown to be taken for missing
+#: seconds for which a topic must be unknown until it is considered missing
 _CONFIRM = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the broker has it, and what we may do with it."""
+    """A topic as the broker describes it, and what the client's principal may do with it.
+
+    :param id: Kafka's id of the topic, which changes if it is deleted and created anew.
+    :param max_bytes: its max.message.bytes.
+    :param cleanup: its cleanup.policy; empty if its settings may not be read.
+    """
 
     name: str
     id: str
@@ -47,8 +52,8 @@ class Topic:
 class NewTopic:
     """A topic to create.
 
-    :param configs: of which the first is used that the broker takes: managed Kafkas allow some properties in a range only, or not
-        at all.
+    :param configs: alternatives, of which the first that the broker accepts is used: managed Kafkas restrict the range of some
+        properties, or do not allow them at all.
     """
 
     name: str
@@ -57,10 +62,10 @@ class NewTopic:
     configs: tuple[Mapping[str, str], ...]
 
 
-#: where the next configuration is tried: INVALID_CONFIG and POLICY_VIOLATION of
+#: errors after which the next configuration is tried: INVALID_CONFIG and POLICY_VIOLATION of
 #: https://kafka.apache.org/protocol#protocol_error_codes
 _OF_THE_CONFIGURATION = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
-#: what a broker answers for good to CreateTopics, and what the reader can do
+#: permanent errors that a broker answers to CreateTopics, and what the reader can do
 _REFUSALS_TO_CREATE = {
     KafkaError.INVALID_CONFIG: "Check topic_config, and which topic properties this Kafka allows.",
     KafkaError.POLICY_VIOLATION: "The cluster has a policy for new topics: check partitions, replication_factor and topic_config.",
@@ -83,7 +88,7 @@ def _why(error: KafkaError) -> str:
 
 
 class Topics:
-    """An admin client with the few questions that we have."""
+    """An admin client, for the few requests that are needed."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = dict(config)
@@ -91,7 +96,7 @@ class Topics:
         self._admin = self._make()
 
     def _make(self) -> AdminClient:
-        # nothing that refers to this object: a client in a cycle keeps its threads and sockets until the collector runs
+        # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until it is collected
         noted = functools.partial(note_refusal, self._refusals)
         try:
             return AdminClient({**client_config(self._config), "error_cb": noted})
@@ -100,9 +105,10 @@ class Topics:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Kafka's exceptions as ours; where the broker was there and would not talk to us, that.
+        """Within this block, Kafka's exceptions are raised as errors of this package; an outage because the broker rejects the client
+        is reported as such.
 
-        :raises CredentialsRefused: name and password are wrong, or one side does not trust the other's certificate.
+        :raises CredentialsRefused: user or password is wrong, or one side does not trust the other's certificate.
         """
         try:
             with errors(self._config):
@@ -110,7 +116,7 @@ class Topics:
         except Outage:
             self._admin.poll(0)
             if self._refusals:
-                # of a client that lives on, the next outage may be one
+                # it is taken out, since the client is kept, and the next outage may be a real one
                 refusal = self._refusals.pop()
                 raise CredentialsRefused(
                     f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {refusal}.",
@@ -119,9 +125,9 @@ class Topics:
             raise
 
     def brokers(self) -> int:
-        """How many brokers answer.
+        """The number of brokers in the cluster.
 
-        :raises Outage: none.
+        :raises Outage: no broker answers.
         """
         deadline = time.monotonic() + _TIMEOUT
         while True:
@@ -133,16 +139,17 @@ class Topics:
                     raise
 
     def names(self) -> list[str]:
-        """All topics that we may see."""
+        """The names of all topics that the client's principal may see."""
         with self._errors():
             return sorted(self._admin.list_topics(timeout=_TIMEOUT).topics)
 
     def describe(self, names: Sequence[str], *, confirm: bool = False) -> dict[str, Topic]:
-        """The topics that exist, by name.
+        """Those of the topics that exist, by name.
 
-        :param confirm: for whoever takes a topic that is missing for lost: a broker that has just started, or one that is behind
-            the others, knows few topics for a moment. It is missing if that is the answer for some seconds, to two questions.
-        :raises Refused: one of them may not be seen; whether it exists is not known then.
+        :param confirm: whether to make sure that a missing topic does not exist: a broker that has just started, or that is behind the
+            others, knows few topics for a moment. A topic is missing only if it is for some seconds, in two kinds of requests.
+        :raises Refused: one of them may not be seen, so that it is not known whether it exists.
+        :raises Outage: Kafka does not answer, or its answers contradict each other.
         """
         found = self._describe(names)
         deadline = time.monotonic() + _CONFIRM
@@ -191,7 +198,7 @@ class Topics:
         return found
 
     def uncreatable(self, wanted: Sequence[NewTopic]) -> dict[str, str]:
-        """Those of these missing topics that the broker would refuse to create, and why; it is asked without creating any."""
+        """The topics that the broker would refuse to create, with the reason for each; none is created."""
         denied: dict[str, str] = {}
         if not wanted:
             return denied
@@ -201,7 +208,7 @@ class Topics:
                 validate_only=True,
                 request_timeout=_TIMEOUT,
             )
-            # all in one question; one by one only what is refused
+            # all in one request; those that are refused are then tried one by one, with their other configurations
             for topic in wanted:
                 if (
                     first[topic.name].exception() is not None
@@ -211,7 +218,7 @@ class Topics:
         return denied
 
     def _try_to_create(self, topic: NewTopic, *, validate_only: bool) -> KafkaException | None:
-        """Create a topic with the first of its configurations that the broker takes; returns the last refusal where it takes none."""
+        """Create a topic with the first of its configurations that the broker accepts; returns the last refusal if it accepts none."""
         refusal: KafkaException | None = None
         for config in topic.configs:
             future = self._admin.create_topics(
@@ -241,19 +248,19 @@ class Topics:
             try:
                 configs[resource.name] = {k: v.value for k, v in future.result().items()}
             except KafkaException as error:
-                # DescribeConfigs is a right of its own; without it the broker's defaults are assumed
+                # DescribeConfigs is a separate right; without it, the broker's defaults are assumed
                 if "AUTH" not in error.args[0].name():
                     raise
         return configs
 
     def create(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
-        """:meth:`make` with one configuration."""
+        """Create one topic with one configuration, see :meth:`make`."""
         self.make(NewTopic(name, partitions, replication, (config,)))
 
     def make(self, *wanted: NewTopic) -> None:
-        """Create topics and wait until the broker knows them; those that exist are left alone.
+        """Create topics and wait until the broker knows them; those that exist are left as they are.
 
-        :raises Refused: the broker does not take one; the message says what of it.
+        :raises Refused: the broker refuses to create one; the message says why.
         """
         with self._errors():
             for start in range(0, len(wanted), _AT_ONCE):
@@ -263,7 +270,7 @@ class Topics:
                 time.sleep(0.05)
 
     def _create(self, wanted: Sequence[NewTopic]) -> None:
-        """All in one request; one by one only what is refused, which may be its configuration."""
+        """Create all in one request; those that are refused are then tried one by one, with their other configurations."""
         made = self._admin.create_topics(
             [_asked(topic, topic.configs[0]) for topic in wanted], request_timeout=_TIMEOUT
         )
@@ -275,19 +282,19 @@ class Topics:
                 raise Refused(f"Kafka refuses to create topic {topic.name!r}: {_why(refusal.args[0])}")
 
     def ends(self, name: str, partitions: int, *, committed: bool = False) -> list[int]:
-        """The high watermark of each partition: behind the last record, committed or not.
+        """The high watermark of each partition: the offset behind its last record, committed or not.
 
-        :param committed: the last stable offset instead: what lies before has been decided.
+        :param committed: whether to return the last stable offsets instead, before which every transaction is committed or aborted.
         :raises Outage: Kafka does not answer, or does not know the topic for some seconds.
         """
         return self.all_ends({name: partitions}, committed=committed)[name]
 
     def all_ends(self, topics: Mapping[str, int], *, committed: bool = False) -> dict[str, list[int]]:
-        """:meth:`ends` of several topics, by one question.
+        """The :meth:`ends` of several topics, by one request.
 
-        :param topics: how many partitions each has.
+        :param topics: for each topic, how many partitions it has.
         """
-        # a topic that was just made has no leader for a moment
+        # a topic that was just created has no leader for a moment
         deadline = time.monotonic() + _TIMEOUT
         while True:
             try:
@@ -319,10 +326,10 @@ class Topics:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
-                    # the partition has another leader epoch since its broker was started again, and this client would ask with the
-                    # old one for ever
+                    # the partition has another leader epoch since its broker was restarted, and this client would use the old one for
+                    # ever
                     self._admin = self._make()
-                # a broker that has just started, or is behind the others, does not know it yet
+                # a broker that has just started, or is behind the others, does not know the topic yet
                 if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
                 raise Outage(

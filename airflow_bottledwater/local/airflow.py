@@ -1,4 +1,4 @@
-"""Airflow as it is deployed: API server, scheduler, triggerer and DAG processor, each a process, with LocalExecutor."""
+"""An Airflow as it is deployed: API server, scheduler, triggerer and DAG processor, each a process, with LocalExecutor."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class _Component(ServerProcess):
     """One of the four processes."""
 
     start_timeout = 180.0
-    # In half of all cases the triggerer sleeps 10 s after its child has ended. If it is killed before, it counts as alive
-    # for another 30 s, and so long its triggers wait for it.
+    # In half of all cases, the triggerer sleeps 10 s after its child has ended. If it is killed before that, Airflow considers it
+    # alive for another 30 s, during which its triggers are not given to another one.
     stop_grace = 13.0
     # the scheduler would wait for running tasks
     children_grace = 3.0
@@ -70,11 +70,11 @@ class _Component(ServerProcess):
         return self._stack.environment()
 
     def stop(self, grace: float | None = None) -> None:
-        """Ends it within this time."""
+        """Stop it within ``grace`` seconds."""
         self._stop(self.stop_signal, grace)
 
     def ready(self) -> bool:
-        """The API server answers; of the others it has a heartbeat since they were started."""
+        """Whether the API server answers, and has a heartbeat of this component since it was started."""
         try:
             with ports.open_url(f"{self._stack.url}/api/v2/monitor/health") as answer:
                 health = json.load(answer)
@@ -91,8 +91,9 @@ class AirflowStack:
 
     :param dags_folder: where the DAG files are.
     :param metadata_dsn: SQLAlchemy URL of an existing, empty database: `PostgresServer.url("airflow")`.
-    :param env: variables for all components over the ones here, for example `AIRFLOW_CONN_…`. Nothing else of our
-        environment reaches Airflow, so that no secret of ours gets into its tasks and logs.
+    :param env: further environment variables for all components, for example `AIRFLOW_CONN_…`; they override the ones here. Of this
+        process's environment, Airflow gets only the few variables that it needs, so that no secrets get into its tasks and logs.
+    :param die_with_parent: whether it ends when the process that started it ends.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class AirflowStack:
         kept = ports.keep(self.folder, api=0, worker_logs=0, trigger_logs=0)
         self.port = kept["api"]
         self._log_ports = kept["worker_logs"], kept["trigger_logs"]
-        # Logs are read from files here; the servers for them would listen on all addresses of the machine.
+        # Logs are read from files here; Airflow's log servers would listen on all addresses of the machine.
         self.components = {
             "api-server": _Component(self, "api-server"),
             "scheduler": _Component(self, "scheduler", "--skip-serve-logs", health="scheduler"),
@@ -122,7 +123,7 @@ class AirflowStack:
 
     @property
     def url(self) -> str:
-        """The UI; the API is below it."""
+        """The URL of the UI, which is also the root of the API."""
         return f"http://{ports.HOST}:{self.port}"
 
     @property
@@ -147,7 +148,7 @@ class AirflowStack:
             "CORE__FERNET_KEY": own["fernet_key"],
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.folder / "passwords.json"),
             "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            # both: for its asynchronous half Airflow would take another driver
+            # both are set: for asynchronous connections, Airflow would use another driver
             "DATABASE__SQL_ALCHEMY_CONN": self.metadata_dsn,
             "DATABASE__SQL_ALCHEMY_CONN_ASYNC": self.metadata_dsn,
             "API__PORT": str(self.port),
@@ -159,12 +160,12 @@ class AirflowStack:
         }
         programs = str(Path(sys.executable).parent)
         python = {
-            # the Spark provider takes the names of programs only, and Spark takes python3 from the path
+            # the Spark provider accepts only the names of programs, and Spark takes python3 from the PATH
             "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": ports.HOST,
-            # a task's input is a socket, and there a first-level bash reads ~/.bashrc, which may put other programs first
+            # the standard input of a task is a socket, in which case a first-level bash reads ~/.bashrc, which may change the PATH
             "SHLVL": "1",
         }
         return (
@@ -180,7 +181,7 @@ class AirflowStack:
         )
 
     def start(self) -> Self:
-        """Brings the database up to date and starts the four components at the same time."""
+        """Migrate the database, and start the four components at the same time."""
         if not all(component.running for component in self.components.values()):
             (self.folder / "run").mkdir(parents=True, exist_ok=True)
             (self.folder / "run").chmod(0o700)
@@ -195,14 +196,14 @@ class AirflowStack:
         return self
 
     def stop(self) -> None:
-        """SIGTERM to the four leaders at the same time, after 5 s SIGKILL to what is left of their families.
+        """Send SIGTERM to the four components at the same time, and after 5 s SIGKILL to those left of their families of processes.
 
-        Not SIGTERM to whole families: that can stall the triggerer.
+        SIGTERM is not sent to whole families, since that can stall the triggerer.
         """
         self._all(lambda component: component.stop(grace=5))
 
     def restart(self, name: str) -> None:
-        """Stops and starts one component."""
+        """Stop and start one component."""
         if name not in self.components:
             raise LocalServerError(f"Airflow has no {name!r} here, but {', '.join(self.components)}")
         self.components[name].restart()
@@ -222,7 +223,7 @@ class AirflowStack:
             future.result()
 
     def _secrets(self) -> dict[str, Any]:
-        """Airflow's own secrets, generated once and kept for the owner's eyes only."""
+        """Airflow's own secrets, generated once and kept in a file that only this user can read."""
         file = self.folder / "secrets.json"
         if not file.exists():
             made = {

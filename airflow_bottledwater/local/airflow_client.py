@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API: each call of its command line costs seconds."""
+"""A small client of Airflow's REST API, since each call of Airflow's command line takes seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AirflowClient:
         self._session.trust_env = False  # no proxy, no .netrc
 
     def request(self, method: str, path: str, **arguments: Any) -> Json:
-        """One call of the API; `path` is what follows /api/v2/."""
+        """Make one call of the API; `path` is the part after /api/v2/."""
         if "Authorization" not in self._session.headers:
             self._login()
         answer = self._session.request(method, f"{self.url}/api/v2/{path}", timeout=30, **arguments)
@@ -36,17 +36,17 @@ class AirflowClient:
         return content
 
     def wait_for_dag(self, dag_id: str, timeout: float = 60) -> Json:
-        """The DAG, once Airflow knows it."""
+        """Wait until Airflow knows the DAG, and return it."""
 
         def known() -> Json | None:
-            # a filter and not the DAG itself: that answers 404 until then
+            # by a filter, since a request for the DAG itself would be answered with 404 until then
             found = self.request("GET", "dags", params={"dag_id_pattern": dag_id, "limit": 1_000})["dags"]
             return next((dict(dag) for dag in found if dag["dag_id"] == dag_id), None)
 
         return until(known, timeout=timeout, otherwise=lambda: f"DAG {dag_id} did not appear{self._import_errors()}")
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Starts a run and returns its id."""
+        """Start a run and return its id."""
         body = {"logical_date": None, "conf": dict(conf or {})}
         return str(self.request("POST", f"dags/{dag_id}/dagRuns", json=body)["dag_run_id"])
 
@@ -60,28 +60,28 @@ class AirflowClient:
         return list(answer["task_instances"])
 
     def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
-        """Marks a task as a user does (`success`, `failed`)."""
+        """Mark a task as a user does (`success`, `failed`)."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         self.request("PATCH", path, json={"new_state": state})
 
     def set_run_state(self, dag_id: str, run_id: str, state: str) -> None:
-        """Marks a run as a user does (`success`, `failed`, `queued`)."""
+        """Mark a run as a user does (`success`, `failed`, `queued`)."""
         self.request("PATCH", f"dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
 
     def clear(self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = False) -> None:
-        """Clears tasks, whatever their state, so that they run again."""
+        """Clear tasks, whatever their state, so that they run again."""
         body = {"dry_run": False, "dag_run_id": run_id, "task_ids": list(task_ids), "only_failed": False}
         body |= {"reset_dag_runs": True, "include_downstream": downstream}
         self.request("POST", f"dags/{dag_id}/clearTaskInstances", json=body)
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """The log of one try as text, a line per event."""
+        """The log of one try as text, one line for each event."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self.request("GET", path, params={"full_content": True})["content"]
         return "\n".join(event if isinstance(event, str) else _line(event) for event in content)
 
     def wait_run(self, dag_id: str, run_id: str, timeout: float = 120) -> Json:
-        """The run, once it has succeeded or failed."""
+        """Wait until the run has succeeded or failed, and return it."""
 
         def ended() -> Json | None:
             run = self.run(dag_id, run_id)
@@ -114,7 +114,7 @@ def _detail(answer: requests.Response) -> str:
 
 
 def _line(event: Json) -> str:
-    """Time, level, message, and what else the event has."""
+    """Time, level, message and the other fields of an event, as a line."""
     fields = dict(event)
     head = [str(fields.pop(name)) for name in ("timestamp", "level", "event") if fields.get(name)]
     fields.pop("logger", None)

@@ -1,7 +1,7 @@
 """The jars of Kafka and of the schema registry, retrieved once from a Maven repository into a cache.
 
-By the Ivy that pyspark ships, so that nothing but pip's packages and a Java is needed. No repository is named here:
-Ivy's default is Maven Central, a mirror's root comes from `BOTTLEDWATER_MAVEN_ROOT`.
+They are retrieved by the Ivy that comes with pyspark, so that only pip's packages and a Java are needed. The repository is Ivy's
+default, Maven Central, or the mirror that `BOTTLEDWATER_MAVEN_ROOT` names.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from airflow_bottledwater.local.process import run
 KAFKA_VERSION = "4.3.1"
 _KAFKA_JARS = 46
 _LOG4J_VERSION = "2.25.4"
-"""The binding for slf4j 1.7, which is what Kafka 4 uses."""
+"""The version of Log4j, with the binding for slf4j 1.7, which Kafka 4 uses."""
 REGISTRY_VERSION = "3.3.3"
 
 
 def cache_folder() -> Path:
-    """`BOTTLEDWATER_CACHE`, else `.local/cache` of the checkout we are in, else the user's cache folder."""
+    """The cache: `BOTTLEDWATER_CACHE`, or `.local/cache` in a checkout, or else the user's cache folder."""
     if named := os.environ.get("BOTTLEDWATER_CACHE"):
         return Path(named).absolute()
     here = Path.cwd()
@@ -39,9 +39,9 @@ def cache_folder() -> Path:
 
 
 def installed(package: str) -> Path:
-    """The folder of an installed package; it is not imported.
+    """The folder of an installed package, which is not imported.
 
-    :raises LocalServerError: there is none.
+    :raises LocalServerError: the package is not installed.
     """
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
@@ -52,7 +52,7 @@ def installed(package: str) -> Path:
 
 
 def system_java() -> Path:
-    """The Java of this machine (17 or later): `JAVA_HOME`'s, else the first on the path."""
+    """The Java of this machine (17 or later): that of `JAVA_HOME`, or else the first on the PATH."""
     home = os.environ.get("JAVA_HOME")
     found = Path(home) / "bin" / "java" if home else shutil.which("java")
     if found is None or not Path(found).exists():
@@ -73,10 +73,10 @@ def kafka_jars(cache: Path) -> list[Path]:
             f'<dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default"/>'
             f'<dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}" conf="default"/>'
         )
-        # `bundle` is what OSGi jars call themselves; without it five of them are missing
+        # `bundle` is the type of OSGi jars; without it, five jars would be missing
         _retrieve(dependencies, folder, types=("jar", "bundle"))
         found = len(list(folder.glob("*.jar")))
-        # Ivy says nothing when it leaves some out
+        # Ivy does not report it if it leaves some out
         if found != _KAFKA_JARS:
             raise LocalServerError(f"Kafka {KAFKA_VERSION} has {_KAFKA_JARS} jars, {found} were retrieved")
 
@@ -104,7 +104,7 @@ def registry_folder(cache: Path) -> Path:
 
 @contextlib.contextmanager
 def lock(cache: Path, name: str) -> Iterator[None]:
-    """Lets one process at a time make something in the cache."""
+    """A lock, so that only one process at a time creates something in the cache."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f".{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -112,7 +112,7 @@ def lock(cache: Path, name: str) -> Iterator[None]:
 
 
 def _once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, made first if it is not there: under another name, so that it is never there by half."""
+    """The folder, which is created if it does not exist: under another name first, so that it is never incomplete."""
     if folder.exists():
         return folder
     with lock(folder.parent, folder.name):
@@ -126,7 +126,7 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
-    """Has Ivy put the artifacts of these dependencies into the folder."""
+    """Retrieve the artifacts of these dependencies into the folder, by Ivy."""
     ivy = sorted((installed("pyspark") / "jars").glob("ivy-*.jar"))
     if not ivy:
         raise LocalServerError("the jars are retrieved by the Ivy of pyspark, and this pyspark has none")
@@ -154,7 +154,7 @@ def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
         ]
         command += ["-ivy", work / "ivy.xml", "-confs", "default", "-types", *types]
         command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
-        # networks do fail; what the first try got is in Ivy's cache
+        # the network may fail; what the first try has retrieved is in Ivy's cache
         try:
             run(command, "retrieving jars", cwd=work)
         except LocalServerError:

@@ -1,6 +1,6 @@
 """``bottledwater demo``, ``up`` and ``down``: the whole pipeline on embedded servers.
 
-Importing this module needs none of the packages of the `local` extra: the commands say when they are missing.
+Importing this module needs none of the packages of the `local` extra; the commands report if they are missing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from airflow_bottledwater import extras
 
 
 def _begin() -> None:
-    """What the commands have in common.
+    """Prepare any of the commands.
 
-    :raises Refused: the packages of the extra are not all there.
+    :raises Refused: a package of the extra is not installed.
     """
     for extra in ("local", "airflow", "spark"):
         extras.require(extra)
-    # progress is told by the commands themselves
+    # the commands report their progress themselves
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("airflow_bottledwater.provision.preflight").setLevel(logging.ERROR)
 

@@ -1,7 +1,7 @@
-"""Whether a topic is its table: the latest record of each key, read committed, against the rows, value by value.
+"""Compares a topic with its table: the latest committed record of each key with the row, value by value.
 
-What a record and a row say is taken from the libraries that a consumer and a client of the database would use, fastavro and
-psycopg: no code of this package's encoders takes part.
+Records and rows are read by the libraries that a consumer and a client of the database would use, fastavro and psycopg; none of this
+package's encoders is used.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from psycopg.rows import dict_row
 
 from airflow_bottledwater.kafka.topics import Topics
 
-#: after so many differences the rest is not looked at
+#: differences after which the rest is not compared
 _ENOUGH = 5
 
 
 @dataclass(slots=True)
 class Comparison:
-    """One topic against its table.
+    """The comparison of one topic with its table.
 
-    :param snapshot_records: records without headers.
-    :param stream_records: records with.
-    :param differences: a few, as sentences.
+    :param snapshot_records: the number of records without headers.
+    :param stream_records: the number of records with headers.
+    :param differences: the first differences, as sentences.
     """
 
     topic: str
@@ -43,12 +43,12 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there are no differences."""
         return not self.differences
 
 
 def latest(kafka: Mapping[str, str], topic: str) -> tuple[dict[bytes, bytes | None], int, int]:
-    """The last value per key, and how many records came from the snapshot and from the stream; read committed."""
+    """The last committed value of each key, and how many records came from the snapshot and from the stream."""
     described = Topics(kafka).describe([topic])
     if topic not in described:
         return {}, 0, 0
@@ -110,7 +110,7 @@ def compare(dsn: str, kafka: Mapping[str, str], registry: Mapping[str, str], tab
     key_columns = [name for name, _ in next(iter(published), ())]
     with psycopg.connect(dsn) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        # in binary a float is the bits that it is; a cursor of the server's, since the rows of all flights are many
+        # in binary form, since a float is then exact; by a server-side cursor, since the flights are many rows
         with connection.cursor("compare", row_factory=dict_row) as cursor:
             cursor.execute(sql.SQL("SELECT * FROM ONLY {}").format(sql.Identifier(table)), binary=True)
             for row in cursor:
@@ -128,12 +128,12 @@ def compare(dsn: str, kafka: Mapping[str, str], registry: Mapping[str, str], tab
 
 
 def _difference(record: dict[str, Any], row: dict[str, Any]) -> str:
-    """The first column in which they differ; empty when there is none."""
+    """The first column in which record and row differ; empty if there is none."""
     if record.keys() != row.keys():
         return "the topic's record has other fields"
     for name, value in row.items():
         got = record[name]
-        # a numeric without a precision is a text in Avro
+        # a numeric without a precision is a string in Avro
         if isinstance(value, Decimal) and isinstance(got, str):
             got = Decimal(got)
         if got != value:

@@ -1,4 +1,4 @@
-"""``bottledwater demo``: real data, writers that change it from before the snapshot until the end, a run of the DAG, a comparison."""
+"""``bottledwater demo``: loads real data, lets writers change it from before the snapshot until the end, runs the DAG, and compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.state import control, status
 
-#: seconds that the writers go on while the stream runs
+#: seconds for which the writers go on while the stream runs
 STREAM_SECONDS = 20.0
 #: seconds for one phase of the run before the demo gives up
 STALLED = 240.0
@@ -28,7 +28,7 @@ _EVERY = 4.0
 
 
 class DemoFailed(BottledWaterError):
-    """The demo did not show what it is there to show."""
+    """The demo did not show what it is meant to show."""
 
 
 @contextmanager
@@ -42,16 +42,16 @@ def _running(stack: DemoStack) -> Iterator[DemoStack]:
         stack.start()
         yield stack
     finally:
-        # a second Ctrl-C must not leave half of them behind
+        # a second Ctrl-C must not leave some of the servers running
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         say("Stopping everything that was started.")
         stack.stop()
 
 
 def demo() -> None:
-    """The run, start to end.
+    """Run the demo from start to end.
 
-    :raises DemoFailed: topic and table differ, or the run did not overlap with the writers.
+    :raises DemoFailed: the run failed, a topic and its table differ, or the snapshot did not overlap with the writers.
     """
     folder = artifacts.cache_folder() / "demo"
     shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +72,7 @@ def demo() -> None:
 
 
 class _Run:
-    """A run of the DAG, followed from trigger to teardown; the stream is ended when the writers have had their time."""
+    """A run of the DAG, followed from the trigger to the teardown; the stream is stopped when the writers have run for their time."""
 
     def __init__(self, stack: DemoStack, writers: flights.Writers) -> None:
         self._stack, self._writers = stack, writers
@@ -85,9 +85,9 @@ class _Run:
         self._rows: tuple[int, float] | None = None
 
     def follow(self) -> status.PipelineReport | None:
-        """The last report of the pipeline, when the run has ended.
+        """Follow the run to its end; returns the last report of the pipeline.
 
-        :raises DemoFailed: the run did, or nothing happens any more.
+        :raises DemoFailed: the run failed, or makes no progress any more.
         """
         streaming_since = shown = 0.0
         stopped = False
@@ -112,7 +112,7 @@ class _Run:
                 raise DemoFailed(f"Nothing happened for {STALLED:.0f} s; tasks: {self._states}.")
 
     def _look_at_tasks(self) -> None:
-        """Tell of tasks whose state has changed."""
+        """Print the tasks whose state has changed."""
         for task in self._client.task_instances(DAG, self._id):
             name, state = task["task_id"], task["state"]
             if state == self._states.get(name) or state in (None, "scheduled", "queued"):
@@ -125,7 +125,7 @@ class _Run:
                 raise DemoFailed(f"Task {name} failed:\n{log[-3000:]}")
 
     def _look(self) -> None:
-        """The pipeline's report, if there is one."""
+        """Read the pipeline's report, if there is one."""
         try:
             found = status.report(self._stack.pipeline)
         except BottledWaterError:
@@ -134,7 +134,7 @@ class _Run:
             self._seen = found
 
     def _show(self) -> None:
-        """A line about snapshot or stream."""
+        """Print a line about the progress of the snapshot or the stream."""
         if (seen := self._seen) is None or (job := seen.job) is None:
             return
         lag = seen.slot.lag if seen.slot else 0
@@ -152,7 +152,7 @@ class _Run:
             )
 
     def _end(self) -> None:
-        """Stop the writers, let the stream catch up, and ask it to stop for good."""
+        """Stop the writers, wait until the stream has caught up, and ask it to stop for good."""
         writers = self._writers
         writers.stop()
         say(f"The writers have stopped after {writers.committed:,} transactions ({writers.rolled_back:,} rolled back).")
@@ -162,7 +162,7 @@ class _Run:
         say("The stream is asked to stop for good; the DAG tears down.")
 
     def _catch_up(self) -> None:
-        """Wait until everything that is committed now is published."""
+        """Wait until everything is published that is committed now."""
         with connect(self._stack.dsn) as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn").fetchone()
         target = int(row[0]) if row else 0
@@ -178,7 +178,10 @@ class _Run:
 
 
 def _compare(stack: DemoStack, seen: status.PipelineReport | None, writers: flights.Writers) -> None:
-    """The table of topics against tables, and the proof that snapshot and writers overlapped."""
+    """Compare topics with tables, and check that the snapshot overlapped with the writers; prints both.
+
+    :raises DemoFailed: they differ, or there was no overlap.
+    """
     if seen is None or (job := seen.job) is None:
         raise DemoFailed("No job has ever reported.")
     by_table = job.progress.get("skipped_by_table", {})
@@ -216,7 +219,7 @@ def _compare(stack: DemoStack, seen: status.PipelineReport | None, writers: flig
 
 
 def _check_gone(stack: DemoStack) -> None:
-    """The teardown has dropped slot and publications."""
+    """Check that the teardown has dropped slot and publications."""
     with connect(stack.dsn) as connection:
         left = [f"slot {s.name}" for s in slot.states(connection)]
         left += [f"publication {n}" for n in publication.names(SLOT) if publication.read(connection, n)]

@@ -1,4 +1,5 @@
-"""What the demo runs on and `bottledwater up` leaves running: the servers, a source with its role and data, an Airflow that knows them."""
+"""The servers of the demo and of `bottledwater up`: a source with its role and data, Kafka, the registry, and an Airflow with their
+connections."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ console = Console(highlight=False)
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {text}", soft_wrap=True)
 
 
@@ -43,7 +44,7 @@ def dags_folder() -> Path:
 
 
 class DemoStack:
-    """The servers of a folder, the database with its role, and an Airflow."""
+    """The servers in a folder, the source database with its role, and an Airflow."""
 
     def __init__(self, folder: Path, *, die_with_parent: bool) -> None:
         self.data = DataStack(folder, die_with_parent=die_with_parent)
@@ -53,7 +54,7 @@ class DemoStack:
             password_file.touch(mode=0o600)
             password_file.write_text(secrets.token_urlsafe(18))
         self.password = password_file.read_text()
-        # made when the data servers have their ports; it starts nothing
+        # made here, since the ports of the data servers are known now; this starts nothing
         self.airflow = AirflowStack(
             folder / "airflow",
             dags_folder=dags_folder(),
@@ -64,12 +65,12 @@ class DemoStack:
 
     @property
     def dsn(self) -> str:
-        """The source, as the pipeline's role."""
+        """The connection string of the source, for the pipeline's role."""
         return self.data.postgres.dsn(DATABASE, user=ROLE, password=self.password)
 
     @property
     def pipeline(self) -> Pipeline:
-        """What the DAG run is given, as one description."""
+        """The pipeline that the DAG run is given."""
         return Pipeline(
             postgres=self.dsn,
             kafka={"bootstrap.servers": self.data.kafka.bootstrap},
@@ -79,7 +80,7 @@ class DemoStack:
         )
 
     def start(self) -> None:
-        """Start everything; the source gets its role and its data."""
+        """Start everything, and prepare the source with its role and its data."""
         began = time.monotonic()
         warming = threading.Thread(target=warm_up, name="compile", daemon=True)
         warming.start()
@@ -92,7 +93,7 @@ class DemoStack:
         say(f"Airflow is ready at {self.airflow.url} ({time.monotonic() - began:.0f} s).")
 
     def stop(self) -> None:
-        """Stop everything: Airflow, which would submit a job again that ends while its task waits, then the jobs."""
+        """Stop everything: Airflow first, since it would submit a job again that ends while its task waits for it; then the jobs."""
         self.airflow.stop()
         jobs = self.airflow.folder / "bottledwater"
         for folder in jobs.iterdir() if jobs.is_dir() else ():
@@ -113,7 +114,7 @@ class DemoStack:
         say("Loaded " + ", ".join(f"{n:,} {table}" for table, n in rows.items()) + ".")
 
     def _connections(self) -> dict[str, dict[str, object]]:
-        """Airflow's connections by the names that the DAG has by default."""
+        """Airflow's connections, with the ids that the DAG uses by default."""
         return {
             "POSTGRES": {
                 "conn_type": "postgres",
@@ -129,7 +130,7 @@ class DemoStack:
 
 
 def _kept() -> Path:
-    """The folder of what `up` starts."""
+    """The folder of the servers that `up` starts."""
     return artifacts.cache_folder() / "up"
 
 
@@ -148,7 +149,7 @@ def up() -> None:
         f"Trigger the DAG {DAG!r} (slot {SLOT!r}, tables {', '.join(flights.TABLES)}). `bottledwater down` stops everything;"
         f" the data stay in {_kept()}.",
     ]
-    for line in lines:  # to be copied: not broken into lines
+    for line in lines:  # not wrapped, so that they can be copied
         console.print(line, soft_wrap=True)
 
 

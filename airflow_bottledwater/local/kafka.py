@@ -1,4 +1,4 @@
-"""A Kafka broker: one node that is broker and controller (KRaft), without ZooKeeper."""
+"""A Kafka broker: one node that is both broker and controller (KRaft), without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _SETTINGS = {
     "share.coordinator.state.topic.num.partitions": "1",
     # the first consumer of a group need not wait for others
     "group.initial.rebalance.delay.ms": "0",
-    # after kill -9 the controller waits for the old session to end: 12 s by default, 4 s with these
+    # after kill -9, the controller waits until the old session has expired: 12 s by default, 4 s with these
     "broker.session.timeout.ms": "1500",
     "broker.heartbeat.interval.ms": "300",
-    # the default takes half of our heap
+    # the default would take half of the heap
     "log.cleaner.dedupe.buffer.size": "16777216",
 }
 _QUICK = ["-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -56,10 +56,10 @@ _PRODUCTION = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:Initia
 class KafkaBroker(ServerProcess):
     """A broker in `folder`.
 
-    :param port: 0 picks a free one; it stays the folder's.
-    :param settings: lines of server.properties over the defaults here.
-    :param fast_start: compile little and share class data: for tests. Without it, the JVM is as in production, for
-        measuring throughput (then give it `java_heap="1g"`, too: what bin/kafka-server-start.sh gives).
+    :param port: 0 picks a free one, which the folder keeps.
+    :param settings: further lines of server.properties; they override the defaults here.
+    :param fast_start: whether the JVM compiles little and shares class data, for tests. If not, it runs as in production, for
+        measuring throughput (then also use `java_heap="1g"`, as bin/kafka-server-start.sh does).
     """
 
     name = "kafka"
@@ -86,7 +86,7 @@ class KafkaBroker(ServerProcess):
 
     @property
     def bootstrap(self) -> str:
-        """What clients call `bootstrap.servers`."""
+        """The clients' `bootstrap.servers`."""
         return f"{ports.HOST}:{self.port}"
 
     def prepare(self) -> None:
@@ -110,7 +110,7 @@ class KafkaBroker(ServerProcess):
         if not self.fast_start:
             return [f"-Xms{self.java_heap}", *_PRODUCTION]
         archive = _class_data(self.cache)
-        # -Xshare:auto: an archive that does not fit is ignored
+        # -Xshare:auto: an archive that does not match is ignored
         shared = [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"] if archive else []
         return [*_QUICK, *shared]
 
@@ -119,7 +119,7 @@ class KafkaBroker(ServerProcess):
 
     def ready(self) -> bool:
         try:
-            # a client that found nobody would wait before it tries again
+            # checked first, since a client that cannot connect would wait before it tries again
             socket.create_connection((ports.HOST, self.port), timeout=1).close()
             client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}, logger=_quiet)
             return bool(client.list_topics(timeout=2).brokers)
@@ -151,8 +151,8 @@ def _kafka_uuid() -> str:
 
 
 def _class_data(cache: Path) -> Path | None:
-    """The archive of the broker's loaded classes (CDS), which halves the time to start; made once by a broker that
-    is started for it. None when it cannot be made: it only saves time."""
+    """The archive of the broker's loaded classes (CDS), which halves the time to start; it is written once by a broker that is started
+    for this purpose. None if it cannot be made, since it only saves time."""
     java = artifacts.system_java()
     release = java.parents[1] / "release"
     tied_to = [str(java), release.read_text() if release.exists() else "", *_java(cache)]
@@ -182,13 +182,13 @@ def _class_data(cache: Path) -> Path | None:
 
 
 class _Trainer(KafkaBroker):
-    """A broker that writes the archive when it ends."""
+    """A broker that writes the archive of classes when it ends."""
 
     archive: Path
 
     def prepare(self) -> None:
         super().prepare()
-        # behind the formatting of the storage, which would leave an archive, too
+        # after the storage is formatted, which would write an archive, too
         self._java_options += [f"-XX:ArchiveClassesAtExit={self.archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
     def _jvm(self) -> list[str]:

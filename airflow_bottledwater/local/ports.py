@@ -1,4 +1,4 @@
-"""Ports of the local servers: picked once for a folder and kept there, so that a restart has the same."""
+"""Ports of the local servers: picked once for a folder and kept there, so that a server has the same port after a restart."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from airflow_bottledwater.errors import LocalServerError
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 20_000, 32_000
 _taken: set[int] = set()
-# a proxy of the environment is not for this address
+# a proxy that the environment names must not be used for local addresses
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def check(port: int) -> None:
-    """Raises when a server could not listen on this port."""
+    """Check that a server could listen on this port.
+
+    :raises LocalServerError: it could not.
+    """
     if not 0 < port < 65_536:
         raise LocalServerError(f"{port} is not a port: it must be between 1 and 65535")
     with socket.socket() as probe:
-        # as servers do; else connections of an earlier server, in TIME_WAIT, would count as use
+        # as servers do; otherwise, connections of an earlier server in TIME_WAIT would count as use of the port
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -32,15 +35,15 @@ def check(port: int) -> None:
 
 
 def open_url(request: urllib.request.Request | str) -> Any:
-    """A local server's answer, as :func:`urllib.request.urlopen` gives it."""
+    """Send a request to a local server; returns what :func:`urllib.request.urlopen` does."""
     return _opener.open(request, timeout=5)
 
 
 def free() -> int:
-    """A port that nobody listens on and that this process has not given out yet.
+    """A port on which no server listens and which this process has not given out yet.
 
-    Not one of the kernel's own choice (bind to port 0): those are also the ports of outgoing connections, so that
-    while a server is down for a restart, a client that tries to reach it again may be given the server's port.
+    The kernel's own choice (bind to port 0) is not used, since outgoing connections get these ports, too: while a server is down for a
+    restart, a client that tries to reach it could be given the server's port.
     """
     low, high = _LOWEST, _HIGHEST
     try:
@@ -62,7 +65,7 @@ def free() -> int:
 
 
 def keep(folder: Path, **wanted: int) -> dict[str, int]:
-    """The ports of a server by name: as wanted, or where 0 is wanted those of the last time, or new ones."""
+    """The ports of a server by name, kept in its folder: as wanted, or for 0 the port of the last time, or a new one."""
     file = folder / "ports.json"
     kept: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports = {name: port or kept.get(name) or free() for name, port in wanted.items()}

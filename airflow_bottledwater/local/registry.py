@@ -1,4 +1,4 @@
-"""A schema registry that speaks Confluent's API: Apicurio Registry, on a file database."""
+"""A schema registry with Confluent's API: Apicurio Registry, with its database in a file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from airflow_bottledwater.local.process import ServerProcess
 class SchemaRegistry(ServerProcess):
     """A registry in `folder`.
 
-    :param port: 0 picks a free one; it stays the folder's.
-    :param basic_auth: user and password that every request must show.
+    :param port: 0 picks a free one, which the folder keeps.
+    :param basic_auth: user and password that every request must have.
     """
 
     name = "registry"
@@ -35,7 +35,7 @@ class SchemaRegistry(ServerProcess):
 
     @property
     def url(self) -> str:
-        """What clients call `url` or `schema.registry.url`; the path is needed."""
+        """The clients' `url` or `schema.registry.url`; its path is needed, too."""
         return f"http://{ports.HOST}:{self.port}/apis/ccompat/v7"
 
     def prepare(self) -> None:
@@ -44,16 +44,16 @@ class SchemaRegistry(ServerProcess):
         settings = {
             "quarkus.http.host": ports.HOST,
             "quarkus.http.port": str(self.port),
-            # else it also listens on port 9000 of every address
+            # otherwise it would also listen on port 9000 of every address
             "quarkus.management.host": ports.HOST,
             "quarkus.management.port": str(self.management_port),
             "apicurio.storage.kind": "sql",
             "apicurio.storage.sql.kind": "h2",
-            # H2 writes a commit half a second later by default: what was registered just before kill -9 was lost
+            # by default, H2 writes a commit half a second later: schemas registered just before kill -9 would be lost
             "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0",
             # Confluent's default
             "apicurio.rules.global.compatibility": "BACKWARD",
-            # else a schema that is only formatted differently gets another id
+            # otherwise a schema that is only formatted differently would get another id
             "apicurio.ccompat.use-canonical-hash": "true",
             "quarkus.log.level": "WARN",
             "quarkus.http.access-log.enabled": "false",
@@ -69,7 +69,7 @@ class SchemaRegistry(ServerProcess):
                 "quarkus.http.auth.permission.all.paths": "/*",
                 "quarkus.http.auth.permission.all.policy": "authenticated",
             }
-        # in a file and not on the command line: everybody can read that, and there may be a password
+        # in a file and not on the command line, which everybody can read: there may be a password
         file = self.folder / "config" / "application.properties"
         file.parent.mkdir(exist_ok=True)
         file.touch(mode=0o600)
@@ -89,5 +89,5 @@ class SchemaRegistry(ServerProcess):
         try:
             with ports.open_url(request) as answer:
                 return bool(answer.status == 200)
-        except OSError:  # also what is not 200
+        except OSError:  # also raised for any status but 200
             return False

@@ -1,4 +1,4 @@
-"""PostgreSQL, Kafka and the registry together, in one folder."""
+"""PostgreSQL, Kafka and the schema registry together, in one folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 
 
 class DataStack:
-    """The servers that change data flows through.
+    """The servers that changes flow through: PostgreSQL, Kafka and the schema registry.
 
     `postgres_options` and `kafka_options` are passed to the servers' classes.
     """
@@ -39,7 +39,7 @@ class DataStack:
         return [self.postgres, self.kafka, self.registry]
 
     def start(self) -> Self:
-        """Starts all at the same time; if one cannot, the others are stopped again."""
+        """Start all servers at the same time; if one fails to start, stop the others again."""
         try:
             self._all(lambda server: server.start())
         except BaseException:
@@ -48,7 +48,7 @@ class DataStack:
         return self
 
     def stop(self) -> None:
-        """Stops all at the same time."""
+        """Stop all servers at the same time."""
         self._all(lambda server: server.stop())
 
     def _all(self, act: Callable[[ServerProcess], object]) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for what a server does in its own time."""
+"""Waits until a server has done something."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ T = TypeVar("T")
 
 
 def until(found: Callable[[], T | None], *, timeout: float, otherwise: Callable[[], str], pause: float = 0.3) -> T:
-    """What the function finds, asked again and again until it is not None (or False).
+    """Call a function repeatedly until its result is not None (or False), and return that.
 
-    :param otherwise: says what was not there in time.
-    :raises LocalServerError: with these words.
+    :param timeout: seconds.
+    :param otherwise: returns the error's text, which says what did not happen in time.
+    :raises LocalServerError: it did not happen in time.
     """
     deadline = time.monotonic() + timeout
     while (result := found()) is None or result is False:

@@ -1,4 +1,4 @@
-"""Frozen value objects, standard library only: what the other rooms talk about.
+"""Frozen value objects that all other rooms use; they need only the standard library.
 
 The terms, as they are used everywhere in code and documentation:
 
@@ -13,5 +13,5 @@ The terms, as they are used everywhere in code and documentation:
   stands for.
 * A *lane* is one connection and one producer of the snapshot; a *chunk* is the range of blocks of a table that it publishes in one
   Kafka transaction.
-* An *epoch* numbers the jobs that have claimed a slot; a *claim* says whose it is.
+* An *epoch* numbers the jobs that have claimed a slot; a *claim* is the record that names the job the slot belongs to.
 """

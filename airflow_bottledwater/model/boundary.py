@@ -10,8 +10,8 @@ from typing import Any
 def widen_xid(xid: int, near: int) -> int:
     """The 64-bit transaction id nearest to ``near`` whose low half is ``xid``.
 
-    Not the epoch of ``near``: around a wrap the transaction may belong to the neighbouring epoch, and the signed
-    32-bit difference is what PostgreSQL itself orders by (TransactionIdPrecedes, src/backend/access/transam/transam.c).
+    Its high half is not simply that of ``near``: around a wrap the transaction may belong to the neighbouring epoch. The signed
+    32-bit difference is what PostgreSQL itself orders ids by (TransactionIdPrecedes, src/backend/access/transam/transam.c).
     """
     difference = (xid - near) & 0xFFFFFFFF
     return near + (difference - 0x1_0000_0000 if difference >= 0x8000_0000 else difference)
@@ -28,9 +28,9 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
-        """From PostgreSQL's text ``xmin:xmax:xip,…`` (64-bit ids).
+        """Parse PostgreSQL's text ``xmin:xmax:xip,…`` (64-bit ids).
 
-        :raises ValueError: if it is something else.
+        :raises ValueError: if the text has another form.
         """
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), tuple(int(x) for x in running.split(",") if x))
@@ -46,11 +46,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What the stream skips for one table.
+    """Which transactions the stream skips for one table.
 
-    :param snapshot: B; a table is read under it (or, resumed, partly under later ones).
-    :param insert_lsn: L, the WAL insert position read after B: a transaction that B sees has its commit record before.
-    :param oldest_xid: X0; valid only if ``snapshot.xmin >= X0``.
+    :param snapshot: B; the table is read under it (or, after a resume, partly under later snapshots).
+    :param insert_lsn: L, the WAL insert position read after B: a transaction that B sees has its commit record before it.
+    :param oldest_xid: X0; the boundary is valid only if ``snapshot.xmin >= X0``.
     :param filtered: whether the stream leaves out what B sees. False if rows of the table were published before.
     """
 
@@ -60,8 +60,8 @@ class Boundary:
     filtered: bool
 
     def contains(self, final_lsn: int, xid: int) -> bool:
-        """Whether the snapshot already holds the transaction's rows (both conditions are needed; the first one makes
-        the filter expire by itself, the second decides)."""
+        """Whether the snapshot already contains the transaction's rows. Both conditions are needed: the LSN makes the
+        filter expire by itself, the snapshot decides."""
         return self.filtered and final_lsn < self.insert_lsn and self.snapshot.sees(xid)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""In which form types are published that have several."""
+"""The forms in which values of certain types can be published, as the settings choose them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NotNull = Literal["nullable", "required"]
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """What a pipeline has chosen, as far as its output format has the choice.
+    """The forms that a pipeline has chosen, as far as its output format offers the choice.
 
-    :param enums: ``enum`` is Avro's.
-    :param numeric: ``decimal`` is a string without a precision; ``number`` is JSON's, exact.
-    :param documents: json and jsonb; ``value`` is JSON's.
-    :param geometries: of PostGIS; ``geojson`` is JSON's.
+    :param enums: ``enum`` exists in Avro only.
+    :param numeric: ``decimal`` is published as a string where the column has no precision; ``number`` exists in JSON only, and is exact.
+    :param documents: for json and jsonb; ``value`` exists in JSON only.
+    :param geometries: for PostGIS; ``geojson`` exists in JSON only.
     """
 
     arrays: Arrays = "array"

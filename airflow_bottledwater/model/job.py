@@ -1,4 +1,4 @@
-"""Who works on a slot."""
+"""The identity of a job that works on a slot."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Who works on a slot: written as the claim, compared at every initialisation.
+    """The identity of a job that works on a slot: written as the claim, and compared with it at every initialisation of a producer.
 
-    :param epoch: one more than the claim before; with ``id`` it is unique even if two jobs read the same claim.
+    :param epoch: one more than that of the claim before; together with ``id`` it is unique even if two jobs read the same claim.
+    :param started: seconds since 1970, by the clock of the job's host.
     """
 
     epoch: int
@@ -25,7 +26,7 @@ class Job:
 
     @classmethod
     def next(cls, previous: Job | None, kind: str) -> Job:
-        """A new job after the one that the state names."""
+        """A new job of this process, with the epoch after that of ``previous``, the last claim in the state."""
         epoch = (previous.epoch if previous else 0) + 1
         return cls(epoch, uuid.uuid4().hex, kind, socket.gethostname(), os.getpid(), time.time())
 

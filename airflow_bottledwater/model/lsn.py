@@ -27,8 +27,8 @@ def format_lsn(lsn: int) -> str:
 
 
 class Position(NamedTuple):
-    """What the stream has reached: inside a transaction (its final LSN, the ordinal of its last change, from 1);
-    after a transaction or at a keepalive (that LSN, 0). Positions order as tuples."""
+    """How far the stream has come: inside a transaction (its final LSN, the ordinal of the last published change, from 1);
+    after a transaction or at a keepalive (that LSN, 0). Positions compare as tuples."""
 
     lsn: int
     ordinal: int = 0
@@ -45,13 +45,13 @@ class Position(NamedTuple):
         return cls(int(match[1], 16), int(match[2], 16))
 
     def __str__(self) -> str:
-        """Fixed-width hex, so that comparing two as text orders them."""
+        """Fixed-width hex, so that two positions compare as text in the same order."""
         return f"{self.lsn:016X}/{self.ordinal:08X}"
 
     def passed(self, final_lsn: int, ordinal: int) -> bool:
-        """Whether this change was already published when P is here.
+        """Whether a change was already published, if this position is P.
 
-        A transaction is skipped iff its final LSN is below P's; where equal, the ordinals up to P's are. End LSNs are
-        never compared: an end LSN or a keepalive may equal the next transaction's final LSN.
+        A transaction is skipped if its final LSN is below P's; if the two are equal, its changes up to P's ordinal are skipped.
+        End LSNs are never compared: an end LSN or a keepalive may equal the next transaction's final LSN.
         """
         return final_lsn < self.lsn or (final_lsn == self.lsn and ordinal <= self.ordinal)

@@ -1,4 +1,4 @@
-"""Tables as the stream and the snapshot see them."""
+"""Tables with their columns and types, as both the stream and the snapshot use them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column's type with what the wire does not say.
+    """A column's type, with what the replication protocol does not send about it.
 
     :param oid: the declared type, as in the Relation message.
     :param typmod: its modifier, -1 for none.
-    :param base_oid: the type below all domains; the same as ``oid`` for others.
+    :param base_oid: the type below all domains; the same as ``oid`` if the declared type is not a domain.
     :param base_typmod: the modifier in force for the base type.
     :param kind: ``pg_type.typtype`` of the base type: b, c, e, m, p or r.
     :param name: the declared type's SQL name, for messages and for casts.
-    :param element: of an array, the type of its elements; of a multirange its range, of a range its bounds.
+    :param element: for an array, the type of its elements; for a multirange, its range; for a range, the type of its bounds.
     :param dimensions: of an array, as declared.
-    :param schema: where the base type is, and ``label`` its name there.
-    :param extension: that made the base type; empty for none.
-    :param attributes: of a composite.
-    :param labels: of an enum that is published as one.
-    :param form: what the settings choose where the type has several (:class:`~airflow_bottledwater.model.forms.TypeOptions`).
+    :param schema: the schema of the base type; ``label`` is its name there.
+    :param extension: the extension that the base type belongs to; empty for none.
+    :param attributes: the attributes of a composite.
+    :param labels: the labels of an enum that is published as an enum.
+    :param form: the form that the settings choose, for a type that has several
+        (:class:`~airflow_bottledwater.model.forms.TypeOptions`).
     """
 
     oid: int
@@ -42,7 +43,7 @@ class ColumnType:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ColumnType:
-        """From what :meth:`Table.to_json` makes of it."""
+        """Rebuild it from its part of :meth:`Table.to_json`."""
         element = data.get("element")
         return cls(
             **{
@@ -56,9 +57,9 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One published column, in the table's order; or an attribute of a composite.
+    """One published column of a table, or an attribute of a composite.
 
-    :param required: published as never null.
+    :param required: whether it is published as never null.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Column:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Column:
-        """From what :meth:`Table.to_json` makes of it."""
+        """Rebuild it from its part of :meth:`Table.to_json`."""
         return cls(**{**data, "type": ColumnType.from_json(data["type"])})
 
 
@@ -78,9 +79,9 @@ class Table:
 
     :param identity: ``pg_class.relreplident``: d(efault), n(othing), f(ull) or i(ndex).
     :param key: the names of the key columns in index order; empty for an unkeyed table.
-    :param columns: what the publication sends: no dropped and no generated columns.
-    :param filenode: ``pg_relation_filenode``; another one means that the rows have moved.
-    :param unpublishable: its full old row cannot be sent, so that publishing updates or deletes would make them fail.
+    :param columns: the columns that the publication sends: no dropped and no generated ones.
+    :param filenode: ``pg_relation_filenode``; a different value means that the rows were rewritten into another file.
+    :param unpublishable: whether its full old row cannot be sent, so that publishing updates or deletes would make them fail.
     """
 
     oid: int
@@ -99,7 +100,7 @@ class Table:
 
     @property
     def qualified(self) -> str:
-        """``schema.table`` for people; not quoted."""
+        """``schema.table``, for messages; not quoted."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -109,7 +110,7 @@ class Table:
 
     @property
     def identifiable(self) -> bool:
-        """Whether its updates and deletes can be published: there is a key, or the full old row."""
+        """Whether its updates and deletes can be published: it has a key, or sends the full old row."""
         return self.keyed or (self.identity == "f" and not self.unpublishable)
 
     def to_json(self) -> dict[str, Any]:

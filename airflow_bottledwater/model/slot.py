@@ -1,4 +1,4 @@
-"""A replication slot: its name, whose it is, and where it begins."""
+"""A replication slot: its name, the cluster and database it belongs to, and where it begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOT_NAME = re.compile(r"^[a-z0-9_]{1,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Which server, on which timeline, and which database: ``IDENTIFY_SYSTEM``."""
+    """The server, its timeline and the database of a connection, as ``IDENTIFY_SYSTEM`` reports them."""
 
     system_identifier: str
     timeline: int
@@ -20,13 +20,13 @@ class Cluster:
     version: int
 
     def pipeline(self, slot: str) -> str:
-        """What names the pipeline of a slot in the shared state topic."""
+        """The name of a slot's pipeline in the shared state topic."""
         return f"{self.system_identifier}/{self.database}/{slot}"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """What we know of a slot that we made or adopted.
+    """What the pipeline remembers of a slot that it created or adopted.
 
     :param consistent_point: A: every transaction whose commit record lies at or after it is streamed.
     :param oldest_xid: X0, a transaction id taken after A was known.

@@ -1,4 +1,4 @@
-"""How a job is told to end: asked to, or interrupted by a signal that nobody of ours has sent."""
+"""How a job is stopped: by a request, or by a signal from outside the pipeline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from airflow_bottledwater.errors import Interrupted
 
 
 class Stop(threading.Event):
-    """Set when a job is to end.
+    """An event that is set when the job is to end.
 
-    :param asked: whether somebody asked for it, where a signal alone does not tell: a host that reboots sends the same one.
+    :param asked: returns whether a stop was requested. The signal alone does not show it: a host that reboots sends the same one.
     """
 
     def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
@@ -20,17 +20,17 @@ class Stop(threading.Event):
         self._signal = 0
 
     def interrupt(self, signum: int) -> None:
-        """A signal came. After a stop that was asked for it means nothing more."""
+        """Handle a signal: the job is to end. If the event was already set, the signal is ignored."""
         if not self.is_set():
             self._signal = signum
             self.set()
 
     @property
     def interruption(self) -> Interrupted | None:
-        """Why the job ends although nobody asked it to; None: somebody did, or it does not end."""
+        """The error to end with if the job was interrupted without a request; None if a stop was requested, or the job is not ending."""
         return Interrupted(self._signal) if self._signal and not self._asked() else None
 
 
 def interruption(stopped: threading.Event) -> Interrupted | None:
-    """The same of any event: one that cannot be interrupted is set on request only."""
+    """:attr:`Stop.interruption` of any event; None for a plain event, which is set on request only."""
     return stopped.interruption if isinstance(stopped, Stop) else None

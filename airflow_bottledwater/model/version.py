@@ -1,4 +1,4 @@
-"""A relation as it was when rows were written, and the topic and schemas of its records."""
+"""A relation version: a table as it was when rows were written, and the topic and schemas of its records."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from airflow_bottledwater.model.relation import Table
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A relation as it was when rows were written, and where these go.
+    """A table as it was when rows were written, with the topic and the schemas that these rows are published with.
 
     :param topic: the topic's name.
-    :param key_schema: the registry's id, 0 for JSON.
-    :param refused: why its rows have no schema; their keys have one.
+    :param key_schema: the registry's id of the key's schema, 0 for JSON.
+    :param value_schema: the registry's id of the value's schema, 0 for JSON.
+    :param refused: why the registry has no schema for its rows (their keys have one); empty if it has.
     """
 
     table: Table
@@ -24,7 +25,7 @@ class Version:
     refused: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The version as plain JSON values."""
         return {
             "table": self.table.to_json(), "topic": self.topic, "key_schema": self.key_schema, "value_schema": self.value_schema,
             "refused": self.refused,

@@ -1,4 +1,4 @@
-"""What all our operators and sensors have in common: connections, settings, and how errors end a task."""
+"""What the operators and sensors have in common: connections, settings, and how errors end a task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark.run_directory import Owner
 
-#: parameters of their own; the rest of :class:`~airflow_bottledwater.settings.Pipeline` goes through ``settings``
+#: the operators' own parameters; all other settings of :class:`~airflow_bottledwater.settings.Pipeline` are given in ``settings``
 PIPELINE_FIELDS: Sequence[str] = (
     "postgres_conn_id",
     "kafka_conn_id",
@@ -30,7 +30,7 @@ PIPELINE_FIELDS: Sequence[str] = (
     "settings",
 )
 
-#: how the UI shows them
+#: how Airflow's UI renders them
 PIPELINE_RENDERERS: Mapping[str, str] = {"settings": "json"}
 
 
@@ -82,7 +82,7 @@ class PipelineMixin:
         self.settings = settings
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """All settings as JSON values, without connections: also for a trigger's kwargs."""
+        """All settings as JSON values, without the connections; also used for a trigger's arguments."""
         chosen = {
             "slot": str(self.slot),
             "tables": _listed(self.tables),
@@ -98,18 +98,19 @@ class PipelineMixin:
 
     @property
     def pipeline_hook(self) -> PipelineHook:
-        """The pipeline's hook; made after templating."""
+        """The pipeline's hook, to be used after templating."""
         return PipelineHook(
             self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings()
         )
 
     def job_owner(self, context: Any, slot: str) -> Owner:
-        """For which run a job works, told in its folder: so that another task of the run finds what is left of it."""
+        """The DAG run that a job works for, to be written into its folder: another task of the run can then find a job that was left
+        behind."""
         ti: Any = context["ti"]
         return Owner(ti.dag_id, ti.run_id, slot, self.postgres_conn_id)
 
     def trigger_arguments(self) -> dict[str, Any]:
-        """What a trigger needs to make the same hook: ids and settings, never a secret."""
+        """The arguments with which a trigger makes the same hook: connection ids and settings, no secrets."""
         return {
             "postgres_conn_id": self.postgres_conn_id,
             "kafka_conn_id": self.kafka_conn_id,
@@ -119,15 +120,14 @@ class PipelineMixin:
 
 
 def is_first_try(ti: Any, retries: int) -> bool:
-    """Whether this try begins a life of the task, and is no retry: it runs for the first time, or for the first time since it was
-    cleared.
+    """Whether this try is not a retry: the task runs for the first time, or for the first time since it was cleared.
 
-    Airflow does not say so, and the task's state outlives a clear. But it counts: a task has ``max_tries = retries`` in its first life,
-    and clearing sets ``max_tries = try_number + retries`` (``clear_task_instances`` in airflow/models/taskinstance.py), behind which the
-    first try is the next number.
+    Airflow does not report this, and the task's state survives a clear. It follows from the counts: at first, a task has ``max_tries =
+    retries``, and clearing it sets ``max_tries = try_number + retries`` (``clear_task_instances`` in airflow/models/taskinstance.py);
+    the first try after that has the next number.
 
     :param ti: the running task instance.
-    :param retries: of the operator.
+    :param retries: the operator's retries.
     """
     return bool(ti.try_number == ti.max_tries - retries + 1)
 
@@ -140,9 +140,9 @@ def _listed(value: Sequence[str] | str | None) -> list[str]:
 
 
 def number(name: str, value: float | str | None) -> float | None:
-    """A parameter that may come as text out of a template; None where there is none.
+    """A numeric parameter, which may be text if it comes from a template; None if it is not set.
 
-    :raises SettingError: it is no number.
+    :raises SettingError: it is not a finite number.
     """
     if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
         return None
@@ -157,7 +157,10 @@ def number(name: str, value: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Our errors as Airflow's: what a retry cannot mend fails the task at once."""
+    """Within this block, errors after which a retry cannot help fail the task at once; transient errors are raised unchanged.
+
+    :raises AirflowFailException: instead of an error that is not transient.
+    """
     try:
         yield
     except BottledWaterError as error:
@@ -167,9 +170,9 @@ def failing() -> Iterator[None]:
 
 
 def known_event(event: dict[str, Any] | None) -> dict[str, Any]:
-    """What a sensor's trigger has found.
+    """The event of a sensor's trigger, checked.
 
-    :raises JobFailed: it is none; a sensor that succeeded on it would let the DAG go on.
+    :raises JobFailed: the event is not known; the sensor must not succeed with it.
     """
     if event is None or event.get("status") not in ("ok", "failed"):
         raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")

@@ -1,4 +1,4 @@
-"""Check everything before anything is changed."""
+"""The operator that checks everything before anything is changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
     :param kafka_conn_id: connection of type Apache Kafka. (templated)
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
-    :param spark_conn_id: connection of type Spark that snapshot and stream are going to use. None: not looked at. (templated)
+    :param spark_conn_id: connection of type Spark that snapshot and stream are going to use; None: it is not checked. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
     """
 
@@ -95,12 +95,12 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings}
 
     def _spark_problems(self) -> list[str]:
-        """Why the stream's job could not run; said now, and not when slot and snapshot are made."""
+        """Why the stream's job could not run; reported before slot and snapshot are created."""
         if not self.spark_conn_id:
             return []
         try:
             spark_job.refuse_stream(self.spark_conn_id, executor=self.stream_executor)
-            if self.executor == self.stream_executor:  # else this is not the host that submits it
+            if self.executor == self.stream_executor:  # otherwise, another host may submit it
                 spark_job.refuse_missing_binary(self.spark_conn_id)
         except Refused as error:
             return [str(error)]

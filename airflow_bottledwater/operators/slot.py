@@ -1,4 +1,4 @@
-"""Make and drop the replication slot with its publications."""
+"""The operators that create and drop the replication slot, with its publications."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     :param kafka_conn_id: connection of type Apache Kafka. (templated)
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
-    :param spark_conn_id: connection of type Spark that the stream is going to use: where it cannot run, nothing is made. None: not
-        looked at. (templated)
+    :param spark_conn_id: connection of type Spark that the stream is going to use: if the stream cannot run with it, nothing is
+        created. None: it is not checked. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
     """
 
@@ -82,7 +82,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         from airflow_bottledwater.model.lsn import format_lsn
         from airflow_bottledwater.provision.create import create
 
-        # made here: operators are copied, and an event cannot be
+        # made here and not in __init__: operators are copied, which an event cannot be
         self._stopped = threading.Event()
         with failing():
             if self.spark_conn_id:
@@ -91,7 +91,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
     def on_kill(self) -> None:
-        """A slot that is being built is left to the next try, which takes it up."""
+        """Stop the creation; the next try continues it."""
         if self._stopped is not None:
             self._stopped.set()
 
@@ -100,7 +100,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     """Drop slot and publications; meant as the teardown of the slot's setup task.
 
     The slot holds the changes that are not yet published, so by default it is dropped only if the stream was stopped for good.
-    A job that this run has left on this host is stopped first: nobody has done so if its task was marked while no triggerer ran.
+    A job that this DAG run has left behind on this host is stopped first, which happens if its task was marked while no triggerer ran.
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -157,7 +157,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         self.when = when
 
     def execute(self, context: Context) -> str:
-        """Drop or keep, and say which and why."""
+        """Drop or keep the slot; returns a sentence that says what was done."""
         from airflow_bottledwater.errors import SettingError
         from airflow_bottledwater.provision.drop import drop
 

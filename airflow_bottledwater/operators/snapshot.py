@@ -1,4 +1,4 @@
-"""The consistent snapshot, as a Spark job."""
+"""The operator that takes the consistent snapshot, as a Spark job."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from airflow_bottledwater.spark.run_directory import Outcome
 
 _STATE_KEY = "bottledwater_job"
-#: what the task returns where there is nothing left to do
+#: what the task returns if there is nothing left to do
 _COMPLETE = {"complete": True}
 
 
 class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
-    """A job of ours through spark-submit: what snapshot and stream have in common.
+    """Runs a job through spark-submit: what the operators of snapshot and stream have in common.
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -51,7 +51,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
     :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
-    :param name: of the job in Spark; None: ``bottledwater-`` and what it does. (templated)
+    :param name: the job's name in Spark; None: ``bottledwater-snapshot`` or ``bottledwater-stream``. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -110,7 +110,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._in_cluster_mode = False
 
     def _get_hook(self) -> SparkSubmitHook:
-        """The provider's hook, with the connection as templating has left it: the provider's operator does not template it."""
+        """The provider's hook, with the templated connection id, which the provider's own operator does not template."""
         self._conn_id = self.conn_id
         return super()._get_hook()
 
@@ -119,14 +119,14 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     ) -> Identity:
         """Start the job as a supervised family of processes (client mode).
 
-        :param keep: stores who it is, before it starts: what dies in between leaves no job that nobody knows.
+        :param keep: stores the job's identity before it starts, so that no job can run that nobody knows of.
         """
         identity, settings = SparkJobHook.prepare(pipeline, self.job_name, self.job_owner(context, pipeline.slot))
         try:
             self._describe(settings, bounded)
             hook = self._get_hook()
         except BaseException:
-            spark_job.forget(identity)  # with its settings
+            spark_job.forget(identity)  # removes the settings file, too
             raise
         self._identity = identity
         keep(identity)
@@ -147,15 +147,20 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         return str(mode) == "client"
 
     def _finish(self, outcome: Outcome) -> dict[str, Any]:
-        """An ended job's outcome as the task's: a permanent failure is not retried."""
+        """Turn an ended job's outcome into that of the task.
+
+        :raises JobFailed: the job failed for a transient reason.
+        :raises AirflowFailException: it failed for good, so that a retry does not help.
+        """
         if not outcome.ok:
             message = f"The {self.job_name} job failed: {outcome.error}"
             raise (JobFailed(message) if outcome.transient else AirflowFailException(message))
         return outcome.result
 
     def _earlier(self, known: Identity | None, context: Context, stop: Callable[[Identity], None]) -> Identity | None:
-        """The job of an earlier try, unless the task was cleared: then whatever its earlier life left is ended first.
+        """The job of an earlier try, to attach to. If the task was cleared since, that job is stopped instead, and the result is None.
 
+        :param known: the stored identity of the last job.
         :param stop: ends a job, or raises.
         """
         if known is None:
@@ -175,7 +180,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         return known
 
     def on_kill(self) -> None:
-        """End the job in order, then by force."""
+        """End the job in order, and kill it if it does not end."""
         if self._identity is not None:
             if spark_job.stop(self._identity):
                 spark_job.forget(self._identity)
@@ -184,7 +189,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
 
 class SnapshotToKafkaOperator(BottledWaterSparkOperator):
-    """Publish every row of the tables as of one moment, in parallel; resumes where an earlier try stopped.
+    """Publish every row of the tables as of one moment, in parallel; a retry resumes where an earlier try stopped.
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -200,7 +205,7 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
     :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
-    :param name: of the job in Spark; None: ``bottledwater-snapshot``. (templated)
+    :param name: the job's name in Spark; None: ``bottledwater-snapshot``. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """

@@ -1,4 +1,4 @@
-"""The stream of changes: submitted once, watched by a trigger, for as long as it runs."""
+"""The operator of the stream: its job is submitted once, and watched by a trigger for as long as it runs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _JOB, _RESTARTS = "bottledwater_job", "bottledwater_restarts"
-#: seconds of back-off before a job that died of a transient cause is submitted again, doubling
+#: seconds of backoff before a job that failed for a transient reason is submitted again; doubled each time, up to the second number
 _BACKOFF, _LONGEST_BACKOFF = 2.0, 300.0
-#: a job that ran this long, and worked, starts the count of restarts anew
+#: seconds after which the count of restarts begins anew, if the job has made progress
 _STABLE = 600.0
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
     """Publish every committed change, in order, exactly once; deferred while the stream runs.
 
-    The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. Marking the task, clearing it,
-    its timeout or a teardown stop the job; the slot is kept.
+    The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. The job is stopped when the task is
+    marked or cleared, by its timeout and by the teardown; the slot is kept.
 
-    It always defers, whatever ``[operators] default_deferrable`` says: a stream has no end, and no worker slot is to wait for it.
+    The task always defers, whatever ``[operators] default_deferrable`` is: a stream has no end, and must not occupy a worker slot.
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -49,12 +49,12 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
     :param deploy_mode: ``client``; None: the connection's.
-    :param name: of the job in Spark; None: ``bottledwater-stream``. (templated)
+    :param name: the job's name in Spark; None: ``bottledwater-stream``. (templated)
     :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
     :param timeout: seconds after which the job is stopped and the task fails; None: never. ``execution_timeout`` is not
         enforced by Airflow while a task is deferred. (templated)
-    :param poll_interval: seconds between two looks at the job.
-    :param restarts: how often a job that died of a transient cause is submitted again without using up a try. (templated)
+    :param poll_interval: seconds between two checks of the job.
+    :param restarts: how often a job that failed for a transient reason is submitted again without using up a try. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -141,9 +141,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         )
 
     def _limits(self) -> tuple[float | None, int]:
-        """``timeout`` and ``restarts``, as templating has left them.
+        """``timeout`` and ``restarts`` as numbers, after templating.
 
-        :raises SettingError: one is no number.
+        :raises SettingError: one is not a number.
         """
         return number("timeout", self.timeout), int(number("restarts", self.restarts) or 0)
 
@@ -157,13 +157,18 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 **self.trigger_arguments(),
             ),
             method_name="execute_complete",
-            # a backstop: the trigger keeps the deadline itself, since nobody stops the job when this one expires
+            # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not stopped
             timeout=timedelta(seconds=timeout + 10 * self.poll_interval + 120) if timeout else None,
         )
         raise AssertionError("defer does not return")
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The job has ended, or its time is over."""
+        """Handle the trigger's event: the job has ended, or its timeout has expired.
+
+        :raises JobFailed: the job failed for a transient reason after all restarts were used up, or the event is not known.
+        :raises AirflowFailException: the job failed for good.
+        :raises Outage: the timeout has expired; the job was stopped.
+        """
         if event is None or event.get("status") not in ("ended", "timeout"):
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
         identity: Identity = event["identity"]
@@ -178,7 +183,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             )
         outcome = spark_job.outcome(identity)
         if outcome.ok and outcome.stopped and spark_job.stop_asked(identity):
-            # by a triggerer whose trigger was given to another one: Airflow tells it that a user ended the task
+            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
             outcome = Outcome(
                 ok=False, error="It was stopped on its host, but its task still waits for it.", transient=True
             )
@@ -189,7 +194,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         return self._again(context, identity, outcome)
 
     def _again(self, context: Context, identity: Identity, outcome: Outcome) -> dict[str, Any]:
-        """Defer until a job that died of a transient cause is to be submitted again, without using up a try."""
+        """Defer until a job that failed for a transient reason is to be submitted again, without using up a try; fail if there were
+        too many restarts."""
         store: Any = context["task_state_store"]
         last = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
         reached = self._reached()
@@ -213,7 +219,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         raise AssertionError("defer does not return")
 
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> NoReturn:
-        """The pause is over."""
+        """Submit the job again, after the backoff."""
         if event is None or event.get("status") != "over":
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
         with failing():
@@ -222,9 +228,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
 
     @staticmethod
     def _was_well(last: dict[str, Any], reached: int | None, outcome: Outcome) -> bool:
-        """Whether the job that ended has worked, so that its end is not one more of the same trouble.
+        """Whether the job has made progress before it ended, so that its end does not count as a repetition of the last failure.
 
-        Time alone does not tell: a job that waits for a server lives as long as its ``outage_timeout``.
+        Its running time alone does not show it: a job that only waits for a server runs as long as its ``outage_timeout``.
         """
         if time.time() - last["at"] <= _STABLE:
             return False
@@ -232,7 +238,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         return progress or outcome.kind == Interrupted.__name__
 
     def _reached(self) -> int | None:
-        """How far the slot is confirmed: what is published; None if the source does not say."""
+        """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such slot."""
         from airflow_bottledwater.postgres import slot
         from airflow_bottledwater.postgres.connect import session
 
@@ -246,7 +252,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         return None if found is None else found.confirmed
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """If the trigger itself failed, the job may still run: the retry attaches to it; a last try stops it."""
+        """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
             known = store.get(_JOB)

@@ -1,4 +1,4 @@
-"""Tables as the catalog describes them."""
+"""Reads tables, with their columns and keys, from PostgreSQL's catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
 
 #: relations that rows are read from: tables and the leaves of partitioned ones (a parent stands for its leaves). Nothing here
-#: takes a lock on them: pg_relation_size and pg_partition_tree would wait behind whoever locks one of them
+#: takes a lock on them: pg_relation_size and pg_partition_tree would wait for sessions that have one of them locked
 _RELATIONS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence, c.relrowsecurity,
        coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'), greatest(c.relpages, 0),
@@ -31,7 +31,7 @@ WITH RECURSIVE tree AS (
 SELECT t.root, array_agg(t.oid ORDER BY t.oid) FROM tree t JOIN pg_class c ON c.oid = t.oid WHERE c.relkind <> 'p' GROUP BY 1
 """
 
-#: pg_relation_size locks the table
+#: sizes in blocks; pg_relation_size locks the table, and may have to wait for it
 _SIZES = (
     "SELECT o, coalesce(pg_relation_size(o::regclass) / current_setting('block_size')::int, 0) FROM unnest(%s::oid[]) o"
 )
@@ -44,7 +44,7 @@ WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 
-#: what columns are made of, without what is only a domain of it: below the first level a type needs a send function
+#: the types inside of columns' types (elements, attributes, bounds; domains are resolved) that have no send function
 _UNSENDABLE = """
 WITH RECURSIVE parts AS (
     SELECT attrelid, attname, atttypid AS oid, false AS inside FROM pg_attribute
@@ -65,7 +65,7 @@ FROM parts p JOIN pg_type t USING (oid) JOIN pg_class c ON c.oid = p.attrelid JO
 WHERE p.inside AND t.typsend = 0 ORDER BY 1, 2
 """
 
-#: candidates for the key; an index that is deferrable is none: a key change could run over a live row
+#: candidates for the key; a deferrable index cannot be the key, since two rows may have the same values for a moment
 _INDEXES = """
 SELECT i.indrelid, i.indisreplident, i.indisprimary, i.indimmediate, i.indisvalid,
        ARRAY(SELECT a.attname FROM unnest(i.indkey) WITH ORDINALITY k(attnum, place)
@@ -76,12 +76,12 @@ FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR 
 
 
 def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) -> list[int]:
-    """The oids of the permanent tables that patterns name, partitioned parents as their leaves.
+    """The oids of the permanent tables that match patterns; for a partitioned table, those of its leaf partitions.
 
-    :param tables: ``[schema.]table`` with ``*`` and ``?``; without a schema, of ``public``. Empty: all.
-    :param schemas: schemas whose tables are taken, with ``*`` and ``?``; empty: all but the system's (if ``tables`` is
-        empty too).
-    :raises PreflightError: a pattern matches nothing, or names something that is not a permanent table.
+    :param tables: patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
+    :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas but the system's
+        are.
+    :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     """
     rows = [
         _Relation(*row[:6])
@@ -103,7 +103,7 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
             for row in rows
             if fnmatch.fnmatchcase(row.schema, schema or "public") and fnmatch.fnmatchcase(row.name, name)
         ]
-        # a table whose own name has a dot
+        # the name of the table itself may have a dot
         found = found or [row for row in rows if row.schema == "public" and row.name == pattern]
         choice.take(found, pattern, exact=not any(c in pattern for c in "*?["))
     if choice.problems:
@@ -112,9 +112,9 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
 
 
 class _Relation(NamedTuple):
-    """A row of pg_class that a pattern may name.
+    """A row of pg_class that a pattern may match.
 
-    :param identity: ``relreplident``; ``kind`` is ``relkind``, ``persistence`` ``relpersistence``.
+    :param identity: ``relreplident``; ``kind`` is ``relkind``, and ``persistence`` is ``relpersistence``.
     """
 
     oid: int
@@ -126,7 +126,7 @@ class _Relation(NamedTuple):
 
 
 class _Choice:
-    """The tables that patterns have named so far, and what is wrong with those that were named by their exact name."""
+    """The tables that patterns have matched so far, and the problems of patterns and of tables that were given by their exact name."""
 
     def __init__(self, by_oid: Mapping[int, _Relation], leaves_of: Mapping[int, Sequence[int]]) -> None:
         self._by_oid, self._leaves_of = by_oid, leaves_of
@@ -134,9 +134,9 @@ class _Choice:
         self.problems: list[str] = []
 
     def take(self, matches: Iterable[_Relation], pattern: str, *, exact: bool = False) -> None:
-        """Take the permanent tables of these.
+        """Add the permanent tables among the relations that a pattern matches.
 
-        :param exact: the pattern is a name: what is no permanent table is a problem, and not left out.
+        :param exact: whether the pattern is a name: anything but a permanent table is then a problem, instead of being left out.
         """
         taken, before = 0, len(self.problems)
         for relation in matches:
@@ -162,7 +162,7 @@ class _Choice:
 
 
 def _unfit(relation: _Relation) -> str:
-    """Why a relation cannot be published; empty where it can."""
+    """Why a relation cannot be published; empty if it can."""
     name = f"{relation.schema}.{relation.name}"
     if relation.kind not in ("r", "p"):
         return f"{name} is not a table (a view, materialized view or foreign table). Name tables only."
@@ -177,11 +177,11 @@ def _unfit(relation: _Relation) -> str:
 def load(
     connection: Connection, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS, sizes: bool = False
 ) -> list[Table]:
-    """The tables with these oids, in schema and name order; a table that is gone is left out.
+    """The tables with these oids, ordered by schema and name; a table that does not exist any more is left out.
 
-    :param forms: in which types are published.
-    :param sizes: measure the tables, which waits for whoever locks one of them; otherwise their pages are those of the last
-        VACUUM or ANALYZE.
+    :param forms: the forms in which types are published.
+    :param sizes: whether to measure the tables, which waits for sessions that have one of them locked; otherwise ``pages`` is that of
+        the last VACUUM or ANALYZE.
     """
     wanted = {"oids": list(oids)}
     columns: dict[int, list[Column]] = {}
@@ -231,7 +231,7 @@ def load(
 def _key(
     identity: str, indexes: list[tuple[bool, bool, bool, bool, list[str]]], columns: list[Column]
 ) -> tuple[tuple[str, ...], str]:
-    """The key columns, or why there are none."""
+    """The key columns, and if there are none, the reason."""
     if identity == "n":
         return (), "its replica identity is NOTHING"
     for replica, primary, immediate, valid, names in indexes:
@@ -245,7 +245,7 @@ def _key(
 
 
 def names(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """Today's schema and name of relations, by oid; one that is gone is missing."""
+    """Today's schema and name of relations, by oid; relations that do not exist any more are left out."""
     rows = connection.execute(
         "SELECT c.oid, n.nspname, c.relname FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])",
@@ -255,8 +255,8 @@ def names(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, s
 
 
 def still_named(connection: Connection, named: Mapping[int, tuple[str, str]]) -> bool:
-    """Whether these schemas and names still mean these oids. After the names were locked this cannot change; before, a rename may
-    have given a name to another table. (``to_regclass`` looks at the catalog as it is now, whatever the transaction's snapshot.)"""
+    """Whether these schemas and names still belong to these oids. Once tables are locked this cannot change; before that, a rename may
+    have given a name to another table. (``to_regclass`` reads the catalog as it is now, whatever the transaction's snapshot.)"""
     row = connection.execute(
         "SELECT count(*) FROM unnest(%s::oid[], %s::text[], %s::text[]) t(oid, schema, name)"
         " WHERE to_regclass(format('%%I.%%I', t.schema, t.name))::oid IS DISTINCT FROM t.oid",
@@ -266,7 +266,7 @@ def still_named(connection: Connection, named: Mapping[int, tuple[str, str]]) ->
 
 
 def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
-    """Per table what changes with its catalog rows: filenode, and the xmin of its pg_class and pg_attribute rows."""
+    """For each table, a value that changes with its catalog rows: its filenode, and the xmin of its pg_class and pg_attribute rows."""
     rows = connection.execute(
         "SELECT c.oid::text, concat_ws('/', pg_relation_filenode(c.oid), c.xmin,"
         " (SELECT md5(string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid))"
@@ -277,7 +277,7 @@ def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
 
 
 def definition(table: Table) -> str:
-    """What must not differ between a table and its plan: its columns and key, as one comparable string."""
+    """A table's columns and key as one string, to compare them with those at the time of its plan."""
     columns = [[c.name, asdict(c.type), c.required] for c in table.columns]
     return json.dumps([columns, list(table.key), table.identity])
 
@@ -294,13 +294,13 @@ def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
 
 
 def unsendable(connection: Connection, tables: Sequence[Table]) -> list[tuple[str, str, str]]:
-    """Table, column and type, where a column is made of a type without a send function: pgoutput then fails for every row
-    (logicalrep_write_tuple in src/backend/replication/logical/proto.c looks at the column's own type only)."""
+    """Columns that contain a type without a send function, as table, column and type. pgoutput fails for every row of such a table
+    (logicalrep_write_tuple in src/backend/replication/logical/proto.c checks the column's own type only)."""
     return connection.execute(_UNSENDABLE, ([t.oid for t in tables],)).fetchall()  # type: ignore[return-value]
 
 
 def filtered_by_policy(connection: Connection, tables: Sequence[Table]) -> list[str]:
-    """The tables of which a row-level policy could hide rows from this role (row_security_active)."""
+    """The tables in which a row-level policy could hide rows from this role (row_security_active)."""
     rows = connection.execute(
         "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND c.relrowsecurity AND row_security_active(c.oid)",
         ([t.oid for t in tables if t.row_security],),

@@ -1,4 +1,4 @@
-"""What lies below a declared type: domains, elements, attributes, labels, and what only the server knows of it."""
+"""Reads what declared types consist of: base types of domains, elements, attributes, labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType
 from airflow_bottledwater.postgres.connect import Connection
 
-#: int2vector and oidvector have elements, too, but are not their arrays
+#: int2vector and oidvector have elements, too, but are not array types
 _TYPES = """
 SELECT t.oid, t.typtype, t.typbasetype, t.typtypmod, t.typndims,
        CASE WHEN e.typarray = t.oid THEN e.oid WHEN r.rngtypid = t.oid THEN r.rngsubtype
@@ -39,7 +39,7 @@ REGS = {24, 2202, 2203, 2204, 2205, 4191, 2206, 4096, 4089, 3734, 3769, 8326}
 class Declared:
     """A type as a column declares it.
 
-    :param dimensions: ``pg_attribute.attndims``; 0 where it is not known.
+    :param dimensions: ``pg_attribute.attndims``; 0 if it is not known.
     """
 
     oid: int
@@ -63,7 +63,7 @@ class _Row:
 
 
 class _Catalog:
-    """What was read of the types that columns are made of."""
+    """The types that columns consist of, as they were read from the catalog."""
 
     def __init__(self, connection: Connection, wanted: set[int], forms: TypeOptions) -> None:
         self._forms = forms
@@ -86,13 +86,13 @@ class _Catalog:
             self._labels = dict(connection.execute(_LABELS, (enums,)).fetchall())
         self._money_scale = 0
         if _MONEY in self._rows:
-            # of lc_monetary's currency
+            # the decimal places of lc_monetary's currency
             row = connection.execute("SELECT scale(1::money::numeric)").fetchone()
             self._money_scale = row[0] if row is not None else 0
 
     def describe(self, declared: Declared) -> ColumnType:
-        """The outermost domain with a modifier wins (getBaseTypeAndTypmod, src/backend/utils/cache/lsyscache.c); an array's
-        modifier is that of its elements."""
+        """The description of a declared type. The modifier is that of the outermost domain that has one (getBaseTypeAndTypmod,
+        src/backend/utils/cache/lsyscache.c); an array's modifier is that of its elements."""
         base, typmod, dimensions = declared.oid, declared.typmod, declared.dimensions
         while self._rows[base].kind == "d":
             typmod = typmod if typmod >= 0 else self._rows[base].typmod
@@ -144,10 +144,10 @@ class _Catalog:
 def describe(
     connection: Connection, declared: Sequence[Declared], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS
 ) -> list[ColumnType]:
-    """The types of columns, in their order.
+    """The types of columns, in the order of ``declared``.
 
-    :param forms: in one that is ``text``, a type is not looked into.
-    :raises LookupError: one does not exist any more.
+    :param forms: the forms in which types are published; what a type consists of is not described if its form is ``text``.
+    :raises LookupError: a type does not exist any more.
     """
     catalog = _Catalog(connection, {d.oid for d in declared}, forms)
     return [catalog.describe(d) for d in declared]

@@ -1,4 +1,4 @@
-"""Connections with the session settings that our bytes depend on, and what a server's refusal means."""
+"""Connections with pinned session settings, waits that a stop can end, and the errors of this package for PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefu
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.slot import Cluster
 
-#: what PostgreSQL's output functions read: the same text from every session, whatever the server's defaults are
+#: the settings that PostgreSQL's output functions use: every session gives the same text, whatever the server's defaults are
 PINNED = {
     "client_encoding": "UTF8",
     "DateStyle": "ISO, MDY",
@@ -27,33 +27,33 @@ PINNED = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "search_path": "pg_catalog",
-    # a policy that would hide rows is an error, not a smaller table
+    # a row-level policy that would hide rows leads to an error instead of missing rows
     "row_security": "off",
 }
-#: time-outs that a role or a database may have set for its applications, and that would end our long sessions
+#: time-outs that may be set for a role or a database, and that would end long sessions of a job
 UNLIMITED = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-#: seconds for a new session, of each address of a host
+#: seconds for opening a session, for each address of a host
 _CONNECT_TIMEOUT = 10
-#: seconds of silence after which a new session is tried, to tell a statement that takes long from a server that is gone
+#: seconds of silence after which a new session is tried, to distinguish a statement that takes long from a server that is gone
 SILENCE = 30.0
-#: milliseconds after which a connection is lost whose data nobody confirms (TCP_USER_TIMEOUT): keepalives do not work while
-#: there is something to send
+#: milliseconds after which a connection is given up if sent data is not acknowledged (TCP_USER_TIMEOUT): TCP keepalives are not
+#: sent while data is waiting to be acknowledged
 _UNCONFIRMED = 60_000
 
 T = TypeVar("T")
 
-#: set when whoever works in this thread is asked to stop
+#: the event that is set when the work of this thread is asked to stop
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
 @contextlib.contextmanager
 def stoppable(stopped: threading.Event | None) -> Iterator[None]:
-    """In this block every wait for PostgreSQL, in this thread, ends soon after the event is set.
+    """Within this block, every wait of this thread for PostgreSQL ends soon after the event is set.
 
-    :raises StopRequested: (the block) it was set.
+    :raises StopRequested: in the block, when the event is set.
     """
     token = _stopped.set(stopped)
     try:
@@ -63,14 +63,17 @@ def stoppable(stopped: threading.Event | None) -> Iterator[None]:
 
 
 def check_stopped() -> None:
-    """:raises StopRequested: the work of this thread was asked to stop (:func:`stoppable`)."""
+    """Raise if the work of this thread was asked to stop (:func:`stoppable`).
+
+    :raises StopRequested: it was.
+    """
     stopped = _stopped.get()
     if stopped is not None and stopped.is_set():
         raise StopRequested("The job was asked to stop.")
 
 
 def pause(seconds: float) -> None:
-    """Sleep, unless asked to stop.
+    """Sleep, but not beyond a request to stop.
 
     :raises StopRequested: see :func:`check_stopped`.
     """
@@ -83,7 +86,7 @@ def pause(seconds: float) -> None:
 
 
 def _watched(waiting: Generator[Any, Any, T], check: Callable[[], None]) -> Generator[Any, Any, T]:
-    """A generator of psycopg that also looks around each time that nothing has come for a tenth of a second."""
+    """A generator of psycopg that also calls ``check`` whenever nothing has arrived for a tenth of a second."""
     ready: Any = None
     while True:
         try:
@@ -97,9 +100,9 @@ def _watched(waiting: Generator[Any, Any, T], check: Callable[[], None]) -> Gene
 
 
 class Silence:
-    """Tells a server that takes long from one that is gone, while nothing comes from it.
+    """Distinguishes a server that takes long from one that is gone, while nothing arrives from it.
 
-    :param connection: on which nothing comes.
+    :param connection: the connection that is waited on.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -107,14 +110,14 @@ class Silence:
         self.broken()
 
     def broken(self) -> None:
-        """Something came."""
+        """Note that something has arrived."""
         self._since = time.monotonic()
 
     def check(self) -> None:
-        """Called again and again; after half a minute of silence, tries a new session.
+        """To be called repeatedly during a wait; after every 30 seconds of silence, it tries to open a new session.
 
         :raises StopRequested: see :func:`stoppable`.
-        :raises Outage: the server answers nobody.
+        :raises Outage: the server does not accept a new session.
         """
         check_stopped()
         if time.monotonic() - self._since > SILENCE:
@@ -122,9 +125,9 @@ class Silence:
             self.broken()
 
     def ask(self) -> None:
-        """Whether the server takes a session: a refusal is an answer, too.
+        """Check that the server answers a new session; a refusal counts as an answer.
 
-        :raises Outage: it says nothing.
+        :raises Outage: it does not answer.
         """
         dsn = getattr(self._connection, "dsn", "")
         own = {"connect_timeout": _CONNECT_TIMEOUT, "fallback_application_name": "bottledwater probe"}
@@ -139,9 +142,9 @@ class Silence:
 
 
 class _Session(psycopg.Connection[tuple[Any, ...]]):
-    """A connection whose waits end when the thread's work is asked to stop, or the server no longer says anything.
+    """A connection whose waits end when the thread's work is asked to stop, or when the server no longer answers.
 
-    :ivar dsn: with which a session can be opened to ask whether the server is there.
+    :ivar dsn: the connection string, for a new session that checks whether the server answers.
     """
 
     dsn = ""
@@ -153,8 +156,8 @@ class _Session(psycopg.Connection[tuple[Any, ...]]):
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """Wait for a statement's answer.
 
-        :raises StopRequested: the connection is closed then: its statement is still under way.
-        :raises Outage: the server answers nobody; the connection is closed.
+        :raises StopRequested: see :func:`stoppable`; the connection is closed, since its statement is still running.
+        :raises Outage: the server does not answer; the connection is closed.
         """
         try:
             return super().wait(_watched(gen, Silence(self).check), *args, **options)
@@ -164,10 +167,10 @@ class _Session(psycopg.Connection[tuple[Any, ...]]):
 
 
 def command(connection: Connection, statement: sql.Composable) -> pq.abc.PGresult:
-    """Send a command that begins a COPY, and wait for its first result (libpq's own PQexec waits without a bound).
+    """Send a command that begins a COPY, and wait for its first result (libpq's own PQexec would wait without a limit).
 
     :raises StopRequested: see :func:`stoppable`.
-    :raises Outage: the server answers nobody.
+    :raises Outage: the server does not answer.
     """
 
     return _first_result(connection, lambda: connection.pgconn.send_query(statement.as_bytes(connection)))
@@ -176,13 +179,13 @@ def command(connection: Connection, statement: sql.Composable) -> pq.abc.PGresul
 def query_with(
     connection: Connection, query: sql.Composable, values: Sequence[bytes], oids: Sequence[int], formats: Sequence[int]
 ) -> pq.abc.PGresult:
-    """A query with parameters as they came from PostgreSQL; gives the values of its result in binary form.
+    """Run a query whose parameters are bytes as PostgreSQL sent them; the values of its result are in binary form.
 
-    :param values: in the form that ``formats`` says: 1 binary, 0 text.
+    :param values: the parameters, in the form that ``formats`` gives for each: 1 for binary, 0 for text.
     :param oids: the parameters' types.
     :raises psycopg.Error: the query failed.
     :raises StopRequested: see :func:`stoppable`.
-    :raises Outage: the server answers nobody.
+    :raises Outage: the server does not answer.
     """
     result = _first_result(
         connection,
@@ -204,13 +207,13 @@ def _first_result(connection: Connection, send: Callable[[], None]) -> pq.abc.PG
     return results[0]
 
 
-#: FATAL answers that pass by themselves; everything else that a server says to a new connection is a refusal
+#: FATAL answers to a new connection that are transient; all others are refusals
 _PASSING = re.compile(
     r"starting up|shutting down|recovery mode|not yet accepting|too many (clients|connections)|connection slots"
     r"|terminating connection",
     re.IGNORECASE,
 )
-#: what libpq says of a server that it does not trust, or of its own certificate files
+#: libpq's messages about a server that it does not trust, or about its own certificate files
 _UNTRUSTED = re.compile("certificate|does not support SSL")
 
 
@@ -224,12 +227,15 @@ def describe(dsn: str) -> str:
 def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> Connection:
     """Open a session with pinned settings, in autocommit.
 
+    :param replication: whether to open a replication connection.
+    :param application: the application name, unless the connection string has one.
     :raises Outage: the server cannot be reached, or is starting or stopping.
-    :raises CredentialsRefused: it does not accept our password, or we not its certificate.
-    :raises Refused: it is there and says no (database, pg_hba).
+    :raises CredentialsRefused: the server rejects the password, or its certificate is not trusted.
+    :raises Refused: the server refuses the connection for another reason (database, role, pg_hba.conf), or the connection string is
+        not valid.
     """
     options: dict[str, Any] = {"fallback_application_name": application, "connect_timeout": _CONNECT_TIMEOUT}
-    # a peer that vanished without a word must not hold a slot or a snapshot for hours
+    # so that a peer that vanished is noticed within minutes, and does not hold a slot or a snapshot for hours
     options |= {
         "keepalives_idle": 30,
         "keepalives_interval": 10,
@@ -243,7 +249,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         connection = _Session.connect(conninfo.make_conninfo(**params), autocommit=True)
         connection.dsn = dsn
     except psycopg.OperationalError as error:
-        # of several addresses, the one that has a server
+        # if there are several addresses, show the answer of one that has a server
         lines = str(error).strip().splitlines() or ["no answer"]
         message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
         if "FATAL" in message and not _PASSING.search(message):
@@ -264,7 +270,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     try:
         unlimited = [*UNLIMITED, *(("transaction_timeout",) if connection.info.server_version >= 170000 else ())]
         settings = [*PINNED.items(), *((name, "0") for name in unlimited)]
-        # one question: a session is opened for many a small thing, and the server may be far away
+        # a single statement: sessions are opened often, and the server may be far away
         calls = sql.SQL(", ").join(
             sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
             for name, value in settings
@@ -279,7 +285,10 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
 def _parse(dsn: str) -> dict[str, Any]:
     """The parameters of a connection string.
 
-    Where a password is not quoted, libpq's errors show a part of it, or it becomes a part of host or port, which ours show.
+    If a password is not quoted correctly, libpq's errors would show a part of it, or it would become part of host or port, which the
+    errors of this package show. Such a string is refused without showing any of it.
+
+    :raises Refused: the connection string is not valid.
     """
     try:
         known = {k: v for k, v in conninfo.conninfo_to_dict(dsn).items() if v is not None}
@@ -309,13 +318,16 @@ def _remedy(message: str, user: str | None) -> str:
 
 
 def outage(error: psycopg.Error, what: str) -> BottledWaterError:
-    """A psycopg error on an open session: an :class:`Outage` if the session or the server is gone or others were in the way,
-    else a refusal."""
+    """The error of this package for a psycopg error on an open session: an :class:`Outage` if the session or the server is gone, or if
+    other sessions were in the way; otherwise :class:`Refused`.
+
+    :param what: what was being done, for the message.
+    """
     code = error.sqlstate or ""
     text = str(error).strip().splitlines()
     message = text[0] if text else type(error).__name__
-    # class 08: connection; 57P: operator intervention; 53: out of resources; without a code libpq lost the server; and what
-    # passes when others are done: 40P01 deadlock_detected, 40001 serialization_failure, 55P03 lock_not_available, 57014
+    # class 08: connection; 57P: operator intervention; 53: out of resources; no code: libpq lost the connection. These pass when
+    # other sessions have ended: 40P01 deadlock_detected, 40001 serialization_failure, 55P03 lock_not_available, 57014
     # query_canceled
     if not code or code[:2] in ("08", "53") or code[:3] == "57P" or code in ("40P01", "40001", "55P03", "57014"):
         return Outage(f"{what}: {message}.")
@@ -330,9 +342,10 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
 
 @contextlib.contextmanager
 def session(dsn: str, what: str = "", **options: Any) -> Iterator[Connection]:
-    """A connection for a block; database errors leave it as ours.
+    """A connection for a block; psycopg's errors in it are raised as errors of this package, see :func:`outage`.
 
     :param what: what the block does, for the message.
+    :param options: those of :func:`connect`, which also says what else is raised.
     """
     connection = connect(dsn, **options)
     try:
@@ -344,10 +357,10 @@ def session(dsn: str, what: str = "", **options: Any) -> Iterator[Connection]:
 
 
 def identify(connection: Connection) -> Cluster:
-    """Which cluster this is: what IDENTIFY_SYSTEM says, without a replication connection.
+    """The cluster and database of a connection, as IDENTIFY_SYSTEM reports them, but without a replication connection.
 
-    The timeline is that of the WAL file which is written now, the first eight hexadecimal digits of its name (XLogFileName,
-    src/include/access/xlog_internal.h). The control file's is that of the last checkpoint, and old after a promotion.
+    The timeline is that of the WAL file which is written now: the first eight hexadecimal digits of its name (XLogFileName,
+    src/include/access/xlog_internal.h). The control file has that of the last checkpoint, which is out of date after a promotion.
     """
     row = connection.execute(
         "SELECT (SELECT system_identifier FROM pg_control_system()),"
@@ -359,7 +372,7 @@ def identify(connection: Connection) -> Cluster:
 
 
 def end_of_wal(connection: Connection) -> int:
-    """The server's WAL insert position: nothing that it ever sent lies beyond."""
+    """The server's WAL insert position; everything that it has sent lies before it."""
     row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
     return parse_lsn(row[0])

@@ -1,4 +1,4 @@
-"""COPY … (FORMAT binary) as blocks of rows.
+"""Reads the output of COPY … (FORMAT binary) as blocks of rows.
 
 https://www.postgresql.org/docs/current/sql-copy.html (Binary Format)
 """
@@ -25,16 +25,17 @@ TRAILER = b"\xff\xff"
 def rows(
     connection: Connection, query: sql.Composable, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
 ) -> Iterator[Block]:
-    """Run a binary COPY; yields blocks whose messages are rows.
+    """Run a binary COPY; yields blocks whose messages are rows. A block is overwritten by the next one.
 
-    :param idle: called about twice a second while nothing comes; may raise to end the COPY.
+    PostgreSQL sends each row as a message of its own, with the header before the first (SendCopyBegin, CopySendEndOfRow:
+    src/backend/commands/copyto.c) and the trailer, field count -1, as the last.
 
-    PostgreSQL sends each row as a message of its own, the header in front of the first (SendCopyBegin, CopySendEndOfRow:
-    src/backend/commands/copyto.c) and the trailer, field count -1, as the last. A block is overwritten by the next one.
-
+    :param block_size: bytes of a block.
+    :param idle: called about twice a second while nothing arrives; it may raise to end the COPY.
     :raises psycopg.Error: the query failed.
-    :raises ProtocolError: it is not the binary format.
-    :raises Outage: nothing comes, and the server answers nobody.
+    :raises ProtocolError: the data is not in the binary format.
+    :raises StopRequested: see :func:`~airflow_bottledwater.postgres.connect.stoppable`.
+    :raises Outage: nothing arrives, and the server does not answer.
     """
     result = command(connection, query)
     if result.status != pq.ExecStatus.COPY_OUT:

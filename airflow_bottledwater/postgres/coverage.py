@@ -1,8 +1,8 @@
-"""By what a publication sends a table, so that a table that was taken out for a while is noticed.
+"""Records which catalog rows publish a table, so that it is noticed if a table was removed from its publication for a while.
 
-pgoutput decides with the catalog of each change's own moment: what was written while a table was not published is never sent.
-The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are made anew when it is added again, so
-their oids tell.
+pgoutput decides by the catalog as it was at the time of each change: what was written while a table was not published is never sent.
+The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are created anew when it is added again, and so
+have other oids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SELECT pubname, oid, xmin::text, pubowner, puballtables, concat_ws(', ', CASE WH
 FROM pg_publication WHERE pubname = ANY (%(names)s)
 """
 
-#: a partition is also published by what publishes its parents
+#: a partition is also published by the rows that publish its parents
 _RELATIONS = """
 SELECT t.oid, array_agg(r.oid) FROM unnest(%(oids)s::oid[]) t(oid)
 CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(t.oid) relid) up(oid)
@@ -39,8 +39,8 @@ JOIN pg_publication p ON p.oid = n.pnpubid WHERE p.pubname = ANY (%(names)s) GRO
 class Publication:
     """A publication's own catalog row.
 
-    :param xmin: of the row: ALTER PUBLICATION makes a new version of it.
-    :param sends: the operations, as ``publish`` names them.
+    :param xmin: the row's xmin, which changes when ALTER PUBLICATION writes a new version of the row.
+    :param sends: the operations that it sends, as in the option ``publish``.
     """
 
     oid: int
@@ -52,9 +52,9 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What publishes the tables of a pipeline.
+    """How publications cover the tables of a pipeline.
 
-    :param publications: by name.
+    :param publications: the publications by name.
     :param tables: table oid → oids of the catalog rows that publish it.
     """
 
@@ -77,13 +77,14 @@ class Coverage:
         )
 
     def with_new(self, today: Coverage) -> Coverage:
-        """This, and of ``today`` the tables and publications that this does not know."""
+        """This coverage, extended by the tables and publications of ``today`` that it does not contain."""
         return Coverage({**today.publications, **self.publications}, {**today.tables, **self.tables})
 
     def gaps(self, today: Coverage, names: Mapping[int, str]) -> list[str]:
-        """Since this was recorded, in which ways changes may have been left out of the stream.
+        """The ways in which changes may have been left out of the stream since this coverage was recorded, as sentences; empty if none.
 
-        :param names: of the tables that are of interest, by oid.
+        :param today: the coverage now.
+        :param names: the names of the tables to check, by oid.
         """
         found = []
         for name, before in self.publications.items():
@@ -98,7 +99,7 @@ class Coverage:
                 )
             elif now.xmin != before.xmin and now.owner == before.owner:
                 found.append(f"Publication {name!r} was altered, and then altered back.")
-        # dropped publications have said it already
+        # a changed publication is reported once, instead of for each of its tables
         for oid, table in names.items() if not found else ():
             rows = self.tables.get(oid, frozenset())
             if not rows or rows & today.tables.get(oid, frozenset()):
@@ -113,7 +114,7 @@ class Coverage:
 
 
 def read(connection: Connection, publications: Sequence[str], oids: Sequence[int]) -> Coverage:
-    """What publishes these tables now; a table that nothing publishes is missing."""
+    """How these publications cover these tables now; a table that none of them publishes is left out."""
     parameters = {"names": list(publications), "oids": list(oids)}
     found = {
         name: Publication(oid, xmin, owner, everything, sends)

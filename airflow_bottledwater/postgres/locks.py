@@ -1,4 +1,4 @@
-"""Locks on tables, taken so that nobody has to wait long for us: in short rounds, all given back in between."""
+"""Takes locks on tables without blocking other sessions for long: in short attempts, with all locks released in between."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from airflow_bottledwater.postgres.connect import Connection, pause
 
 log = logging.getLogger(__name__)
 
-#: what conflicts with ACCESS SHARE and with SHARE UPDATE EXCLUSIVE, the lock of CREATE and ALTER PUBLICATION
+#: the modes that conflict with ACCESS SHARE, and with SHARE UPDATE EXCLUSIVE, the lock of CREATE and ALTER PUBLICATION
 #: (https://www.postgresql.org/docs/current/explicit-locking.html, Conflicting Lock Modes)
 SHARE = ("AccessExclusiveLock",)
 PUBLISH = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 
-#: a lock was not to be had in time (by lock_timeout or statement_timeout), or two waited for each other
+#: a lock was not granted in time (lock_timeout or statement_timeout), or there was a deadlock
 BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
 
 T = TypeVar("T")
 
 
 def limit(connection: Connection, tables: int) -> None:
-    """Bound each statement of one round, until its transaction ends: about as long as others may have to wait for us."""
+    """Limit the time of each statement until the transaction ends, and so the time for which its locks make other sessions wait.
+
+    :param tables: how many tables the statement locks: it may take a second and a millisecond for each.
+    """
     connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(f"{1000 + tables}ms")))
 
 
@@ -40,12 +43,12 @@ def in_rounds(
     what: str,
     timeout: float,
 ) -> T:
-    """Try until the locks are to be had; between two attempts none is held, so that who waits for us gets his turn.
+    """Repeat an attempt until it gets its locks; between two attempts none is held, so that sessions that wait for them can go on.
 
-    :param conflicting: the lock modes that stand in our way, which tells who does.
-    :param attempt: ends its transaction if it raises one of :data:`BUSY`.
-    :param what: is done, for the message.
-    :raises Outage: it took longer than ``timeout`` seconds; the message names who has the locks.
+    :param conflicting: the lock modes that conflict with those of the attempt, to find the sessions that hold them.
+    :param attempt: takes the locks; it must end its transaction if it raises one of :data:`BUSY`.
+    :param what: what needs the locks, for the message.
+    :raises Outage: it took longer than ``timeout`` seconds; the message names the sessions that hold the locks.
     """
     deadline, rest, last_logged = time.monotonic() + timeout, 0.2, ""
     while True:
@@ -66,7 +69,7 @@ def in_rounds(
 
 
 def holders(connection: Connection, oids: Sequence[int], conflicting: Sequence[str]) -> list[str]:
-    """Who has, or waits before us for, a lock of these modes on one of the tables."""
+    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, with what they run."""
     rows = connection.execute(
         "SELECT DISTINCT l.pid, coalesce(a.usename, ''), left(coalesce(a.query, ''), 80), l.relation::regclass::text, l.mode, l.granted"
         " FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid"

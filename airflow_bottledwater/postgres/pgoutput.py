@@ -1,4 +1,4 @@
-"""pgoutput's messages, without I/O: the readable decoder of what is rare, and builders for tests and row repair.
+"""pgoutput's messages, without I/O: a readable decoder for rare messages, and encoders for tests and for completing rows.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, protocol version 1. Row messages are
 read by compiled code (:mod:`airflow_bottledwater.stream.assembler`, :mod:`airflow_bottledwater.encoding.kernels`).
@@ -20,9 +20,9 @@ TRUNCATE_CASCADE, TRUNCATE_RESTART_IDENTITY = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as the Relation message has it.
+    """A column in a Relation message.
 
-    :param key: part of the replica identity.
+    :param key: whether it is part of the replica identity.
     """
 
     key: bool
@@ -33,7 +33,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class RelationMessage:
-    """A Relation message: which columns the following rows of this table have."""
+    """A Relation message, which describes the columns of the rows of this table that follow."""
 
     oid: int
     schema: str
@@ -44,7 +44,7 @@ class RelationMessage:
 
 @dataclass(frozen=True, slots=True)
 class TruncateMessage:
-    """A Truncate message."""
+    """A Truncate message, for one or more tables."""
 
     oids: tuple[int, ...]
     cascade: bool
@@ -59,7 +59,7 @@ def _string(data: bytes, position: int) -> tuple[str, int]:
 def relation(data: bytes) -> RelationMessage:
     """Decode a Relation message.
 
-    :raises ProtocolError: it is cut short or is something else.
+    :raises ProtocolError: it is cut short, or is another message.
     """
     try:
         if data[0] != RELATION:
@@ -86,7 +86,7 @@ def relation(data: bytes) -> RelationMessage:
 def truncate(data: bytes) -> TruncateMessage:
     """Decode a Truncate message.
 
-    :raises ProtocolError: it is cut short.
+    :raises ProtocolError: it is cut short, or is another message.
     """
     try:
         if data[0] != TRUNCATE:
@@ -148,7 +148,8 @@ def tuple_data(values: list[Field]) -> bytes:
 class RowMessage:
     """An Insert, Update or Delete.
 
-    :param old_tag: K (key columns only) or O (the full old row) where there is an old row.
+    :param kind: ``I``, ``U`` or ``D``.
+    :param old_tag: K (key columns only) or O (the full old row) if there is an old row, else empty.
     """
 
     kind: str
@@ -170,7 +171,7 @@ class RowMessage:
 def row(data: bytes) -> RowMessage:
     """Decode an Insert, Update or Delete message.
 
-    :raises ProtocolError: it is cut short.
+    :raises ProtocolError: it is malformed, or is another message.
     """
     if len(data) < 6:
         raise ProtocolError("A row message is cut short.")

@@ -1,4 +1,4 @@
-"""Publications: always two, and never one that makes the source's UPDATE or DELETE fail.
+"""A pipeline's publications: always two, and never one that would make UPDATE or DELETE fail in the source.
 
 PostgreSQL refuses UPDATE and DELETE on a published table without a replica identity (55000), or whose column list or
 row filter does not cover it (42P10): CheckCmdReplicaIdentity, src/backend/executor/execReplication.c.
@@ -18,16 +18,17 @@ from airflow_bottledwater.postgres.connect import Connection
 
 
 def names(publication: str) -> tuple[str, str]:
-    """The publication of the keyed tables and that of the unkeyed ones.
+    """The names of the publications for keyed and for unkeyed tables.
 
-    Both always exist, the second perhaps empty: one made after the slot wedges it when older WAL is read.
+    Both must always exist, even if the second is empty: with a publication that was created after the slot, the slot gets stuck when
+    WAL from before is read.
     """
     return publication, f"{publication}_unkeyed"
 
 
-#: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables
-#: (src/backend/catalog/pg_publication.c) gives them; that locks each of them, and waits for whoever has locked one. FirstNormalObjectId
-#: is 16384 (src/include/access/transam.h)
+#: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables would return them
+#: (src/backend/catalog/pg_publication.c). That function is not used, because it locks each table, and so may have to wait.
+#: FirstNormalObjectId is 16384 (src/include/access/transam.h)
 _TABLES = """
 WITH RECURSIVE p AS (SELECT * FROM pg_publication WHERE pubname = %s),
 whole AS (SELECT pnnspid AS schema FROM pg_publication_namespace JOIN p ON pnpubid = p.oid),
@@ -57,10 +58,11 @@ LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FRO
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A publication as the catalog has it.
+    """A publication as it is in the catalog.
 
-    :param all_tables: FOR ALL TABLES.
-    :param tables: oid → (column names or None for all, has a row filter).
+    :param all_tables: whether it is FOR ALL TABLES.
+    :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
+    :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
     """
 
     name: str
@@ -73,7 +75,7 @@ class Published:
 
 
 def read(connection: Connection, name: str) -> Published | None:
-    """The publication, or None."""
+    """The publication; None if it does not exist."""
     row = connection.execute(
         "SELECT oid, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
         (name,),
@@ -92,17 +94,18 @@ def read(connection: Connection, name: str) -> Published | None:
 
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """Which tables go into which publication: without a key and without the full old row, only inserts may be sent."""
+    """The tables for the first publication, and those for the second, which have neither a key nor the full old row: of these, no
+    updates and deletes may be sent."""
     return [t for t in tables if t.identifiable], [t for t in tables if not t.identifiable]
 
 
 def _only(table: Table) -> sql.Composed:
-    """A table for a publication, without those that inherit from it: they are published only under their own name."""
+    """A table in a publication statement, without the tables that inherit from it, which are published only if they are named."""
     return sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
 
 
 def statements(publication: str, tables: Sequence[Table]) -> list[sql.Composed]:
-    """The statements that make both publications."""
+    """The statements that create both publications."""
     made = []
     for name, members, events in zip(
         names(publication), split(tables), ("insert, update, delete, truncate", "insert, truncate"), strict=True
@@ -114,9 +117,9 @@ def statements(publication: str, tables: Sequence[Table]) -> list[sql.Composed]:
 
 
 def create(connection: Connection, publication: str, tables: Sequence[Table], *, timeout: float) -> None:
-    """Make both in one transaction; an existing one is left to :func:`problems`.
+    """Create both publications in one transaction; one that exists is left as it is (see :func:`problems`).
 
-    :raises Outage: others (VACUUM, CREATE INDEX, ALTER TABLE) had locks on the tables for so many seconds.
+    :raises Outage: other sessions (VACUUM, CREATE INDEX, ALTER TABLE) had locks on the tables for ``timeout`` seconds.
     """
 
     def make() -> None:
@@ -131,7 +134,7 @@ def create(connection: Connection, publication: str, tables: Sequence[Table], *,
 
 
 def extend(connection: Connection, publication: str, added: Sequence[Table], *, timeout: float) -> None:
-    """Add tables to those of the two publications that they belong to; what is in already stays.
+    """Add each table to the publication that it belongs to, unless it is in there already.
 
     :raises Outage: see :func:`create`.
     """
@@ -156,7 +159,7 @@ def extend(connection: Connection, publication: str, added: Sequence[Table], *, 
 
 
 def drop(connection: Connection, publication: str) -> list[str]:
-    """Drop both where they exist; returns their names."""
+    """Drop both publications, if they exist; returns the names of those that did."""
     dropped = [name for name in names(publication) if read(connection, name) is not None]
     for name in dropped:
         connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
@@ -164,7 +167,7 @@ def drop(connection: Connection, publication: str) -> list[str]:
 
 
 def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
-    """Why an existing publication must not be used that publishes these tables, too, which are none of the pipeline."""
+    """Why an existing publication must not be used, given that it also publishes these tables, which are not the pipeline's."""
     remedy = (
         "Take it out (ALTER PUBLICATION … DROP TABLE; where it inherits from a published table, ALTER PUBLICATION … SET TABLE ONLY …), "
         "or add it to the pipeline's tables."
@@ -180,7 +183,7 @@ def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
 
 
 def problems(published: Published, tables: Sequence[Table]) -> list[str]:
-    """Why an existing publication must not be used for these tables."""
+    """Why an existing publication must not be used for these tables; empty if it can be."""
     found = []
     for table in tables:
         if table.oid not in published.tables:

@@ -1,7 +1,7 @@
-"""Reading CopyData in bulk: compiled loops on libpq's own functions, below psycopg's connection.
+"""Reads CopyData messages in bulk: compiled loops call libpq's functions on psycopg's connection.
 
-``PQgetCopyData`` in a Python loop gives 0.5 million messages a second, called from compiled code two million; so the
-loop is compiled and Python sees blocks of messages: one byte buffer and the offsets in it.
+A Python loop over ``PQgetCopyData`` reads 0.5 million messages a second, compiled code two million. So the loop is compiled, and
+Python handles blocks of messages: one byte buffer and the offsets in it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _END, _ERROR, _DRY, _FULL, _LARGE = -1, -2, 0, 1, 2
 
 @compiled
 def _drain(connection, out, offsets, count, used, pointer):
-    """Read messages until the socket is dry or the block is full; returns (state, messages, bytes)."""
+    """Read messages until all that has arrived is read or the block is full; returns (state, messages, bytes)."""
     room = offsets.size - 1
     while count < room:
         n = _get_copy_data(connection, pointer.ctypes.data, np.int32(1))
@@ -51,7 +51,7 @@ def _drain(connection, out, offsets, count, used, pointer):
         if n < 0:
             return np.int64(n), count, used
         if used + n > out.size:
-            # libpq has given it out already: the caller makes room and takes it from the pointer
+            # libpq has handed the message over already: the caller makes room, and copies it from the pointer
             pointer[1] = n
             return _LARGE, count, used
         memcpy(out.ctypes.data + used, pointer[0], np.int64(n))
@@ -69,21 +69,22 @@ def warm_up() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some messages: ``data[offsets[i]:offsets[i + 1]]``."""
+    """A block of messages: message ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """The number of messages."""
         return len(self.offsets) - 1
 
 
 class CopyReader:
-    """Blocks of CopyData messages from a connection in COPY OUT or COPY BOTH.
+    """Reads blocks of CopyData messages from a connection in COPY OUT or COPY BOTH mode.
 
-    :param size: bytes of a block; a larger message makes a block of its own size.
+    :param size: bytes of a block; it is enlarged for a message that is larger.
+    :param messages: the largest number of messages in a block.
     """
 
     def __init__(self, pgconn: pq.abc.PGconn, *, size: int = 1 << 20, messages: int = 1 << 15) -> None:
@@ -93,9 +94,9 @@ class CopyReader:
         self._offsets: npt.NDArray[np.int64] = np.zeros(messages + 1, dtype=np.int64)
         self._pointer: npt.NDArray[np.int64] = np.zeros(2, dtype=np.int64)
         self._pending = False
-        #: libpq says that the COPY is over (or was ended by an error: see :meth:`finish`)
+        #: whether the COPY is over (or was ended by an error, which :meth:`finish` raises)
         self.ended = False
-        #: everything that had arrived was read (if not, read on before waiting for the socket)
+        #: whether everything that had arrived was read; if not, read again before waiting for the socket
         self.dry = True
 
     @property
@@ -104,9 +105,9 @@ class CopyReader:
         return self._pgconn.socket
 
     def read(self, timeout: float | None) -> Block | None:
-        """What has arrived; waits at most ``timeout`` seconds for the first byte. None: nothing, or the end.
+        """A block of messages that have arrived; None if nothing arrives within ``timeout`` seconds, or at the end of the COPY.
 
-        The block's arrays are the reader's own: they are overwritten by the next call.
+        The block's arrays belong to the reader, and are overwritten by the next call.
 
         :raises psycopg.OperationalError: the connection is lost.
         """
@@ -150,9 +151,10 @@ class CopyReader:
         return size
 
     def finish(self) -> None:
-        """Read the results behind the COPY.
+        """Read the results that follow the COPY.
 
         :raises psycopg.Error: the COPY failed on the server.
+        :raises ProtocolError: the COPY is not over.
         """
         while (result := self._pgconn.get_result()) is not None:
             if result.status in (pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH):

@@ -1,4 +1,4 @@
-"""The replication connection: START_REPLICATION, a thread that receives in bulk, feedback to the server.
+"""The replication connection: it starts replication, receives in bulk in a thread of its own, and confirms positions to the server.
 
 https://www.postgresql.org/docs/current/protocol-replication.html (Streaming Replication Protocol)
 """
@@ -29,34 +29,38 @@ XLOG_HEADER = 25
 _KEEPALIVE = struct.Struct(">cqqb")
 #: Standby status update: 'r', written, flushed, applied, time, reply requested
 _STATUS = struct.Struct(">cqqqqb")
-#: microseconds between the epochs of Unix and PostgreSQL
+#: seconds between the epochs of Unix and PostgreSQL
 _EPOCH_SECONDS = 946_684_800
 
-#: while a burst lasts, wake up for this many bytes: the walsender makes a send() per row, and each wake-up costs more
-#: than its row
+#: during a burst, the thread wakes up only when this many bytes have arrived (or for _BURST_WAIT seconds none have): the walsender
+#: makes a send() for each row, and a wake-up costs more than a row
 BURST_BYTES = 256 * 1024
 _BURST_WAIT = 0.005
 _STATUS_INTERVAL = 1.0
-#: answered keepalives a second; a stopping server asks without pause until we have confirmed everything
+#: keepalives that are answered in a second; a server that shuts down sends requests without a pause until everything is confirmed
 _REPLIES_PER_SECOND = 10
-#: requests a second that mean that the server is stopping and waits for us (it asks again after each answer; a running
-#: one asks once in half of wal_sender_timeout)
+#: more requests for a reply in a second than these mean that the server is shutting down and waits for this connection (it asks
+#: again after each answer, while a running server asks once in half of wal_sender_timeout)
 _STORM = 5
-#: seconds between two looks at a server whose data we do not take
+#: seconds between two checks of the server while the buffer is full and nothing is read from it
 _PROBE_INTERVAL = 2.0
-#: seconds without a word after which the server is asked for one, and after twice as many whether it still serves us: a
-#: connection may be dead without TCP knowing. PostgreSQL does the same (wal_sender_timeout, 60 s)
+#: seconds of silence after which the server is asked for a keepalive; after twice as many, a new session checks whether it still
+#: serves this connection, which may be dead without TCP noticing. PostgreSQL does the same (wal_sender_timeout, 60 s)
 _SILENCE = 30.0
 
 
 class ReplicationStream:
-    """Changes from a slot, as blocks of XLogData and keepalive messages in the order in which they came.
+    """Changes from a slot, as blocks of XLogData and keepalive messages in the order of their arrival.
 
-    One thread owns the connection: it receives, answers keepalives also while the consumer is slow, and confirms what
-    :meth:`acknowledge` was told. It holds at most ``buffer_bytes``.
+    One thread owns the connection: it receives, answers keepalives even while the consumer is slow, and confirms to the server what
+    :meth:`acknowledge` was called with.
 
-    :param publications: names for pgoutput.
-    :param start: LSN to start from; the server begins at the slot's confirmed position if that is later.
+    :param publications: the names of the publications.
+    :param start: the LSN to start from; the server begins at the slot's confirmed position if that is later.
+    :param buffer_bytes: bytes that may wait for the consumer; when there are more, nothing is received.
+    :raises SlotInUse: another session replicates from the slot.
+    :raises SlotError: the slot does not exist or cannot be used.
+    :raises Outage: see :func:`connect`; or no walsender is free.
     """
 
     def __init__(
@@ -83,7 +87,8 @@ class ReplicationStream:
         self._flushed = start
         self._received = start
         self._reply_wanted = False
-        # of the thread: what it has confirmed, when it last reported, asked a full server, and heard of it; whether bytes pile up
+        # the thread's own: the LSN that it has confirmed, the times of the last status, of the last probe while the buffer was full,
+        # and of the last message received; whether there is a burst
         self._confirmed, self._last_status = start, 0.0
         self._probed = self._heard = time.monotonic()
         self._silence_limit, self._burst = _SILENCE, False
@@ -94,7 +99,7 @@ class ReplicationStream:
             self._connection.close()
             raise
         self._reader = CopyReader(self._pgconn, size=block_bytes)
-        # woken to confirm at once, or to end
+        # a byte in here wakes the thread, to send a status at once, or to end
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=f"receive-{slot}", daemon=True)
@@ -123,9 +128,9 @@ class ReplicationStream:
 
     # ------------------------------------------------------------------ the consumer's side
     def take(self, timeout: float) -> Block | None:
-        """The next block, or None after ``timeout`` seconds.
+        """The next block; None if there is none within ``timeout`` seconds.
 
-        :raises BottledWaterError: the connection has ended, once everything that came before is taken.
+        :raises BottledWaterError: why the connection has ended; raised once all blocks that arrived before are taken.
         """
         with self._changed:
             if not self._blocks and self._error is None:
@@ -146,12 +151,12 @@ class ReplicationStream:
             self._wake()
 
     def request_reply(self) -> None:
-        """Ask the server how far it is: a keepalive follows."""
+        """Ask the server to send a keepalive with its position."""
         self._reply_wanted = True
         self._wake()
 
     def close(self) -> None:
-        """End the stream after a last confirmation."""
+        """Send a last confirmation and close the connection."""
         self._closing.set()
         self._wake()
         self._thread.join(5)
@@ -178,14 +183,14 @@ class ReplicationStream:
             self._end(outage(error, f"Replication from slot {self._slot!r}"))
         except OSError as error:
             self._end(Outage(f"Replication from slot {self._slot!r}: {error}."))
-        except Exception as error:  # the consumer must hear of it, whatever it is
+        except Exception as error:  # the consumer must get any error
             self._end(ProtocolError(f"Receiving from slot {self._slot!r} failed: {type(error).__name__}: {error}"))
 
     def _end(self, error: BottledWaterError) -> None:
         with self._changed:
             self._error = error
             self._changed.notify_all()
-        # a stopping server waits for us: never keep it from shutting down
+        # a server that shuts down waits for this connection, so it must be closed
         self._pgconn.finish()
 
     def _receive(self) -> None:
@@ -209,7 +214,7 @@ class ReplicationStream:
             sock.close()
 
     def _report(self) -> None:
-        """Tell the server what is confirmed, when there is something new, when it asked, and now and then."""
+        """Send a status to the server when there is something new to confirm, when a keepalive is requested, and every second."""
         now = time.monotonic()
         if self._flushed > self._confirmed or self._reply_wanted or now - self._last_status >= _STATUS_INTERVAL:
             self._confirmed = self._flushed
@@ -217,7 +222,8 @@ class ReplicationStream:
             self._last_status = now
 
     def _wait_for_room(self) -> None:
-        """The buffer is full: nothing is read, so a stopping server could not tell us. Ask it."""
+        """Wait while the buffer is full. Nothing is read meanwhile, so it would not be noticed that the server shuts down: a new
+        session checks that."""
         now = time.monotonic()
         if now - self._probed >= _PROBE_INTERVAL:
             self._probed = now
@@ -227,7 +233,7 @@ class ReplicationStream:
             self._changed.wait(0.2)
 
     def _wait_for_bytes(self, sock: socket.socket) -> None:
-        """Wait for the server, or for who wakes us; in a burst until much is there."""
+        """Wait until something arrives from the server or another thread wakes this one; in a burst, until much has arrived."""
         due = min(_STATUS_INTERVAL, self._last_status + _STATUS_INTERVAL - time.monotonic())
         wait = _BURST_WAIT if self._burst else max(0.0, due)
         ready, _, _ = select.select([sock, self._wake_read], [], [], wait)
@@ -238,15 +244,15 @@ class ReplicationStream:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _check_silence(self) -> None:
-        """Nothing came: whether the server is still there.
+        """Check that the server is still there, when nothing has arrived.
 
-        :raises Outage: it is not.
+        :raises Outage: it is not, or has ended the connection.
         """
         if self._reader.ended:
             self._reader.finish()
             raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
         if time.monotonic() - self._heard > self._silence_limit:
-            # once asked for a word, then looked after, again and again: it may be at a large transaction
+            # at first only a keepalive is requested; then the server is checked repeatedly, since it may be decoding a large transaction
             if self._silence_limit > _SILENCE:
                 self._look_after()
             self._reply_wanted = True
@@ -255,7 +261,7 @@ class ReplicationStream:
     def _take_over(self, sock: socket.socket, block: Block) -> None:
         """Hand a block to the consumer.
 
-        :raises Outage: the server storms with keepalives, as one does that is shutting down.
+        :raises Outage: the server sends so many requests for a reply that it must be shutting down.
         """
         self._heard, self._silence_limit = time.monotonic(), _SILENCE
         size = int(block.offsets[-1])
@@ -274,7 +280,7 @@ class ReplicationStream:
             self._changed.notify_all()
 
     def _look_after(self) -> None:
-        """Whether the server still serves us, though it says nothing.
+        """Check by a new session that the server still serves this connection, although nothing arrives.
 
         :raises Outage: it does not.
         """
@@ -295,7 +301,7 @@ class ReplicationStream:
             return self._held >= self._buffer_bytes
 
     def _note(self, block: Block) -> int:
-        """Look at a block's keepalives: how many ask for a reply, and how far the server is."""
+        """Read a block's keepalives: returns how many request a reply, and notes the server's position."""
         data, offsets = block.data, block.offsets
         kinds = data[offsets[:-1]]
         requested = 0
@@ -322,13 +328,13 @@ class ReplicationStream:
 
 
 def _replication_string(text: str) -> sql.SQL:
-    """A string of a replication command. Their grammar (src/backend/replication/repl_scanner.l) has no ``E'…'``, which
-    :class:`psycopg.sql.Literal` makes of a text with a backslash."""
+    """A string literal for a replication command, whose grammar (src/backend/replication/repl_scanner.l) has no ``E'…'``. That is what
+    :class:`psycopg.sql.Literal` produces for a text with a backslash."""
     return sql.SQL("'" + text.replace("'", "''") + "'")
 
 
 class _Rate:
-    """At most ``limit`` events in a second."""
+    """Counts events, and allows at most ``limit`` of them in a second."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,4 +1,4 @@
-"""Results of queries in bulk: compiled loops on libpq's own functions, below psycopg's result."""
+"""Reads query results in bulk: a compiled loop calls libpq's functions on psycopg's result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _is_null = external(libpq, "PQgetisnull", types.int32, types.intp, types.int32, 
 
 @compiled
 def _take(result, rows, number, cells, out):
-    """Copy the values; returns how many bytes there are, which is all that happens where ``out`` is empty."""
+    """Copy the values; returns their size in bytes. If ``out`` is empty, nothing is copied, and the size is only measured."""
     used = 0
     for row in range(rows):
         if out.size > 0:
@@ -39,15 +39,15 @@ def _take(result, rows, number, cells, out):
 
 
 def take_cells(result: pq.abc.PGresult, cells: Rows) -> npt.NDArray[np.uint8]:
-    """The values of a result in binary form, in one buffer.
+    """Copy the values of a result, in binary form, into one buffer, and fill in ``cells``, which point into it.
 
-    :param result: its first column, an int8, is a row's number in ``cells``; the others are the columns there.
-    :param cells: :data:`~airflow_bottledwater.encoding.layout.FIELD`; those of rows that the result lacks stay as they are.
+    :param result: its first column, an int8, is the row's number in ``cells``; the others are the columns there.
+    :param cells: rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`; those that the result does not contain are not changed.
     """
     pointer: int = result.pgresult_ptr or 0  # type: ignore[attr-defined]
     number: npt.NDArray[np.uint8] = np.zeros(8, dtype=np.uint8)
     size = _take(pointer, result.ntuples, number, cells, np.zeros(0, dtype=np.uint8))
-    out: npt.NDArray[np.uint8] = np.empty(size + 1, dtype=np.uint8)  # nothing happens where it is empty
+    out: npt.NDArray[np.uint8] = np.empty(size + 1, dtype=np.uint8)  # never empty, or nothing is copied
     _take(pointer, result.ntuples, number, cells, out)
     return out
 

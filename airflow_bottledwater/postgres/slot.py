@@ -1,4 +1,4 @@
-"""Logical replication slots: look, create, drop."""
+"""Logical replication slots: read their state, create, advance, release and drop them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ PLUGIN = "pgoutput"
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A row of pg_replication_slots, with how far it is behind (bytes of WAL).
+    """A row of pg_replication_slots, with how far the slot is behind.
 
-    :param lag: from the slot's confirmed position to the end of the WAL.
-    :param retained: from its restart position, what the server keeps on disk for it.
-    :param two_phase: it gives transactions when they are prepared.
-    :param invalidated: PostgreSQL's word for why it can never be used again (``invalidation_reason``, since 17); before, what
-        is known; empty if it can.
+    :param confirmed: the LSN up to which the slot is confirmed; 0 if its creation is not complete.
+    :param lag: bytes of WAL from the confirmed LSN to the end of the WAL.
+    :param retained: bytes of WAL from its restart LSN: what the server keeps on disk for it.
+    :param safe_wal_size: bytes of WAL that can be written before the slot may be lost; None if there is no limit.
+    :param two_phase: whether it sends transactions when they are prepared.
+    :param invalidated: PostgreSQL's reason why it can never be used again (``invalidation_reason``, since 17; derived from other
+        columns before); empty if it can be used.
     """
 
     name: str
@@ -54,7 +56,7 @@ SELECT slot_name, coalesce(plugin, ''), slot_type, coalesce(database, ''), activ
 FROM pg_replication_slots s
 """
 
-#: ``invalidation_reason`` (SlotInvalidationCauses in src/backend/replication/slot.c) for people
+#: ``invalidation_reason`` (SlotInvalidationCauses in src/backend/replication/slot.c) → its explanation
 _REASONS = {
     "wal_removed": "the WAL that it needs is gone (max_slot_wal_keep_size)",
     "rows_removed": "rows of the catalog that it needs are gone (a conflict on a standby)",
@@ -65,13 +67,13 @@ _REASONS = {
 
 
 def state(connection: Connection, name: str) -> SlotState | None:
-    """The slot, or None."""
+    """The state of the slot; None if it does not exist."""
     row = connection.execute(_STATE + "WHERE slot_name = %s", (name,)).fetchone()
     return None if row is None else _state(row)
 
 
 def states(connection: Connection) -> list[SlotState]:
-    """All slots of the cluster."""
+    """The states of all slots of the cluster."""
     return [_state(row) for row in connection.execute(_STATE + "ORDER BY 1")]
 
 
@@ -81,9 +83,9 @@ def _state(row: tuple) -> SlotState:  # type: ignore[type-arg]
 
 
 def check(found: SlotState, database: str) -> None:
-    """Whether a slot of this name can be ours.
+    """Check that the pipeline can use an existing slot.
 
-    :raises SlotError: another plugin, another database, prepared transactions, or invalidated.
+    :raises SlotError: it has another plugin, is of another database, was invalidated, was not created completely, or has two_phase.
     :raises SlotInUse: it is still being created.
     """
     if found.slot_type != "logical" or found.plugin != PLUGIN:
@@ -106,7 +108,7 @@ def check(found: SlotState, database: str) -> None:
             "Changes are missing. Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
         )
     if found.confirmed == 0 and found.active_pid is not None:
-        # ReplicationSlotCreate: until it is consistent, a slot ends with the process that creates it
+        # ReplicationSlotCreate: until it is consistent, a slot disappears with the process that creates it
         raise SlotInUse(
             f"Slot {found.name!r} is being created by process {found.active_pid}, which waits for running transactions.",
             f"Wait until it has finished, and try again; or end it (SELECT pg_terminate_backend({found.active_pid})), which removes the "
@@ -125,9 +127,9 @@ def check(found: SlotState, database: str) -> None:
 
 
 def blockers(connection: Connection, below: int | None = None) -> list[str]:
-    """Who holds a transaction id (of any database): sessions and prepared transactions, oldest first.
+    """The sessions and prepared transactions of all databases that have a transaction id, oldest first, as text.
 
-    :param below: only ids below this 64-bit one.
+    :param below: include only sessions with an id below this 64-bit one.
     """
     sessions = connection.execute(
         "SELECT backend_xid::text::bigint, pid, coalesce(datname, ''), coalesce(usename, ''), coalesce(application_name, ''),"
@@ -135,7 +137,7 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
     ).fetchall()
     named = [
         f"session {pid} ({user}@{database}, {application or 'no application name'}{f', {status}, since {start:%H:%M:%S}' if start else ''})"
-        # state and start of another role's session are seen with pg_read_all_stats only
+        # state and start of another role's session are visible with pg_read_all_stats only
         for xid, pid, database, user, application, status, start in sessions
         if below is None or widen_xid(xid, below) < below
     ]
@@ -146,9 +148,9 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
 
 
 def fresh_xid(connection: Connection) -> int:
-    """X0: a transaction id of our own, rolled back. Every transaction whose commit record precedes now has a lower one.
+    """X0: the id of a new transaction, which is rolled back. Every transaction that has committed before has a lower id.
 
-    Not the xmax of a snapshot: transactions that run now may have an id above that.
+    The xmax of a snapshot would not do: transactions that are running now may have an id above it.
     """
     with connection.transaction(force_rollback=True):
         row = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
@@ -161,13 +163,14 @@ def create(
 ) -> int:
     """Create the slot over the replication protocol; returns its consistent point A.
 
-    The creation waits for running transactions of the whole cluster: bounded, and who they are is named. EXPORT_SNAPSHOT
-    is asked for although the snapshot is not used: the builder then never restores a snapshot that another slot left,
-    which before the minors of August 2024 could put A in the middle of transactions.
+    The creation waits for running transactions of the whole cluster; the wait has a limit, and the error names them. EXPORT_SNAPSHOT
+    is used although the snapshot is not needed: PostgreSQL then never restores a snapshot that another slot has serialised, which
+    before the minor releases of August 2024 could put A in the middle of transactions.
 
-    :param watcher: an ordinary session that looks for whom the creation waits.
-    :param waiting: told of them about every second.
-    :raises SlotError: it waited too long, exists already, or no slot is free.
+    :param watcher: an ordinary session, with which to find the transactions that the creation waits for.
+    :param timeout: seconds for the creation.
+    :param waiting: called with these transactions, as text, about every second.
+    :raises SlotError: the creation waited too long, the slot exists already, or no slot is free.
     """
     connection = connect(dsn, replication=True, application="bottledwater create slot")
     result: list[int | psycopg.Error | Outage] = []
@@ -190,7 +193,7 @@ def create(
         _wait_for(thread, watcher, name, timeout, waiting)
     finally:
         if thread.is_alive():
-            # the server removes a slot whose creation is cancelled; one whose connection only ends, it may still finish
+            # if the creation is cancelled, the server removes the slot; if only the connection ended, it might still complete it
             with contextlib.suppress(psycopg.Error):
                 connection.cancel_safe(timeout=2)
             thread.join(2)
@@ -210,7 +213,7 @@ def _wait_for(
     timeout: float,
     waiting: Callable[[list[str]], None] | None,
 ) -> None:
-    """Wait for the creation, and look about every second for whom it waits itself.
+    """Wait for the creation, and find out about every second which transactions it waits for itself.
 
     :raises SlotError: it takes too long.
     """
@@ -243,12 +246,12 @@ def _not_created(name: str, error: psycopg.Error) -> BottledWaterError:
 
 
 def advance(connection: Connection, name: str) -> int:
-    """Move a slot that nothing was published from to the end of the WAL; returns its new position.
+    """Move a slot from which nothing was published yet to the end of the WAL; returns its new position.
 
-    :raises SlotInUse: somebody replicates from it.
+    :raises SlotInUse: a session replicates from it.
     """
     with connection.transaction():
-        # flushes what committed asynchronously before
+        # the commit of this also flushes what was committed asynchronously before
         connection.execute("SET LOCAL synchronous_commit = local")
         connection.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
     try:
@@ -262,16 +265,17 @@ def advance(connection: Connection, name: str) -> int:
 
 
 def release(connection: Connection, name: str, *, timeout: float) -> None:
-    """End whoever replicates from the slot and wait until it is free (SQLSTATE 55006 until then).
+    """End the session that replicates from the slot, and wait until the slot is free.
 
-    :raises SlotInUse: it did not become free.
+    :param timeout: seconds.
+    :raises SlotInUse: it did not become free in time.
     """
     deadline = time.monotonic() + timeout
     while True:
         found = state(connection, name)
         if found is None or found.active_pid is None:
             return
-        # of whoever has it at this moment: a process id that was read before may be somebody else's by now
+        # only if it still has the slot: the process id may belong to another session by now
         connection.execute(
             "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active_pid = %s",
             (name, found.active_pid),
@@ -285,9 +289,10 @@ def release(connection: Connection, name: str, *, timeout: float) -> None:
 
 
 def wait_free(connection: Connection, name: str, *, timeout: float) -> None:
-    """Wait until nobody replicates from the slot.
+    """Wait until no session replicates from the slot.
 
-    :raises SlotInUse: somebody still does.
+    :param timeout: seconds.
+    :raises SlotInUse: one still does.
     """
     deadline = time.monotonic() + timeout
     while (found := state(connection, name)) is not None and found.active_pid is not None:
@@ -297,7 +302,10 @@ def wait_free(connection: Connection, name: str, *, timeout: float) -> None:
 
 
 def drop(connection: Connection, name: str, *, timeout: float = 30.0) -> bool:
-    """Drop the slot, ending whoever uses it; False if there was none."""
+    """Drop the slot, and end the session that uses it; returns False if there was no slot.
+
+    :raises SlotInUse: it did not become free within ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while True:
         release(connection, name, timeout=max(1.0, deadline - time.monotonic()))
@@ -313,14 +321,14 @@ def drop(connection: Connection, name: str, *, timeout: float = 30.0) -> bool:
 
 
 def retained(found: SlotState) -> str:
-    """How much WAL the slot keeps on the server, for people."""
+    """How much WAL the slot makes the server keep, as text for messages."""
     return f"slot {found.name!r} at {format_lsn(found.confirmed)} keeps {found.retained / 2**20:,.1f} MiB of WAL on the server"
 
 
 def wait_visible(connection: Connection, oldest_xid: int, *, timeout: float) -> None:
     """Wait until every transaction with an id below X0 has ended.
 
-    :raises Outage: it took longer than ``timeout`` seconds; the message names who holds it.
+    :raises Outage: it took longer than ``timeout`` seconds; the message names the transactions.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -1,4 +1,4 @@
-"""The exported snapshot: the holder that keeps it, the boundary it draws, and the ranges that tasks read under it."""
+"""The exported snapshot: the session that holds it, the boundary that it defines, and the ranges that tasks read under it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 
-#: the highest block number there is (MaxBlockNumber + 1, src/include/storage/block.h)
+#: one above the highest block number (MaxBlockNumber + 1, src/include/storage/block.h): the end of a range that is open
 LAST_BLOCK = 2**32 - 1
-#: ranges of one table: they are one record of the state topic, which must stay small
+#: ranges of one table at most: its plan is one record of the state topic, which must stay small
 MAX_RANGES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """What a holder's transaction sees.
+    """A snapshot that a holder has exported.
 
     :param snapshot: B.
     :param insert_lsn: L, read after B: the start of every visible transaction's commit record is strictly below it.
-    :param exported: the name that tasks import.
+    :param exported: the snapshot's name, by which tasks import it.
     """
 
     snapshot: Snapshot
@@ -44,9 +44,9 @@ def _lock(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
-    """Whether what was locked by name is still what the names were read of.
+    """Check that the tables that were locked by name are those whose names were read.
 
-    :raises Outage: a table was renamed or made again between the two; whoever starts again reads today's names.
+    :raises Outage: a table was renamed or created anew in between; the next attempt reads today's names.
     """
     if not catalog.still_named(connection, {t.oid: (t.schema, t.name) for t in tables}):
         raise Outage(
@@ -56,10 +56,12 @@ def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 class SnapshotExporter:
-    """A session that keeps one snapshot until the last task has read under it.
+    """The holder: a session that keeps one snapshot until the last task has read under it.
 
-    The order inside :meth:`open` is load-bearing: the locks first (an ALTER or TRUNCATE that commits between snapshot and
-    lock would empty the snapshot), then the snapshot B, then L, then the export.
+    The order inside :meth:`open` is essential: the locks come first (an ALTER or TRUNCATE that commits between snapshot and lock would
+    make the table appear empty), then the snapshot B, then L, then the export.
+
+    :raises Refused: the server is a standby.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -74,12 +76,13 @@ class SnapshotExporter:
             )
 
     def open(self, tables: Sequence[Table], *, oldest_xid: int, timeout: float) -> ExportedSnapshot:
-        """Take locks, snapshot and export; a snapshot that still sees something older than X0 running is given back.
+        """Lock the tables, take a snapshot and export it; repeated until the snapshot sees no transaction older than X0 as running.
 
         :param oldest_xid: X0.
-        :raises Outage: transactions older than X0 did not end in time, or others have locks on the tables; the message names
+        :param timeout: seconds for each of the waits.
+        :raises Outage: transactions older than X0 did not end in time, or other sessions have locks on the tables; the message names
             them.
-        :raises Refused: a table is gone or may not be read.
+        :raises Refused: a table does not exist any more or may not be read.
         """
         slot.wait_visible(self._connection, oldest_xid, timeout=timeout)
         deadline = time.monotonic() + timeout
@@ -108,7 +111,7 @@ class SnapshotExporter:
     def _try(self, tables: Sequence[Table]) -> ExportedSnapshot:
         execute = self._connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # of all tables together: while it waits for the last, somebody else may wait for the first
+        # all tables are locked by one statement, with one limit: while it waits for the last table, others may wait for the first
         locks.limit(self._connection, len(tables))
         try:
             _lock(self._connection, tables)
@@ -127,13 +130,13 @@ class SnapshotExporter:
         return ExportedSnapshot(snapshot, parse_lsn(row[0]), exported[0])
 
     def wait_flushed(self, lsn: int, *, timeout: float) -> None:
-        """Wait until the WAL is on disk up to L: the snapshot sees asynchronous commits that a crash can still undo, and a
-        row once published cannot be taken back.
+        """Wait until the WAL is on disk up to L: the snapshot sees asynchronous commits that a crash could still undo, and a
+        published row cannot be taken back.
 
-        Another session forces it with a WAL-writing commit; the position is read on the holder's own connection, which a
-        crash would end.
+        A commit in another session forces the flush; the flush position is read on the holder's own connection, which a crash
+        would end.
 
-        :raises Outage: it did not happen in time.
+        :raises Outage: the WAL was not flushed within ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         pushed = False
@@ -144,7 +147,7 @@ class SnapshotExporter:
                 return
             if not pushed:
                 with connect(self._dsn, application="bottledwater flush") as other:
-                    # local: never wait for a synchronous standby
+                    # local, so that it does not wait for a synchronous standby
                     other.execute("SET synchronous_commit = local")
                     other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
                 pushed = True
@@ -156,12 +159,13 @@ class SnapshotExporter:
             pause(0.02)
 
     def load(self, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> list[Table]:
-        """The tables with their sizes, read under the locks. Another session would wait behind an ALTER that waits for the holder, and the
-        holder for that session: no deadlock that PostgreSQL could see."""
+        """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait behind an ALTER that
+        waits for the holder, while the holder waits for that session: a deadlock that PostgreSQL cannot detect."""
         return catalog.load(self._connection, oids, forms=forms, sizes=True)
 
     def waiting_behind(self) -> list[str]:
-        """Who waits for a lock that our ACCESS SHARE blocks (a queue behind it blocks the application)."""
+        """The sessions that wait for a lock that the holder's ACCESS SHARE blocks, as text. Other sessions queue up behind them, so that
+        the application is blocked."""
         with connect(self._dsn, application="bottledwater lock watch") as other:
             rows = other.execute(
                 "SELECT a.pid, coalesce(a.usename, ''), left(a.query, 80) FROM pg_stat_activity a"
@@ -171,9 +175,9 @@ class SnapshotExporter:
         return [f"session {pid} ({user}): {query}" for pid, user, query in rows]
 
     def alive(self) -> None:
-        """Check that the holder's session still lives.
+        """Check that the holder's session still exists.
 
-        :raises Outage: it is gone, and with it the snapshot.
+        :raises Outage: it does not, and with it the snapshot is gone.
         """
         try:
             self._connection.execute("SELECT 1")
@@ -181,27 +185,28 @@ class SnapshotExporter:
             raise outage(error, "The session that holds the snapshot was lost") from error
 
     def close(self) -> None:
-        """Give snapshot and locks back."""
+        """End the session, which releases snapshot and locks."""
         self._connection.close()
 
 
 def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[tuple[int, int]]:
-    """Block ranges [from, to) of a table, of this size or, where they would be too many, larger; the last one is open-ended,
-    since the table may grow before a snapshot that is resumed."""
+    """Block ranges [from, to) of a table, of this size, or larger if there would be too many. The last one has no end, since the table
+    may grow until a snapshot is resumed."""
     step = max(1, bytes_per_range // block_size, -(-table.pages // MAX_RANGES))
     starts = list(range(0, max(1, table.pages), step))
     return [(start, LAST_BLOCK if i == len(starts) - 1 else starts[i + 1]) for i, start in enumerate(starts)]
 
 
 def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, lock_timeout: float) -> None:
-    """Import the holder's snapshot into a task's session, after the task's own lock.
+    """Lock a table in a task's session, and then import the holder's snapshot.
 
-    The lock first: else a TRUNCATE that waited behind a dying holder gives the task an empty table.
+    The lock comes first: otherwise, a TRUNCATE that waited for the holder could run when the holder ends, and the task would read an
+    empty table.
 
-    :param lock_timeout: seconds to wait behind somebody who waits for the holder's lock.
-    :raises Outage: the holder is gone (the name is no longer valid), somebody waits for a lock on the table, or it was renamed or
-        rewritten since the plan.
-    :raises Refused: the snapshot that was imported is not B.
+    :param lock_timeout: seconds to wait for the lock, behind sessions that wait for the holder's.
+    :raises Outage: the holder is gone (the snapshot's name is no longer valid), the lock was not granted in time, or the table was
+        renamed or rewritten since the plan.
+    :raises Refused: the imported snapshot is not B.
     """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
@@ -220,7 +225,7 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
     except (
         psycopg.errors.InvalidParameterValue,
         psycopg.errors.UndefinedObject,
-        # the name is still there, the process that made it is not (ProcArrayInstallImportedXmin)
+        # the snapshot's name still exists, but not the process that exported it (ProcArrayInstallImportedXmin)
         psycopg.errors.ObjectNotInPrerequisiteState,
     ) as error:
         raise Outage(
@@ -239,7 +244,7 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
 
 
 def copy_query(table: Table, columns: sql.Composable, first: int, last: int) -> sql.Composed:
-    """COPY of one block range; ONLY, so that children of an inheritance parent are not read twice."""
+    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice."""
     where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
     if last < LAST_BLOCK:
         where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))

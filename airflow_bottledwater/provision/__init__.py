@@ -1,1 +1,1 @@
-"""What is made, checked and dropped around a pipeline: preflight, slot and publications and topics, dead letters."""
+"""Creates, checks and drops what a pipeline needs in PostgreSQL and Kafka, and publishes its dead letters on request."""

@@ -1,4 +1,4 @@
-"""Making and dropping what a pipeline has outside: publications, slot, topics, schemas, and the records of them."""
+"""Creates what a pipeline needs in PostgreSQL, Kafka and the registry (publications, slot, topics, schemas), and records it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,21 @@ from airflow_bottledwater.state.records import (
 
 log = logging.getLogger(__name__)
 
-#: how often a slot that DDL broke is made again before we give up
+#: attempts to create a slot, if DDL runs during each of them
 _ATTEMPTS = 5
 
 
 def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> SlotRecord:
     """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
 
-    The intent is recorded first: a slot that it names and that has no boundary yet is taken up after a crash.
+    The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded itself yet.
 
-    :param stopped: ends it soon; a slot that is not finished yet is given up, and the next creation goes on.
+    :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next call continues.
+    :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
+    :raises SlotError: the slot could not be created in time, or DDL ran during each attempt.
+    :raises TakenOver: another job has claimed the slot.
     :raises StopRequested: it was asked to stop.
     """
     with stoppable(stopped):
@@ -86,13 +89,14 @@ def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> Slot
 
 
 def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
-    """Go on as the user says: the saved state is lost, the slot is not, and everything up to ``position`` is in the topics.
+    """Write new state for a slot whose saved state was lost, by the user's word that everything up to ``position`` is in the topics.
 
-    :raises StateError: the saved state is there.
-    :raises SlotError: the slot is gone, or is confirmed beyond ``position``.
+    :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
+    :raises StateError: the saved state is not lost.
+    :raises SlotError: the slot does not exist, or is confirmed beyond ``position``.
     """
     findings = preflight.run(
-        # slot, publications and topics are there, and nobody but the user can say whose they are
+        # slot, publications and topics exist, and only the user can know that they are this pipeline's
         pipeline.with_(adopt_slot=True, create_publication=False, share_topics=True)
     )
     if findings.state.slot is not None:
@@ -134,7 +138,7 @@ def _assume(
     confirmed: int,
     position: Position,
 ) -> SlotRecord:
-    """Write the records of a pipeline whose snapshot is complete, and whose stream is at a position."""
+    """Write the state records of a pipeline whose snapshot is complete, and whose stream is at a position."""
     cluster, oldest_xid, now = claim.cluster, slot.fresh_xid(connection), time.time()
     record = SlotRecord(
         pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
@@ -156,7 +160,7 @@ def _assume(
 
 def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
-        # the tables' fingerprint from before the slot: a creation that is killed must not hide DDL that ran meanwhile
+        # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
             connection, [t.oid for t in tables]
         )
@@ -181,7 +185,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
                 oldest_xid,
             )
         else:
-            # tables added to a slot that exists: X0 is taken after the publication has them
+            # tables are added to a slot that exists: X0 is taken after they were added to the publication
             oldest_xid = slot.fresh_xid(connection)
         pinned = _pin(pipeline, claim.cluster, added, oldest_xid)
         values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
@@ -191,7 +195,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
-            # of a table that was there before, what was recorded then stays: it tells whether changes are missing
+            # for tables that are not new, the earlier record is kept: it shows whether changes are missing
             covered = claim.state.coverage.with_new(covered)
         claim.write({SLOT: record, COVERAGE: covered, **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
@@ -201,15 +205,19 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
 def _make_slot(
     pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table], before: dict[str, str]
 ) -> int:
-    """Create the slot, again where DDL or TRUNCATE of a published table committed while it was being built: such a slot can be
-    broken, or blind for a new column, for ever."""
+    """Create the slot, or use one that exists; returns its consistent point. It is created again if DDL or TRUNCATE of a published table
+    was committed during its creation: such a slot can be broken, or miss a new column, for ever.
+
+    :param before: the tables' fingerprint from before the creation began.
+    :raises SlotError: DDL ran during each attempt, or see :func:`slot.check` and :func:`slot.create`.
+    """
     oids = [t.oid for t in tables]
     present = slot.state(connection, pipeline.slot)
     if present is not None:
         slot.check(present, cluster.database)
         if catalog.fingerprint(connection, oids) == before or pipeline.adopt_slot:
-            # A slot that was adopted may be older than the publications, which wedges it; nothing was published from it, so
-            # it is moved past every transaction that began before them.
+            # A slot that is older than the publications would get stuck, which an adopted one may be. Nothing was published from it,
+            # so it is moved past every transaction that began before the publications were there.
             slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
             point = slot.advance(connection, pipeline.slot)
             log.info("Slot %r exists already and is used from %s on.", pipeline.slot, format_lsn(point))
@@ -254,7 +262,10 @@ def _tell(name: str) -> Callable[[list[str]], None]:
 
 
 def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_xid: int) -> list[PinnedTable]:
-    """Topics and schemas of tables, made where they are missing."""
+    """Create the topics and schemas of tables where they are missing, and record this pipeline as the topics' owner.
+
+    :raises Refused: a topic belongs to another pipeline.
+    """
     topics = Topics(pipeline.kafka)
     by_topic = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
     events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
@@ -269,7 +280,7 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
     owner = cluster.pipeline(pipeline.slot)
     pinned = []
     for name in by_topic:
-        # once: written again it would lose its place to whoever came later
+        # written once only: written again, it would have a later offset than a record of a pipeline that came after it
         if decode(OwnerRecord, owners.get(owner_key(name, owner))) is None:
             control.write(owner_key(name, owner), encode(OwnerRecord(owner, time.time())))
     control.close()
@@ -284,7 +295,7 @@ def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_x
 
 
 def _schema_ids(pipeline: Pipeline, by_topic: Mapping[str, Table]) -> dict[str, int]:
-    """The registry's ids by subject; none with JSON."""
+    """The registry's ids of the tables' schemas, by subject; empty with JSON."""
     if pipeline.output_format != "avro":
         return {}
     schemas = [each for name, table in by_topic.items() for each in avro.subjects(name, table)]

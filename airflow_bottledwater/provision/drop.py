@@ -1,4 +1,4 @@
-"""Dropping what a pipeline has made outside, and deleting its saved state."""
+"""Drops a pipeline's slot and publications, and deletes its saved state."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
 
-#: seconds in which a job that is alive writes its status again
+#: seconds in which a running job writes its status again (the default of heartbeat_interval is 2)
 _HEARTBEATS = 6.0
 
 
 def forget(pipeline: Pipeline, system_identifier: str) -> str:
-    """Delete the state of a slot of this name that belongs to another cluster, one that is gone for good; returns what was
-    done, in a sentence. Nothing in the database of this connection is touched.
+    """Delete the state of a slot of this name that belongs to another cluster, one that does not exist any more; returns a sentence
+    that says what was done. Nothing in the database of this connection is changed.
 
-    :param system_identifier: of the other cluster: who names it has read whose state it is.
+    :param system_identifier: that of the other cluster, so that the caller confirms whose state is deleted.
     :raises StateError: the state is not that cluster's, or its pipeline is alive.
     """
     with session(pipeline.postgres, f"Identifying the cluster of slot {pipeline.slot!r}") as connection:
@@ -46,7 +46,7 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     owner = other.pipeline(pipeline.slot)
     before = read_status(pipeline, owner)
     if before is not None and not before.ended:
-        # its own clock may differ from ours: it is alive if it goes on writing
+        # the clocks of the hosts may differ, so what counts is whether the job writes its status again
         time.sleep(_HEARTBEATS)
         if (now := read_status(pipeline, owner)) is not None and now.at != before.at:
             raise StateError(
@@ -62,7 +62,7 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
 
 
 def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
-    """Delete what the state topics say of a pipeline; who claimed it and its ids stay, so that an old job stays fenced."""
+    """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job stays fenced."""
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     control = store.Control(pipeline.kafka)
@@ -73,10 +73,12 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
 
 
 def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
-    """Drop slot and publications, and delete the slot's saved state; returns what was done, in a sentence.
+    """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The publications are
+    those that the saved state names; they are kept if ``create_publication`` is off.
 
-    :param when: ``retired``: only if the stream was stopped for good; ``always``; ``never``.
+    :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
     :raises StateError: the saved state is another cluster's; nothing was changed.
+    :raises SlotError: the slot belongs to another application or database, or was not created by this pipeline.
     """
     with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)

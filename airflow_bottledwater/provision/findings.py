@@ -1,4 +1,4 @@
-"""What preflight has found."""
+"""The findings of preflight."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 
 @dataclass(slots=True)
 class Findings:
-    """What preflight saw.
+    """What preflight has found, besides problems.
 
     :param tables: the tables of the pipeline.
-    :param warnings: what works, but should be known.
+    :param warnings: things that do not prevent the pipeline from working, but that its user should know.
+    :param state: the pipeline's saved state; empty if there is none.
     """
 
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""What preflight asks Kafka: topics, rights, owners of topics, transactions."""
+"""Preflight's checks of Kafka: topics, rights, owners of topics, transactions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from airflow_bottledwater.state.identity import check_cluster, topic_problems
 
 
 def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
-    """Ask Kafka: topics and rights, whose state and whose topics these are, and whether transactions work.
+    """Check topics and rights, to which pipeline the state and the topics belong, and whether transactions work.
 
-    :param problems: what is found is added, so that nothing of it is lost where an error ends the questions.
+    :param found: receives the state and warnings.
+    :param problems: receives the problems as they are found, so that they are not lost if an error ends the checks.
     :raises StateError: the state is another cluster's.
-    :raises Refused: Kafka does not answer a question; nothing more is known then.
+    :raises Refused: Kafka refuses a request, so that the checks cannot go on.
     """
     topics = Topics(pipeline.kafka)
     brokers = topics.brokers()
@@ -47,7 +48,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     readable = [name for name in memory if name in present and present[name].may_read]
     if state_topic in readable:
         found.state = read_state(pipeline, state_topic)
-        # nothing of what follows means anything with another cluster's state
+        # the checks that follow mean nothing with another cluster's state
         check_cluster(found.state, found.cluster, state_topic)
         problems += topic_problems(found.state, found.tables, pipeline.topic_prefix)
     problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
@@ -62,7 +63,10 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
 
 
 def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> list[str]:
-    """:param own: the pipeline's service and state topics."""
+    """Problems with the topics' names.
+
+    :param own: the pipeline's service and state topics.
+    """
     problems = [
         f"Table {data[name].qualified} would be published to {name!r}, which is one of the pipeline's own topics. Set a topic_prefix, or leave it out."
         for name in own
@@ -76,9 +80,9 @@ def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> l
 
 
 def _missing(pipeline: Pipeline, topics: Topics, brokers: int, missing: Mapping[str, Table | None]) -> list[str]:
-    """Topics that do not exist, and cannot be created.
+    """The missing topics that are not, or cannot be, created.
 
-    :param missing: topic → the table whose rows it takes.
+    :param missing: topic → the table whose rows it receives; None for a service or state topic.
     """
     if not pipeline.create_topics:
         return [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
@@ -98,7 +102,7 @@ def _missing(pipeline: Pipeline, topics: Topics, brokers: int, missing: Mapping[
 
 
 def _policies(data: Mapping[str, Table], present: Mapping[str, Topic], warnings: list[str]) -> list[str]:
-    """Whether topics that exist keep what they are given: keyed ones are compacted, others are not."""
+    """Check that existing topics keep their records: those of keyed tables should be compacted, others must not be."""
     problems = []
     for name, table in data.items():
         policy = present[name].cleanup if name in present else ""
@@ -116,7 +120,7 @@ def _policies(data: Mapping[str, Table], present: Mapping[str, Topic], warnings:
 def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:
     """A data or service topic to create.
 
-    :param table: whose rows it takes; None for a service topic.
+    :param table: the table whose rows it receives; None for a service topic.
     """
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
     forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
@@ -127,7 +131,7 @@ def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: i
 
 
 def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Topics that Kafka refuses to create because of another one (Topic.hasCollision)."""
+    """Topics whose names collide with that of another one, so that Kafka refuses to create them (Topic.hasCollision)."""
     known: dict[str, str] = {}
     problems = []
     for name in [*present, *wanted]:
@@ -141,12 +145,12 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 
 
 def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str]) -> list[str]:
-    """Topics that another pipeline owns: of two, the one with the lower offset in the shared topic."""
+    """Topics that another pipeline owns: the pipeline whose record has the lowest offset in the shared state topic."""
     mine = cluster.pipeline(pipeline.slot)
     records = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
     problems = []
     for topic in topics:
-        # records come in the order of their offsets; clocks of two hosts would not do
+        # records come in the order of their offsets; the times in them are by the clocks of different hosts
         claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
         owner = next((each for each in claims if each is not None), None)
         if owner is not None and owner.pipeline != mine:
@@ -157,7 +161,7 @@ def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str])
 
 
 def _transactions(pipeline: Pipeline) -> list[str]:
-    """Whether this principal may use transactions: tried with an id of its own, never one that is at work."""
+    """Check that this principal may use transactions, with a transactional id that is used for nothing else."""
     attempts = 0
 
     def waiting(what: str | BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Preflight: everything that can be known to go wrong, said before anything is changed."""
+"""Preflight: finds everything that is known to go wrong later, before anything is changed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OLDEST_VERSION = 140000
 
 
 def run(pipeline: Pipeline) -> Findings:
-    """Check source, broker and registry; changes nothing.
+    """Check source, broker and registry; changes nothing. Warnings are logged.
 
-    :raises PreflightError: with every problem that was found.
+    :raises PreflightError: there are problems; the error has all that were found.
     :raises SlotInUse: the slot is still being created.
-    :raises Outage: a server is away.
+    :raises Outage: a server is not available.
     """
     problems: list[str] = []
     with session(pipeline.postgres, "Preflight") as connection:
@@ -47,7 +47,7 @@ def run(pipeline: Pipeline) -> Findings:
             )
         problems += check_server(connection, found)
         if is_standby(connection):
-            # much of what follows cannot be asked there
+            # much of what follows cannot be checked on a standby
             raise PreflightError(["The source is a standby. Connect to the primary.", *problems])
         problems += check_tables(connection, pipeline, found)
         try:
@@ -56,7 +56,7 @@ def run(pipeline: Pipeline) -> Findings:
             raise PreflightError([*problems, str(error)]) from None
         except Refused as error:
             problems.append(str(error))
-        # with a slot of ours in the state, the check of slots and publications is about that one
+        # after Kafka, since the checks of slot and publications depend on the saved state
         problems += check_slot(connection, pipeline, found)
         problems += check_publications(connection, pipeline, found)
         try:

@@ -1,4 +1,4 @@
-"""What preflight asks of the publications: those that are there, and the right to make them."""
+"""Preflight's checks of the publications: those that exist, and the right to create those that do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from airflow_bottledwater.settings import Pipeline
 
 
 def check_publications(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
-    """Ask of the publications: those that are there, and the right to create those that are not."""
+    """Check the publications that exist, and the right to create those that do not; returns the problems.
+
+    :param found: receives warnings.
+    """
     problems: list[str] = []
     covered: set[int] = set()
     missing = []
@@ -40,7 +43,7 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
 
 
 def _existing(connection: Connection, pipeline: Pipeline, present: publication.Published, found: Findings) -> list[str]:
-    """A publication that is there: whose it is, and whether it would break writes of the application."""
+    """The problems of a publication that exists: whether this pipeline created it, and whether it makes the application's writes fail."""
     intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
     problems = publication.problems(present, found.tables)
     besides = catalog.load(connection, [oid for oid in present.tables if oid not in mine])
@@ -67,7 +70,11 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
 def _rights_to_create(
     connection: Connection, pipeline: Pipeline, tables: Sequence[Table], missing: Sequence[str], covered: set[int]
 ) -> list[str]:
-    """:param covered: tables that the publications that are there publish."""
+    """The problems with the right to create publications, or to add tables to them.
+
+    :param missing: the publications that do not exist.
+    :param covered: the oids of the tables that are in existing publications.
+    """
     row = connection.execute(
         "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
     ).fetchone()
@@ -92,13 +99,13 @@ def _rights_to_create(
 
 
 def _statements(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> str:
-    """The statements that make both publications, as text for whoever may run them."""
+    """The statements that create both publications, as text for a message."""
     made = publication.statements(pipeline.publication_name, tables)
     return "; ".join(statement.as_string(connection) for statement in made)
 
 
 def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
-    """What happens to a table and is not published: pgoutput sends what any of its publications sends."""
+    """Warnings about operations on a table that no publication sends; pgoutput sends an operation if one of the publications does."""
     both = [
         p
         for name in publication.names(pipeline.publication_name)

@@ -1,8 +1,8 @@
-"""Dead letters, published at last: on request, with the stream stopped and under its id.
+"""Publishes dead letters after their cause was fixed: on request, while the stream is stopped, and under its transactional id.
 
-A dead letter is published only if the source still has the row as the dead letter holds it (or, of a delete, still lacks it), and no newer
-record of its key is in the topic. Else it is dropped: publishing it would overwrite a newer value, or bring a row back that
-was deleted. The topic alone does not tell: compaction removes tombstones.
+A dead letter is published only if the source still has the row as the dead letter holds it (or, for a delete, has no such row), and no
+newer record of its key is in the topic. Otherwise it is dropped: publishing it would overwrite a newer value, or bring a row back that
+was deleted. The topic alone is not enough to decide this, since compaction removes tombstones.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ _PORTION_BYTES = 32 << 20
 
 @dataclass(slots=True)
 class Result:
-    """What became of the dead letters.
+    """How many dead letters there were of each outcome.
 
-    :param overtaken: dropped, since the source has another row of that key today or none, their key has a newer record, or their
+    :param published: published and removed.
+    :param overtaken: dropped, since the source today has another row of that key or none, their key has a newer record, or their
         table was truncated since.
-    :param failed: still refused; their dead letters stay.
-    :param incomplete: too large to hold their row; they stay.
+    :param failed: still refused; they stay in the dead-letter topic.
+    :param incomplete: without their row, which was too large for a dead letter; they stay.
     """
 
     published: int = 0
@@ -102,10 +103,11 @@ class _DeadLetter:
 
 
 def redrive(pipeline: Pipeline) -> Result:
-    """Publish the pipeline's dead letters; each goes in one transaction with its dead letter's tombstone.
+    """Publish the pipeline's dead letters, each in one transaction with a tombstone for it in the dead-letter topic.
 
     :raises SlotInUse: the stream runs.
-    :raises StateError: there is no such pipeline.
+    :raises StateError: the state topic does not know the slot.
+    :raises TakenOver: another job has claimed the slot.
     """
     with _claimed(pipeline) as claim:
         topics = pins(claim.state.tables.values())
@@ -226,15 +228,17 @@ class _Redrive:
         return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])
 
     def _with_schema(self, version: Version) -> Version:
-        """Registered now, if the registry refused it then."""
+        """The relation version with its schema, which is registered now if the registry refused it then."""
         if not version.refused:
             return version
         subject, schema = f"{version.topic}-value", avro.value_schema(version.table)
         return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
 
     def _encode(self, dead_letter: _DeadLetter) -> Records:
-        """:raises RecordError: it still cannot be published.
-        :raises SchemaRefused: nor has it a schema.
+        """Encode a dead letter's row as records.
+
+        :raises RecordError: it still cannot be published.
+        :raises SchemaRefused: the registry still refuses its schema.
         """
         again = dead_letter.content["again"]
         data = np.frombuffer(bytearray(base64.b64decode(again["message"])), dtype=np.uint8)
@@ -268,8 +272,8 @@ class _Redrive:
         return encoded.records
 
     def _newer(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
-        """Per topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether it
-        is newer than a dead letter, the source tells, and not the clocks of two hosts."""
+        """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether
+        it is newer than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
         for dead_letter, records in ready:
             wanted[dead_letter.content["topic"]] |= {
@@ -292,7 +296,7 @@ class _Redrive:
         return found
 
     def _current(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[bytes, _Held]:
-        """Of each dead letter with a key what the source holds today: one look-up for all dead letters of a relation version."""
+        """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a relation version."""
         by_table: dict[tuple[str, bool], list[tuple[_DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
         for dead_letter, _ in ready:
             again = dead_letter.content["again"]
@@ -337,11 +341,11 @@ def _portion(places: Sequence[_Place]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the source holds of a dead letter's keys today.
+    """What the source holds today for a dead letter's keys.
 
-    :param gone: no row has the key that the dead letter deletes, or moves its row away from.
-    :param same: the row that the dead letter writes is there as the dead letter has it.
-    :param unknown: why this cannot be told.
+    :param gone: whether no row has the key that the change deleted, or changed to another one.
+    :param same: whether the row that the change wrote exists unchanged.
+    :param unknown: why this is not known; empty if it is.
     """
 
     gone: bool
@@ -354,7 +358,10 @@ class _Held:
 
 
 def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> _Held:
-    """:param converted: columns whose text the server made of the value: a snapshot's dead letter has that in their place."""
+    """Compare a dead letter's row with what the source holds today.
+
+    :param converted: columns whose values a snapshot's dead letter contains as the server's text; they are not compared.
+    """
     lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
     if lost:
         return _Held(gone=False, same=False, unknown=lost[0])

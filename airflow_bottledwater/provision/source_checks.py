@@ -1,4 +1,4 @@
-"""What preflight asks the source: the server, the tables, the slot."""
+"""Preflight's checks of the source: the server, the tables, the slot."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _setting(connection: Connection, name: str) -> str:
 
 
 def _role(connection: Connection) -> str:
-    """The role of the connection, as SQL writes it."""
+    """The role of the connection, quoted for SQL if need be."""
     row = connection.execute("SELECT quote_ident(current_user)").fetchone()
     return row[0] if row else ""
 
 
 def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
-    """By table oid, the statements that let the role of the connection read it."""
+    """By table oid, the statements that let the connection's role read the table."""
     rows = connection.execute(
         "SELECT c.oid, format('GRANT USAGE ON SCHEMA %%1$I TO %%3$I; GRANT SELECT ON %%1$I.%%2$I TO %%3$I;', nspname, relname, current_user)"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY (%s::oid[])",
@@ -128,11 +128,12 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
 
 
 def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
-    """The holder locks every table in one transaction; the lock table is sized by max_locks_per_transaction."""
+    """Check that the server's lock table, whose size depends on max_locks_per_transaction, has room for the snapshot: its holder locks
+    every table in one transaction."""
     size = int(_setting(connection, "max_locks_per_transaction")) * (
         int(_setting(connection, "max_connections")) + int(_setting(connection, "max_prepared_transactions"))
     )
-    # reading a table locks its indexes too
+    # reading a table also locks its indexes
     row = connection.execute(
         "SELECT count(*) FROM pg_index WHERE indrelid = ANY (%s::oid[])", ([t.oid for t in tables],)
     ).fetchone()
@@ -171,7 +172,7 @@ def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> l
     try:
         slot.check(present, found.cluster.database)
     except SlotInUse:
-        raise  # it passes by waiting
+        raise  # waiting helps, so it is not a problem to be reported
     except SlotError as error:
         return [str(error)]
     if record is None and intent is None:

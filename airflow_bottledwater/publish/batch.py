@@ -1,4 +1,4 @@
-"""A batch: raw messages with all that is needed to encode them, so that whoever does asks nobody."""
+"""A batch of changes: raw messages with all that is needed to encode them, so that encoding asks no server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from airflow_bottledwater.model.version import Version
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes from ``start`` (exclusive) to ``end`` (inclusive), whole transactions unless one exceeds the limit.
+    """The changes from ``start`` (exclusive) to ``end`` (inclusive): whole transactions, except that one too large is cut.
 
     :param data: row and truncate messages of pgoutput, one after the other.
-    :param changes: :data:`~airflow_bottledwater.encoding.layout.CHANGE`; they point into ``data``.
-    :param versions: what the changes' ``relation`` refers to.
+    :param changes: rows of :data:`~airflow_bottledwater.encoding.layout.CHANGE`; they point into ``data``.
+    :param versions: the relation versions that the changes refer to, by their index in ``relation``.
     """
 
     start: Position
@@ -33,14 +33,14 @@ class Batch:
     def before(self, final_lsn: int) -> Batch:
         """The transactions of this batch before the one with this final LSN (perhaps none).
 
-        The new end is (that LSN, 0): the transaction itself is not skipped there, everything before is.
+        The new end is (that LSN, 0): from this position, everything before the transaction is skipped, but not the transaction itself.
         """
         count = int(np.searchsorted(self.changes["lsn"], final_lsn, side="left"))
         end = max(self.start, Position(final_lsn, 0))
         return Batch(self.start, end, self.data, self.changes[:count], self.versions)
 
     def after(self, position: Position) -> Batch | None:
-        """The transactions of this batch that begin at or behind a position; None where it is no place between two of them."""
+        """The transactions of this batch from a position on; None unless the position lies between two of them."""
         count = int(np.searchsorted(self.changes["lsn"], position.lsn, side="left"))
         between = count < len(self.changes) and int(self.changes[count]["lsn"]) == position.lsn
         if position.ordinal or not between or not self.start < position < self.end:

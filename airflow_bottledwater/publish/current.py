@@ -1,7 +1,7 @@
 """Rows as the source has them now, looked up by key: for large values that the stream left out, and for dead letters.
 
-A value that is found here belongs to its key *today*. The key may have been given up and used again since the change that
-asks for it, so such a value is never passed on to another key or to another change.
+A value that is found here belongs to its key *today*. Since the change that needs it, the row may have been deleted and the key used
+again, so such a value is never used for another key or another change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 #: the binary values of the key columns, in the order of the key
 Key = tuple[bytes, ...]
 
-#: keys of one query; PostgreSQL takes 65,535 parameters
+#: keys in one query; PostgreSQL takes at most 65,535 parameters
 _KEYS = 1000
 
 
@@ -39,8 +39,8 @@ _KEYS = 1000
 class Found:
     """What a look-up found.
 
-    :param rows: key → the values of the columns that were asked for, None for SQL's NULL; a key without a row is missing.
-    :param unreadable: column → why its value of then cannot be read any more.
+    :param rows: key → the values of the requested columns, None for SQL's NULL; a key without a row is missing.
+    :param unreadable: column → why the value that it had in the relation version cannot be read any more.
     """
 
     rows: dict[Key, list[bytes | None]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """Keys of one table, in bulk.
+    """Many keys of one table, in arrays.
 
     :param fields: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key; they point into ``data``.
     """
@@ -61,13 +61,13 @@ class KeyTable:
         return len(self.fields)
 
     def key(self, number: int) -> Key:
-        """One of them."""
+        """One of the keys."""
         return tuple(bytes(self.data[f["position"] : f["position"] + f["length"]]) for f in self.fields[number])
 
     def array(self, column: int, oid: int) -> bytes:
-        """A key column of all of them as an array of PostgreSQL, in binary form.
+        """One key column of all keys, as a PostgreSQL array in binary form.
 
-        :param oid: of its elements' type.
+        :param oid: the type of its elements.
         """
         fields = np.ascontiguousarray(self.fields[:, column])
         out: npt.NDArray[np.uint8] = np.empty(20 + 4 * len(fields) + int(fields["length"].sum()), dtype=np.uint8)
@@ -77,11 +77,11 @@ class KeyTable:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What a look-up in bulk found.
+    """What a look-up of many keys found.
 
-    :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the columns that were asked for; they
-        point into ``data``. Of a key without a row they are of the kind of an unchanged value.
-    :param unreadable: see :class:`Found`; these columns' cells are of that kind, too.
+    :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the requested columns; they point into
+        ``data``. If a key has no row, its cells are marked as unchanged values (``FIELD_UNCHANGED``).
+    :param unreadable: see :class:`Found`; these columns' cells are marked in the same way.
     """
 
     cells: layout.Rows
@@ -90,7 +90,7 @@ class Cells:
 
     @classmethod
     def without_rows(cls, keys: KeyTable, columns: Sequence[int], unreadable: dict[int, str] | None = None) -> Cells:
-        """Where no row is found."""
+        """The result if no row is found for any key."""
         cells = np.zeros((len(keys), len(columns)), dtype=layout.FIELD)
         cells["kind"] = wire.FIELD_UNCHANGED
         return cls(cells, np.zeros(1, dtype=np.uint8), unreadable or {})
@@ -99,8 +99,8 @@ class Cells:
 class CurrentRows:
     """Looks rows up by key.
 
-    :param session: gives an open connection.
-    :param waiting: called while a look-up has to wait; may raise.
+    :param session: returns an open connection.
+    :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
     """
 
     def __init__(self, session: Callable[[], Connection], waiting: Waiting) -> None:
@@ -109,25 +109,25 @@ class CurrentRows:
     def read(
         self, table: Table, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
     ) -> Found:
-        """The rows of these keys, all of one snapshot.
+        """The rows of these keys, all read under one snapshot.
 
-        :param table: the relation version that the keys are of; it is found by its oid, whatever its name is today.
-        :param columns: places in ``table.columns``.
-        :param as_text: key columns whose values are given as PostgreSQL's text.
+        :param table: the relation version that the keys belong to; the table is found by its oid, whatever its name is today.
+        :param columns: indexes in ``table.columns``.
+        :param as_text: key columns whose values are given as PostgreSQL's text instead of binary.
         :raises Refused: the role may not read the table, or a row-level policy could hide rows from it.
         """
         return self._look_up(table, (), lambda source: source.rows(keys, columns, as_text)) or Found()
 
     def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], *, xids: Iterable[int]) -> Cells:
-        """The same in bulk, without an object for each row.
+        """Like :meth:`read` for many keys, without a Python object for each row.
 
-        :param xids: transactions that the snapshot must see; they are waited for.
+        :param xids: transactions that the snapshot must see; the look-up is repeated until it does.
         """
         found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns))
         return found or Cells.without_rows(keys, columns)
 
     def _look_up(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
-        """Ask the table as it is now; None: there is none any more."""
+        """Query the table as it is now, waiting out outages; None if it does not exist any more or the relation version has no key."""
         while True:
             try:
                 return self._try(table, xids, ask)
@@ -152,7 +152,7 @@ class CurrentRows:
             name = sql.Identifier(*named[table.oid])
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
-                # the lock first: behind it neither name nor columns change, and the snapshot sees them as they are
+                # the lock comes first: under it neither name nor columns change, and the snapshot sees them as they are
                 connection.execute("SET LOCAL lock_timeout = '2s'")
                 try:
                     connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
@@ -176,9 +176,9 @@ class _NotVisible(Exception):
 
 
 class _Source:
-    """A table under a lock and a snapshot.
+    """Queries a table that is locked, under one snapshot.
 
-    :param table: the relation version that is asked for.
+    :param table: the relation version whose columns and key are used.
     """
 
     def __init__(self, connection: Connection, table: Table, name: sql.Identifier) -> None:
@@ -208,7 +208,7 @@ class _Source:
         return found
 
     def cells(self, keys: KeyTable, columns: Sequence[int]) -> Cells:
-        """The same in bulk; a single query, to which the keys are arrays."""
+        """The rows of many keys, by a single query to which each key column is passed as an array."""
         unreadable, readable = self._readable(columns)
         if readable is None:
             return Cells.without_rows(keys, columns, unreadable)
@@ -243,19 +243,19 @@ class _Source:
         return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable)
 
     def _readable(self, columns: Sequence[int]) -> tuple[dict[int, str], list[int] | None]:
-        """Which columns cannot be read, and why, and those that can; None: no row can be found."""
+        """The columns that cannot be read, with the reasons, and those that can; None instead of the latter if no row can be found."""
         if any(self._table.columns[c].name in self._table.key for c in self._altered):
-            # rows cannot be found by a key that is no longer what it was
+            # rows cannot be looked up by a key whose columns or types have changed
             reason = "its row cannot be looked up, since a key column was dropped, renamed or given another type"
             return dict.fromkeys(columns, reason), None
         unreadable = {c: reason for c, reason in self._altered.items() if c in columns}
         return unreadable, [c for c in columns if c not in self._altered]
 
     def _select(self, keys: sql.Composable, number: str, columns: Sequence[int]) -> sql.Composed:
-        """Rows joined with keys: a row's number, and its columns.
+        """The query that joins rows with a list of keys; it returns the key's number and the row's columns.
 
-        Equality is that of the key's index, whatever schema it is in. Values that are equal to it can differ (``citext``, a
-        numeric's scale): such a row is another key's record, so they must be the same to the last bit, too.
+        Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that it takes for
+        equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are compared byte by byte, too.
         """
         same = []
         for k, column in enumerate(self._key):
@@ -279,13 +279,14 @@ def _values(rows: int, width: int) -> sql.SQL:
 
 
 def _unnested(width: int) -> sql.SQL:
-    """The same of arrays: ``ROWS FROM (unnest($1), unnest($2)) WITH ORDINALITY i(k0, k1, n)``."""
+    """A numbered list of keys from one array for each key column:
+    ``ROWS FROM (unnest($1), unnest($2)) WITH ORDINALITY i(k0, k1, n)``."""
     arrays = ", ".join(f"unnest(${k + 1})" for k in range(width))
     return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
 
 
 def _equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:
-    """Key column → the schema and the name of the operator by which its index finds it."""
+    """Key column → the schema and the name of the equality operator of the key's index."""
     rows = connection.execute(
         """SELECT a.attname, n.nspname, o.oprname
            FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
@@ -304,7 +305,7 @@ def _equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:
 
 
 def _altered(connection: Connection, table: Table) -> dict[int, str]:
-    """The columns that are not what they were in this relation version, and why."""
+    """The columns that are no longer what they were in this relation version, and why."""
     today: dict[str, int] = dict(
         connection.execute(
             "SELECT attname, atttypid FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
@@ -321,8 +322,8 @@ def _altered(connection: Connection, table: Table) -> dict[int, str]:
 
 
 def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
-    """A key value that is itself stored out of line is not sent again when it is unchanged; the old key then is
-    (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
+    """The message with a complete key. A key value that is stored out of line is not sent again in the new row if it is unchanged;
+    the old key, which is sent then, contains it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
     if message.old is None or message.new is None:
         return message
     new = [

@@ -1,4 +1,4 @@
-"""Dead letters: rows that could not be published, with enough to see why and to publish them later."""
+"""Dead letters: rows that could not be published, with the reason and what is needed to publish them later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 
-#: a dead letter is cut to this many characters of row text; so many bytes of a value are enough for them
+#: a dead letter has at most so many characters of row text, for which so many bytes of a value are enough
 MAX_TEXT = 64 * 1024
 MAX_BYTES = 4 * (MAX_TEXT + 1)
 
@@ -22,11 +22,13 @@ MAX_BYTES = 4 * (MAX_TEXT + 1)
 class DeadLetter:
     """A row that could not be published.
 
-    :param op: of the record that it should have been.
-    :param position: of the change; empty for a row of a snapshot.
-    :param message: pgoutput's message with the row.
+    :param version: the relation version that the row belongs to.
+    :param op: the operation in the record that it should have become (``c``, ``u``, ``d`` or ``r``).
+    :param position: the position of the change; empty for a row of a snapshot.
+    :param message: the row as a message of pgoutput.
+    :param error: why it could not be published.
     :param whole: whether the message has all of the row, so that it can be published later.
-    :param context: further numbers that a later encoding needs (the transaction's id and time).
+    :param context: further numbers that are needed to encode it later (the transaction's id and time).
     """
 
     version: Version
@@ -38,8 +40,8 @@ class DeadLetter:
     context: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self, limit: int) -> bytes:
-        """As JSON: the row as text where it has one, hex of its binary form elsewhere, cut where it is too large; and what
-        ``redrive`` needs to encode it later, unless the record would exceed ``limit`` bytes with that."""
+        """The dead letter as JSON: values as text where they are printable, else as hex of their binary form, cut if they are too
+        large; and what ``redrive`` needs to encode the row later, unless the dead letter would exceed ``limit`` bytes with it."""
         table = self.version.table
         kept: dict[str, Any] = {}
         size = 0
@@ -66,7 +68,7 @@ class DeadLetter:
 
 
 def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
-    """A row for a dead letter: texts as they are, other values as hex of their binary form."""
+    """A row's values for a dead letter: printable text unchanged, anything else as hex of its binary form."""
     try:
         row = pgoutput.row(message)
     except ProtocolError:

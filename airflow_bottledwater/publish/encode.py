@@ -1,4 +1,4 @@
-"""Encoding: changes of the stream, or rows of a COPY, into records; and the rows that cannot be."""
+"""Encodes changes of the stream, or rows of a COPY, into records, and reports the rows that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from airflow_bottledwater.publish.reject import Rejection, too_large
 from airflow_bottledwater.publish.session import LARGEST
 from airflow_bottledwater.publish.toast import Completed
 
-#: bytes and rows of a piece of a block; the bytes grow where a row needs more
+#: bytes and rows of one piece of a block; the bytes grow if a single row needs more
 _PIECE_BYTES, _PIECE_ROWS = 4 << 20, 1 << 15
-#: rejections that a kernel notes in one call
+#: rejections that a kernel can report in one call
 _REJECTIONS, _BATCH_REJECTIONS = 256, 1024
 
 
@@ -26,7 +26,7 @@ _REJECTIONS, _BATCH_REJECTIONS = 256, 1024
 class Encoded:
     """Encoded rows: their records, and the rows that could not be encoded.
 
-    :param rows: which rows of the block (or changes of the batch) these are.
+    :param rows: the numbers of these rows in the block (or of these changes in the batch).
     """
 
     records: Records
@@ -38,7 +38,7 @@ class Encoded:
 class EncodedBatch:
     """A batch of changes that is ready to be published.
 
-    :param records: of all rows, those of rejected ones too.
+    :param records: the records of all rows, including those of rejected rows.
     """
 
     batch: Batch
@@ -53,12 +53,13 @@ class EncodedBatch:
 
 
 def _room_for(largest: int) -> int:
-    """What a change's old key, new key and row can take, each as large as a record may be, and what kernels keep free."""
+    """Bytes that one change can need at most: its old key, new key and row, each as large as a record may be, and the space that
+    kernels keep free."""
     return 3 * largest + 64 * 1024
 
 
 class BlockEncoder:
-    """Encodes blocks of COPY rows, piece by piece, into buffers that are used again for each piece.
+    """Encodes blocks of COPY rows, piece by piece, into buffers that are reused for each piece.
 
     :param headers: see :class:`Records`.
     """
@@ -68,9 +69,9 @@ class BlockEncoder:
         self._output = layout.output(_PIECE_ROWS, _REJECTIONS, _PIECE_BYTES)
 
     def encode(self, block: Block, programs: Programs, largest: int) -> Iterator[Encoded]:
-        """The block's records; each piece is valid until the next is asked for.
+        """The block's records; each piece is valid until the next one is requested.
 
-        :param largest: bytes of the largest record that any topic takes: no more room is made for a single row than that takes.
+        :param largest: bytes of the largest record that any topic takes; a row that needs several times as much memory is rejected.
         """
         start, scratch = 0, programs.scratch()
         while start < block.count:

@@ -1,7 +1,7 @@
-"""What it means that the broker refuses a record: the fault of the topics' settings, of our rights, of a clock, or of a row.
+"""Finds out why the broker refuses records: because of the topics' settings, missing rights, a clock, or a row.
 
-A broker refuses a whole batch for one of its records, so the culprits are looked for one by one, and everything else is ruled out first:
-no row is set aside that has no fault.
+A broker refuses a whole batch because of one record, so the refused records are found by sending them one by one. All other causes are
+ruled out first, so that no row becomes a dead letter that has no fault.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _OF_A_TOPIC = (3, -188, 17)
 def rule_out(
     session: PublishSession, error: RecordRefused, service: Sequence[Records], progress: Mapping[str, StateRecord]
 ) -> None:
-    """Raise what a refusal means where no row has a fault; return where one may have.
+    """Raise an error if the broker's refusal has another cause than a row; return if a row may be the cause.
 
-    :param service: what we say ourselves in the same transaction: events and dead letters.
+    :param service: the records for the service topics in the same transaction: events and dead letters.
     :param progress: see :meth:`PublishSession.transact`.
-    :raises NewProducerNeeded: the limits are others now: the same again, under these.
-    :raises StateError: a topic is gone.
-    :raises Refused: it will not pass by trying again.
+    :raises NewProducerNeeded: the topics' limits have changed, or the topic does exist: the work is to be repeated.
+    :raises StateError: a topic is missing, or is no longer the one that was pinned.
+    :raises Refused: trying again does not help: rights, a clock or the service topics' settings are the cause.
     """
     session.close()
     if session.compare_topics():
@@ -51,11 +51,11 @@ def rule_out(
 
 
 def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
-    """The records that the broker refuses, by their number, and why: each is refused in a batch of its own, and the others are
-    taken without them.
+    """Find the records that the broker refuses: each is refused even in a batch of its own, and the others are accepted without them.
 
-    :raises NewProducerNeeded: whether there are any is not known.
-    :raises Refused: a topic takes no record at all, so that none of them has a fault.
+    :returns: the reason for each, by the record's number.
+    :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any.
+    :raises Refused: a topic accepts no record at all, so that no row has a fault.
     """
     left: npt.NDArray[np.int64] = np.arange(len(records))
 
@@ -64,7 +64,7 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
 
     found: dict[int, str] = {}
     while len(left) and (error := refusal(left)) is not None:
-        _check_time(error)  # sent together, the code is another
+        _check_time(error)  # when records are sent together, the broker reports another code for this
         culprit = int(left[error.record])
         left = np.delete(left, error.record)
         if error.code != _MSG_SIZE_TOO_LARGE:
@@ -80,7 +80,10 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
 
 
 def _check_time(error: RecordRefused) -> None:
-    """:raises Refused: the broker refuses a record for its time."""
+    """Check that a record is not refused for its timestamp.
+
+    :raises Refused: it is.
+    """
     if error.code == _INVALID_TIMESTAMP:
         raise Refused(
             f"{error.what} The time of a record is too far from the broker's.",

@@ -1,4 +1,4 @@
-"""Rows that cannot be published, and what becomes of them: the same for the snapshot and the stream."""
+"""Rejections, which are rows that cannot be published; used by both the snapshot and the stream."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from airflow_bottledwater.publish.session import PublishSession
 class Rejection:
     """A row that cannot be published, and why.
 
-    :param row: its number in the block (of a snapshot), or its change's in the batch (of the stream).
-    :param code: of :mod:`~airflow_bottledwater.encoding.wire`, where a kernel says so.
+    :param row: the row's number in the block (of a snapshot), or its change's number in the batch (of the stream).
+    :param code: the error code of :mod:`~airflow_bottledwater.encoding.wire`, if a kernel reported it; otherwise 0.
     """
 
     row: int
@@ -25,7 +25,7 @@ class Rejection:
 
 
 def too_large(largest: int) -> str:
-    """Why a row is not even encoded to its end."""
+    """The reason for a row that is too large to be encoded completely."""
     return (
         f"the record has more than {largest:,} bytes, which is the largest max.message.bytes of the pipeline's topics"
     )
@@ -47,7 +47,8 @@ def oversized(session: PublishSession, records: Records) -> list[Rejection]:
 
 
 def distinct(rejections: Iterable[Rejection]) -> list[Rejection]:
-    """The first reason of each row: what completed it knows better than a kernel that found it incomplete."""
+    """One rejection for each row, the first: what failed to complete a row knows the reason better than the kernel that then found it
+    incomplete."""
     first: dict[int, Rejection] = {}
     for rejection in rejections:
         first.setdefault(rejection.row, rejection)

@@ -1,7 +1,7 @@
 """One way into Kafka for the snapshot and the stream: open, read the state, publish in one transaction with a record of progress.
 
-A transaction that is lost leaves its outcome to the state: a new producer is made and initialised, the state is read behind that, and
-the work is decided anew from it. Nothing is ever guessed.
+If a transaction's outcome is unknown, the state shows it: a new producer is made and initialised, the state is read after that, and
+what is left to do is decided anew from it. Nothing is ever guessed.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: bytes of a record without a topic's limit: librdkafka's message.max.bytes at most
+#: bytes of the largest record, where no topic sets a lower limit: the largest message.max.bytes of librdkafka
 LARGEST = 1_000_000_000
 #: bytes below which batches are not made smaller
 _SMALLEST_BATCH = 1000
-#: seconds after which a session compares its topics again while its producer is at work
+#: seconds after which a session compares its topics again while it keeps its producer
 _COMPARE_AGAIN = 30.0
 
 
 class PublishSession:
-    """An open way into Kafka for one transactional id: topics by index, limits, and the claim checked at every opening.
+    """Publishes under one transactional id. It knows the topics by index and their limits, and checks the claim whenever it opens a
+    producer.
 
-    :param job: whose claim must stand.
-    :param transactional_id: names the work (stream, or a lane of the snapshot), never the worker.
-    :param topics: data topics as they were pinned; the service and state topics come behind them.
+    :param job: the job whose claim must be the last one.
+    :param transactional_id: names the work (stream, or a lane of the snapshot), never the process that does it.
+    :param topics: the data topics as they were pinned; the service topics and the state topic come after them in :attr:`topics`.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
-    :ivar state: the pipeline's state as it was read behind the last initialisation, with what this session wrote since.
+    :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written since.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class PublishSession:
         self.compare_topics()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do the work behind an open producer, and do it again, from the state as it then is, whenever its transaction is lost.
+        """Do the work with an open producer, and whenever its transaction is lost, do it again from the state as it is then.
 
         :param work: decides by :attr:`state` what is left to do, and publishes that with :meth:`transact`.
-        :raises BottledWaterError: whatever asks for something else than a new producer (:mod:`airflow_bottledwater.policy`).
+        :raises BottledWaterError: any error for which a new producer is not the remedy (:mod:`airflow_bottledwater.policy`).
         """
         while True:
             try:
@@ -97,12 +98,12 @@ class PublishSession:
                 self.backoff.wait(str(error))
 
     def open(self, *, alone: bool = False) -> None:
-        """Initialise if need be, and then read the state.
+        """Make and initialise a producer, unless there is one, and then read the state.
 
-        The topics are compared whenever a producer is made, and now and then while one is at work: a topic that was deleted and made
-        anew takes records without a word.
+        The topics are compared whenever a producer is made, and every 30 seconds while one is in use: a topic that was deleted and
+        created anew would accept records without an error.
 
-        :param alone: each record is sent in a batch of its own.
+        :param alone: whether each record is sent in a batch of its own.
         :raises TakenOver: another job has claimed the slot.
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
@@ -116,7 +117,7 @@ class PublishSession:
             try:
                 publisher.open()
             except Refused:
-                # a topic that went between the comparison and the producer's own question
+                # a topic may have been deleted between the comparison and the producer's own check
                 self.compare_topics()
                 raise
             found = read_behind(
@@ -129,7 +130,7 @@ class PublishSession:
         self._publisher, self.state = publisher, found
 
     def _release(self, publisher: Publisher) -> None:
-        """End what an outage has left open under our id, and initialise again."""
+        """End the transaction that an outage has left open under this transactional id, and initialise again."""
         timeout, waiting = self.pipeline.transaction_timeout, self.backoff.wait
         if release(self.pipeline.kafka, self._id, self.topics, transaction_timeout=timeout, waiting=waiting):
             publisher.open()
@@ -140,7 +141,7 @@ class PublishSession:
                 **self.pipeline.kafka,
                 **({"batch.num.messages": "1", "linger.ms": "0"} if alone else {}),
                 "message.max.bytes": str(min(LARGEST, max(DEFAULT_MAX_BYTES, self.largest_record))),
-                # a batch must fit the smallest topic: the broker refuses a whole one
+                # a batch must fit the topic with the smallest limit, since the broker refuses a batch as a whole
                 "batch.size": str(max(1, min(self._largest_batch, int(self.limits.min() * 0.9)))),
             },
             self._id,
@@ -150,7 +151,7 @@ class PublishSession:
         )
 
     def close(self) -> None:
-        """Give the producer up; the next :meth:`open` makes a new one."""
+        """Close the producer; the next :meth:`open` makes a new one."""
         if self._publisher is not None:
             self._publisher.close()
         self._publisher = None
@@ -158,7 +159,7 @@ class PublishSession:
     def transact(self, batches: Iterable[Records], progress: Mapping[str, StateRecord]) -> None:
         """Publish in one Kafka transaction: all batches, and last the records of progress.
 
-        :param progress: read behind the last batch, so that what makes the batches may fill it in.
+        :param progress: read after the last batch, so that the iterator of batches may fill it in.
         :raises NewProducerNeeded: the transaction was lost; :meth:`run` decides anew.
         :raises RecordRefused: the broker refuses a record for good.
         """
@@ -170,19 +171,19 @@ class PublishSession:
                 for record in self.progress_records(progress):
                     self._publisher.produce(record)
         except BaseException:
-            # after an abort a delayed request of it could still enter the producer's next transaction
+            # after an abort, a delayed request of this transaction could still become part of the producer's next one
             self.close()
             raise
         self.backoff.over()
         self.state.apply(progress)
 
     def progress_records(self, progress: Mapping[str, StateRecord]) -> list[Records]:
-        """Progress as records of the state topic."""
+        """The state records as Kafka records for the state topic."""
         return [single(self._progress, 0, key.encode(), store.encode(encode(value))) for key, value in progress.items()]
 
     # ------------------------------------------------------------------ topics and their limits
     def compare_topics(self) -> bool:
-        """Compare the topics with those that were pinned; returns whether their limits are others than at the last time.
+        """Compare the topics with those that were pinned; returns whether their limits have changed since the last comparison.
 
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
@@ -207,7 +208,7 @@ class PublishSession:
 
     @property
     def dead_letter_limit(self) -> int:
-        """Bytes of a dead letter that its topic takes."""
+        """Bytes of the largest dead letter that its topic takes."""
         return int(self.limits[self.dead_letters]) - RECORD_OVERHEAD - 64
 
     def oversized(self, records: Records) -> npt.NDArray[np.bool_]:
@@ -216,10 +217,11 @@ class PublishSession:
         return found
 
     def smaller_batches(self, size: int) -> None:
-        """Records are refused in company that are taken one by one: the limit is one that we may not read.
+        """Make batches smaller, since the broker refuses records together that it accepts one by one: it has a limit that this role
+        may not read.
 
         :param size: bytes of these records.
-        :raises Refused: batches are as small as they can be.
+        :raises Refused: batches cannot be made any smaller.
         """
         self._largest_batch = min(self._largest_batch, size) // 2
         if self._largest_batch < _SMALLEST_BATCH:
@@ -228,9 +230,12 @@ class PublishSession:
                 "See the broker's log for what it refuses.",
             )
 
-    # ------------------------------------------------------------------ for those who encode
+    # ------------------------------------------------------------------ for encoding and for refusals
     def programs(self, versions: Sequence[Version], *, copied: bool) -> Programs:
-        """Programs for relation versions."""
+        """The encoding programs for relation versions.
+
+        :param copied: whether the rows come from a COPY instead of the stream.
+        """
         return compile_programs(
             [
                 (v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema))
@@ -241,10 +246,10 @@ class PublishSession:
         )
 
     def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
-        """What the broker refuses of these records: sent one by one, each in a batch of its own, in a transaction that is then
-        aborted.
+        """The broker's first refusal when these records are sent, each in a batch of its own, in a transaction that is then aborted;
+        None if it accepts all.
 
-        :raises NewProducerNeeded: whether it does is not known.
+        :raises NewProducerNeeded: the attempt failed, so that it is not known.
         """
         self.close()
         self.open(alone=True)

@@ -1,6 +1,6 @@
-"""What a row message lacks: unchanged TOAST values, and the text of values that have no kernel.
+"""Completes rows: with unchanged TOAST values, which messages do not contain, and with the text of values that no kernel can encode.
 
-Both are rare or batched, so this is Python; both go over one connection of the publisher's process.
+Both are rare or done in bulk, so this is Python; both use one connection of the publisher's process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import CurrentRows
 from airflow_bottledwater.publish.unchanged import UnchangedValues
 
-#: values of one conversion query
+#: values in one conversion query
 _CHUNK = 1000
-#: bytes of looked up values in a batch: more makes no query faster
+#: bytes of values to look up for one batch; more of them would not make the query faster
 _LACKING_BYTES = 16 << 20
 
 
-#: of a batch without converted values
+#: the texts of a batch without converted values
 NOTHING_CONVERTED = layout.Texts(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
 
 
@@ -37,7 +37,7 @@ NOTHING_CONVERTED = layout.Texts(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=
 class Completed:
     """A batch whose rows have all their values.
 
-    :param texts: what the server made of values that no kernel can encode.
+    :param texts: the server's text of values that no kernel can encode.
     :param failed: change → why it cannot be completed.
     :param superseded: changes whose new row is left out, since a later change of the same key is still to come.
     """
@@ -49,9 +49,10 @@ class Completed:
 
 
 class ToastResolver:
-    """Fills in what rows lack.
+    """Completes the rows of batches.
 
-    :param waiting: called while a re-read has to wait; may raise.
+    :param dsn: the connection string of the source.
+    :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
     :ivar current: looks rows up over the same connection.
     """
 
@@ -59,12 +60,12 @@ class ToastResolver:
         self._dsn = dsn
         self._waiting = waiting
         self._connection: Connection | None = None
-        #: of a row's values that were looked up, at last
+        #: bytes of the values that a row lacked on average, by the last look-up
         self._value_bytes = 8000.0
         self.current = CurrentRows(self._session, waiting)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -74,21 +75,21 @@ class ToastResolver:
             try:
                 self._connection = connect(self._dsn, application="bottledwater values")
             except (Outage, CredentialsRefused) as error:
-                # the stream's own connection has proven the credentials; they may have been rotated since
+                # the stream's own connection worked with these credentials; they may have been rotated since
                 self._waiting(error)
         return self._connection
 
     def leading(self, batch: Batch, programs: Programs) -> Batch:
-        """The leading transactions of a batch, or all: as many as lack so much that it fits well into memory. The messages of updates
-        that leave large values as they were are small, so a batch can lack a hundred times its size."""
+        """The leading transactions of a batch whose missing values together still fit well into memory; usually all. Messages of
+        updates that leave large values unchanged are small, so the missing values can be a hundred times as large as the batch."""
         most = max(1, int(_LACKING_BYTES / self._value_bytes))
         if np.count_nonzero(batch.changes["kind"] == wire.MESSAGE_UPDATE) <= most:
-            return batch  # most batches are, and need not be looked through for it
+            return batch  # so it is for most batches, which then need not be scanned
         count = unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most)
         return batch if count == len(batch) else batch.before(int(batch.changes[count]["lsn"]))
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:
-        """Everything that the kernels need for the batch."""
+        """Complete a batch: fill in its unchanged values, and convert those that no kernel can encode."""
         done = Completed(batch, NOTHING_CONVERTED)
         if len(batch):
             self._fill_unchanged(done, programs)
@@ -116,12 +117,12 @@ class ToastResolver:
                     done.failed[int(found[place]["change"])] = f"PostgreSQL cannot turn a value into text: {text}"
                 else:
                     texts[place] = text
-        # writable, as all our buffers: compiled code is compiled anew for a read-only one
+        # writable like all other buffers: for a read-only one, the kernel would be compiled anew
         data = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
         done.texts = layout.Texts(data, np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64))
 
     def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
-        """What the server makes of binary values of one type; a str is an error message."""
+        """The server's text of binary values of one type, as bytes; a str is an error message instead."""
         texts: list[bytes | str] = []
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
@@ -134,7 +135,7 @@ class ToastResolver:
                     return texts + self._converted(oid, convert, values[start:])
                 if len(chunk) == 1:
                     texts.append(str(error).splitlines()[0])
-                else:  # one of them is to blame: each for itself
+                else:  # one of the values is to blame: convert each on its own
                     for value in chunk:
                         texts += self._converted(oid, convert, [value])
         return texts
@@ -149,7 +150,8 @@ class ToastResolver:
 
     # ------------------------------------------------------------------ unchanged TOAST
     def _fill_unchanged(self, done: Completed, programs: Programs) -> None:
-        """From the old row; else from an earlier change of that key in the batch; else from the table as it is now."""
+        """Fill in unchanged values from the old row; else from an earlier change of that key in the batch; else from the table as it
+        is now."""
         batch, program = done.batch, programs.program
         affected: npt.NDArray[np.int64] = np.zeros(len(program.relations), dtype=np.int64)
         count, values = unchanged.find_unchanged(batch.data, batch.changes, program, programs.scratch(), affected)
@@ -163,8 +165,8 @@ class ToastResolver:
         done.failed = {int(np.searchsorted(kept, i)): reason for i, reason in done.failed.items()}
 
     def _fill_from_table(self, found: UnchangedValues, relation: int, failed: dict[int, str]) -> None:
-        """Fill in today's values, by one look-up for all changes of a relation version; where the row is gone, they stay
-        unchanged: a later change of the key is still to come."""
+        """Fill in the values that the table has today, by one look-up for all changes of a relation version. If a row does not exist
+        any more, its values stay marked as unchanged: a later change of the key is still to come."""
         table = found.programs.tables[relation]
         wanted, columns = found.wanted(relation)
         keys, lookups = found.keys(relation, wanted)

@@ -1,4 +1,4 @@
-"""What the rows of a batch lack that updates left as it was, as the compiled functions see it: the tables that go through them."""
+"""The large values that the rows of a batch lack because updates left them unchanged: the tables that the compiled functions fill."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from airflow_bottledwater.publish.current import Cells, KeyTable
 
 
 class UnchangedValues:
-    """The values that the rows of a batch lack, as the compiled functions of :mod:`kernels.unchanged` see them.
+    """The values that the rows of a batch lack, in the tables of the compiled functions of :mod:`kernels.unchanged`.
 
-    :ivar changes: a copy of the batch's.
-    :ivar lacking: :data:`~airflow_bottledwater.encoding.layout.LACKING`.
+    :param affected: for each relation version, 1 if changes of it lack values.
+    :param lacking: how many changes lack values; ``values`` is how many values they lack.
+    :ivar changes: a copy of the batch's changes.
+    :ivar lacking: the changes that lack values, as rows of :data:`~airflow_bottledwater.encoding.layout.LACKING`.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class UnchangedValues:
         return found
 
     def relations(self) -> list[int]:
-        """The relations of which a value is still to be found."""
+        """The relation versions, by index, for which a value is still missing."""
         return [int(r) for r in np.unique(self.changes["relation"][self._missing["change"][self._open]])]
 
     def _of(self, relation: int) -> npt.NDArray[np.bool_]:
@@ -52,13 +54,14 @@ class UnchangedValues:
         return found
 
     def wanted(self, relation: int) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """The numbers in :attr:`lacking` of changes with such a value, and the columns of these."""
+        """The changes of a relation version that still lack a value, by their numbers in :attr:`lacking`, and the columns of these
+        values."""
         missing = self._missing[self._of(relation)]
         wanted = np.flatnonzero(np.isin(self.lacking["change"], missing["change"])).astype(np.int64)
         return wanted, np.unique(missing["column"]).tolist()
 
     def keys(self, relation: int, wanted: npt.NDArray[np.int64]) -> tuple[KeyTable, npt.NDArray[np.int64]]:
-        """The keys of these changes, each once, and of each change the number of its key."""
+        """The keys of these changes, each once, and for each change the number of its key."""
         changes = self.lacking["change"][wanted]
         lookups: npt.NDArray[np.int64] = np.zeros(len(wanted), dtype=np.int64)
         width = len(self.programs.tables[relation].key)
@@ -70,7 +73,7 @@ class UnchangedValues:
         return KeyTable(self.batch.data, self._keys[owners, :width]), lookups
 
     def changes_without(self, relation: int, column: int) -> list[int]:
-        """The changes that lack this column's value."""
+        """The changes of a relation version that still lack this column's value."""
         found: list[int] = self._missing["change"][self._of(relation) & (self._missing["column"] == column)].tolist()
         return found
 
@@ -81,7 +84,11 @@ class UnchangedValues:
         columns: list[int],
         cells: Cells,
     ) -> None:
-        """Take over what was looked up."""
+        """Fill in the values that a look-up found.
+
+        :param wanted: see :meth:`wanted`, as is ``columns``.
+        :param lookups: see :meth:`keys`.
+        """
         place_of: npt.NDArray[np.int64] = np.full(self.programs.width, -1, dtype=np.int64)
         place_of[columns] = range(len(columns))
         base = self.batch.data.size + sum(data.size for data in self._looked_up)
@@ -89,14 +96,14 @@ class UnchangedValues:
         self._looked_up.append(cells.data)
 
     def completed(self, failed: Collection[int]) -> tuple[Batch, npt.NDArray[np.int64], set[int]]:
-        """The batch with whole rows, its changes' former numbers, and those whose new row is left out.
+        """The batch with complete rows, the numbers that its changes had before, and the changes whose new row is left out.
 
-        :param failed: changes that are kept as they are.
+        :param failed: changes that cannot be completed; they are kept unchanged.
         """
         batch, changes, lacking = self.batch, self.changes, self.lacking
         gone = np.isin(lacking["change"], self._missing["change"][self._open])
         gone &= ~np.isin(lacking["change"], np.array(sorted(failed), dtype=np.int64))
-        # of a key change the tombstone remains: nothing else would delete the old key
+        # if the update changed the key, its tombstone is kept: nothing else would delete the old key
         lacking["fate"][gone] = np.where(lacking["moved"][gone], unchanged.TOMBSTONE, unchanged.LEFT_OUT)
         changes["flags"][lacking["change"][(lacking["reread"] != 0) & ~gone]] |= wire.FLAG_REREAD
         values = (
@@ -105,7 +112,7 @@ class UnchangedValues:
             else np.concatenate([*self._looked_up, np.zeros(1, np.uint8)])
         )
         size = self._rebuild(values, np.zeros(0, dtype=np.uint8))
-        # one byte more: nothing is written where there is no room
+        # one byte more than needed, since rebuild writes nothing into an array of length 0
         data: npt.NDArray[np.uint8] = np.empty(batch.data.size + size + 1, dtype=np.uint8)
         data[: batch.data.size] = batch.data
         self._rebuild(values, data[batch.data.size :])
@@ -122,5 +129,5 @@ class UnchangedValues:
 
 
 def _slots(keys: int) -> layout.Rows:
-    """An empty hash table for so many keys, at most half full; each change can bring two."""
+    """An empty hash table for the keys of so many changes, of which each can have two; it becomes at most half full."""
     return np.zeros(1 << (4 * keys + 1).bit_length(), dtype=layout.SLOT)

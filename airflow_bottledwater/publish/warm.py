@@ -1,4 +1,4 @@
-"""Compiling what reads, encodes and produces rows, before the first transaction is open."""
+"""Compiles the functions that read, encode and produce rows, before the first transaction is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait until a replication slot has caught up."""
+"""The sensor that waits until a replication slot has caught up."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class ReplicationSlotLagSensor(BaseSensorOperator):
-    """Succeeds when the slot's lag is at or below a limit; fails when the slot is gone or lost.
+    """Succeeds when the slot's lag is at or below a limit; fails when the slot does not exist or is lost.
 
-    :param slot: the slot. (templated)
+    :param slot: name of the replication slot. (templated)
     :param max_lag: bytes of WAL from the slot's confirmed position to the server's end. (templated)
     :param postgres_conn_id: connection of type Postgres. (templated)
-    :param poke_interval: seconds between two looks.
-    :param timeout: seconds after which the sensor fails: the alarm for a stream that does not catch up.
+    :param poke_interval: seconds between two checks.
+    :param timeout: seconds after which the sensor fails, which is an alarm that the stream does not catch up.
     :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``.
     """
 
@@ -48,7 +48,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        """Look until the slot has caught up: here, or (deferrable) once here and then in the triggerer."""
+        """Check until the slot has caught up; if deferrable, once here and then in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
         if self.poke(context):
@@ -65,7 +65,10 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         )
 
     def poke(self, context: Context) -> bool:
-        """A poke, without a trigger."""
+        """Check the slot's lag once; returns whether it has caught up.
+
+        :raises AirflowFailException: the slot does not exist or is lost.
+        """
         from airflow_bottledwater.postgres.connect import session
 
         with failing():
@@ -76,11 +79,14 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         return event is not None and self._conclude(event)
 
     def _max_lag(self) -> int:
-        """:raises SettingError: it is no number."""
+        """``max_lag`` as a number, after templating.
+
+        :raises SettingError: it is not a number.
+        """
         return int(number("max_lag", self.max_lag) or 0)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """What the trigger has found."""
+        """Succeed or fail by the trigger's event."""
         self._conclude(known_event(event))
 
     def _conclude(self, event: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Wait for the end of a stream, and fail with its error."""
+"""The sensor that waits for the end of a stream, and fails with its error."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from airflow_bottledwater.state.control_records import StatusRecord
 
 
-#: a stream has no end: Airflow's default of a week would fail the sensor of a healthy one
+#: since a stream has no end, Airflow's default timeout of a week would fail the sensor of a healthy one
 _NEVER = timedelta(days=3650).total_seconds()
 
-#: key of the task's state with what is known of the stream, for a sensor that is not deferred and starts anew at each poke
+#: the key in the task's state for what was seen of the stream: in mode ``reschedule``, the sensor starts anew at each poke
 _SEEN = "bottledwater_seen"
 
 
 class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
-    """Fails as soon as the stream reports an error, writes too many dead letters or reports nothing any more; succeeds when it ends
-    in order.
+    """Fails as soon as the stream reports an error, has written too many dead letters or does not report any more; succeeds when the
+    stream ends in order.
 
-    Beside a stream task it makes the error a task of its own, with its own callbacks; in another DAG it watches a stream that runs
-    elsewhere, for example from the command line. The end of a job that was known before the sensor began counts only if no other
-    job reports within ``max_silence``.
+    Beside a stream task, it reports the stream's error as a task of its own, with its own callbacks. In another DAG, it watches a stream
+    that runs elsewhere, for example from the command line. If a job had already ended when the sensor began, its end counts only if no
+    other job reports within ``max_silence``.
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -56,11 +56,11 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
     :param kafka_conn_id: connection of type Apache Kafka. (templated)
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
-    :param max_dead_letters: more than this many dead letters since the slot was made are an error; None: any number is fine.
+    :param max_dead_letters: more than this many dead letters since the slot was created are an error; None: any number is allowed.
         (templated)
     :param max_silence: seconds without any report, by the watching host's own clock, after which the stream counts as dead, or as
         never started; in any case at least ten times ``heartbeat_interval`` and twice ``outage_timeout``. (templated)
-    :param poke_interval: seconds between two looks.
+    :param poke_interval: seconds between two checks.
     :param timeout: seconds after which the sensor fails; by default ten years, since a stream has no end.
     :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``. Beside a stream
         that runs for long, set it.
@@ -112,7 +112,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        """Look until the stream ends: here, or (deferrable) once here and then in the triggerer."""
+        """Check until the stream ends; if deferrable, once here and then in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
         with failing():
@@ -142,7 +142,11 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
             return identify(connection)
 
     def poke(self, context: Context) -> bool:
-        """A poke, without a trigger. What was seen is the task's state, since in mode ``reschedule`` each poke is a process."""
+        """Check the stream once; returns whether it has ended in order. What was seen is kept in the task's state, since in mode
+        ``reschedule`` each poke is a new process.
+
+        :raises AirflowFailException: the stream failed, is silent, or has written too many dead letters.
+        """
         store: Any = context["task_state_store"]
         ti: Any = context["ti"]
         with failing():
@@ -172,15 +176,15 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         )
 
     def _limits(self) -> tuple[float, int | None]:
-        """``max_silence`` and ``max_dead_letters``, as templating has left them.
+        """``max_silence`` and ``max_dead_letters`` as numbers, after templating.
 
-        :raises SettingError: one is no number.
+        :raises SettingError: one is not a number.
         """
         letters = number("max_dead_letters", self.max_dead_letters)
         return number("max_silence", self.max_silence) or 0.0, None if letters is None else int(letters)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """What the trigger has found."""
+        """Succeed or fail by the trigger's event."""
         self._conclude(known_event(event))
 
     def _conclude(self, event: dict[str, Any]) -> bool:

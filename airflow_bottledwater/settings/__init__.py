@@ -1,6 +1,6 @@
-"""The one description of a pipeline, for DAG params, the command line and the Spark jobs alike.
+"""The settings of a pipeline, described once for DAG params, the command line and the Spark jobs.
 
-The settings stand in :mod:`~airflow_bottledwater.settings.groups`, each with its type, its rule, its sentence and its default.
+The settings are in :mod:`~airflow_bottledwater.settings.groups`, each with its type, its rule, its sentence and its default.
 :mod:`~airflow_bottledwater.settings.kinds` has the rules, :mod:`~airflow_bottledwater.settings.pipeline` the whole description,
 and :mod:`~airflow_bottledwater.settings.layers` the configuration file.
 """

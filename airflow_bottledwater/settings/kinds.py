@@ -1,4 +1,4 @@
-"""The kinds of settings: how a loosely typed value (of a form, a file, an option) becomes one, and which values are allowed.
+"""The kinds of settings: how a loosely typed value (from a form, a file, an option) is converted, and which values are allowed.
 
 A setting of type bool, tuple, dict or Literal needs no more than its annotation; numbers and texts name their kind in
 ``Annotated[type, kind]``.
@@ -15,29 +15,29 @@ _TRUE, _FALSE = frozenset(["true", "yes", "y", "1", "on"]), frozenset(["false", 
 
 
 class Kind(ABC):
-    """What the values of a setting are."""
+    """A kind of setting: its values, and how they are converted."""
 
-    #: in words, for messages and for the documentation
+    #: the allowed values in words, for messages and for the documentation
     allowed: str
 
     @abstractmethod
     def convert(self, value: Any) -> Any:
-        """The value in the setting's type.
+        """The value, converted to the setting's type.
 
-        :raises TypeError, ValueError, OverflowError: it cannot be one.
+        :raises TypeError, ValueError, OverflowError: it cannot be converted.
         """
 
     def allows(self, value: Any) -> bool:
-        """Whether a converted value is allowed.
+        """Whether a converted value is allowed; a kind may also raise instead of returning False.
 
-        :raises ValueError: it is not.
+        :raises ValueError: it is not allowed.
         """
         return True
 
 
 @dataclass(frozen=True)
 class Flag(Kind):
-    """A switch; also as text."""
+    """A switch, which may be given as text."""
 
     allowed: str = "true or false"
 
@@ -66,7 +66,7 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number within limits; also as text."""
+    """A whole number within limits, which may be given as text."""
 
     low: int
     high: int
@@ -86,7 +86,7 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number within limits; also as text."""
+    """A number within limits, which may be given as text."""
 
     low: float
     high: float
@@ -103,9 +103,9 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """A text that fits a test.
+    """A text that passes a test.
 
-    :param fits: may also raise ValueError, as encoding a text does that is not Unicode.
+    :param fits: the test; it may also raise ValueError, as it happens when text that is not valid Unicode is encoded.
     """
 
     allowed: str
@@ -122,7 +122,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Texts(Kind):
-    """A list of texts; also as one text with commas."""
+    """A list of texts, which may be given as one text with commas."""
 
     allowed: str = "a list of texts, or one text with commas"
 
@@ -133,7 +133,7 @@ class Texts(Kind):
 
 @dataclass(frozen=True)
 class Properties(Kind):
-    """Names with values, most of them another system's; null (in a connection's extra) means not set.
+    """Names with values, mostly properties of another system; null (in a connection's extra) means not set.
 
     :param required: a name that must have a value; empty for none.
     """
@@ -153,9 +153,9 @@ Bytes = Annotated[int, Whole(64 << 10, 16 << 30, "bytes, from 64 KiB to 16 GiB")
 
 
 def kind_of(hint: Any) -> Kind:
-    """The kind of an annotation: the one that it names, else that of its type.
+    """The kind of a setting by its annotation: the kind that this names, or else that of its type.
 
-    :raises TypeError: the type has none of its own, so that the annotation must name one.
+    :raises TypeError: the annotation names no kind, and its type has none.
     """
     if get_origin(hint) is Annotated:
         for extra in hint.__metadata__:
@@ -171,9 +171,9 @@ def kind_of(hint: Any) -> Kind:
 
 
 def sentence_of(hint: Any) -> str:
-    """What an annotation says of its setting: ``Annotated[type, "one sentence"]``.
+    """The sentence that describes a setting, from its annotation: ``Annotated[type, "one sentence"]``.
 
-    :raises TypeError: it says nothing.
+    :raises TypeError: the annotation has none.
     """
     for extra in getattr(hint, "__metadata__", ()):
         if isinstance(extra, str):

@@ -1,4 +1,4 @@
-"""Where settings come from: a configuration file, and layers of which later ones win."""
+"""The sources of settings: a configuration file, and layers in which later ones override earlier ones."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from airflow_bottledwater.errors import SettingError
 
-#: sections of a configuration file that hold another system's properties
+#: sections of a configuration file that contain another system's properties
 _SECTIONS = {"kafka": "kafka", "schema-registry": "registry", "topic": "topic_config"}
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Settings of an INI file: ``[bottledwater]`` with our settings (dashes or underscores), ``[kafka]`` and ``[topic]``
-    with Kafka's properties, ``[schema-registry]`` with those of the registry client.
+    """Read settings from an INI file: ``[bottledwater]`` with the pipeline's settings (dashes or underscores), ``[kafka]`` and
+    ``[topic]`` with Kafka's properties, ``[schema-registry]`` with those of the registry client.
 
-    :raises SettingError: the file cannot be read, or has a section that is none of these.
+    :raises SettingError: the file cannot be read, or has another section.
     """
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     parser.optionxform = str  # type: ignore[assignment,method-assign]
@@ -38,7 +38,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win; dictionaries are merged; None does not count."""
+    """Merge layers of settings: later layers override earlier ones, dictionaries are merged, and None is ignored."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():

@@ -16,12 +16,12 @@ from airflow_bottledwater.settings.groups import Connections, Errors, Limits, Pa
 from airflow_bottledwater.settings.kinds import Kind, kind_of, sentence_of
 
 
-# a dataclass has the fields of its last base first
+# the bases are in reverse, since a dataclass has the fields of its last base first
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
-    """Everything that a pipeline is; see docs/settings.md. Secrets are only in its :class:`Connections`.
+    """All settings of a pipeline; see docs/settings.md. Only its :class:`Connections` contain secrets.
 
-    Loosely typed values (of a form, a file) are taken, too: lists become tuples, texts numbers or switches.
+    Loosely typed values (from a form, a file) are converted: lists to tuples, texts to numbers or switches.
 
     :raises SettingError: a value is not allowed.
     """
@@ -34,9 +34,9 @@ class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
 
     @classmethod
     def of(cls, **values: Any) -> Pipeline:
-        """From whatever a form or a file has: None means the default.
+        """Make a pipeline from values of a form or a file; None means the default.
 
-        :raises SettingError: an unknown name, or a value that is not allowed.
+        :raises SettingError: a name is unknown, or a value is not allowed.
         """
         for name in values:
             if name not in SETTINGS:
@@ -48,12 +48,12 @@ class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
 
     @property
     def publication_name(self) -> str:
-        """The publication of the keyed tables."""
+        """The name of the publication of the keyed tables."""
         return self.publication or self.slot
 
     @property
     def forms(self) -> TypeOptions:
-        """The forms of types that this output format has."""
+        """The forms in which types are published, as far as the output format offers a choice."""
         as_json = self.output_format == "json"
         exact = as_json and self.json_numeric == "number" and self.numeric != "double"
         return TypeOptions(
@@ -69,16 +69,19 @@ class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
         )
 
     def public(self) -> dict[str, Any]:
-        """All but the secrets, for logs and status."""
+        """All settings except the secrets, for logs and status."""
         return {name: value for name, value in asdict(self).items() if not SETTINGS[name].secret}
 
     def with_(self, **changes: Any) -> Pipeline:
-        """A changed copy."""
+        """A copy with changed settings.
+
+        :raises SettingError: a value is not allowed.
+        """
         return replace(self, **changes)
 
     def write(self, folder: Path) -> Path:
-        """Store it for a Spark job in a file that only this user can read: the way of secrets, which never go through a
-        command line."""
+        """Write the settings for a Spark job into a new file that only this user can read, and return its path. Secrets are passed in
+        this way only, never on a command line."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(prefix="pipeline-", suffix=".json", dir=folder)
         with os.fdopen(handle, "w") as file:
@@ -93,11 +96,12 @@ class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a setting.
+    """The description of a setting.
 
+    :param kind: its kind, with the values that are allowed.
     :param sentence: what it is for.
-    :param default: None: it must be given.
-    :param secret: its value is never printed.
+    :param default: its default; None if it must be given.
+    :param secret: whether its value is never printed.
     """
 
     name: str
@@ -108,14 +112,14 @@ class Setting:
 
     @classmethod
     def of(cls, field: Field[Any], hint: Any) -> Setting:
-        """From a field of :class:`Pipeline` and its annotation."""
+        """Make the description from a field of :class:`Pipeline` and its annotation."""
         default = field.default
         if default is MISSING:
             default = None if field.default_factory is MISSING else field.default_factory()
         return cls(field.name, kind_of(hint), sentence_of(hint), default, not field.repr)
 
     def take(self, value: Any) -> Any:
-        """A value in the setting's type.
+        """A value, converted to the setting's type.
 
         :raises SettingError: it is not allowed.
         """
@@ -132,7 +136,7 @@ class Setting:
         return converted
 
     def refuse(self, value: Any) -> NoReturn:
-        """Say that a value is not allowed, without printing a secret.
+        """Raise the error for a value that is not allowed, without showing a secret.
 
         :raises SettingError: always.
         """

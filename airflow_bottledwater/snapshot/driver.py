@@ -1,4 +1,7 @@
-"""The snapshot's driver: holder, boundary, plan, lanes, completion; every clause of it is in docs/guarantees.md."""
+"""The snapshot's driver: it exports a snapshot, stores boundary and plan, runs the lanes, and records the completion.
+
+Why each step is needed is explained in docs/guarantees.md. The *holder* is the session that exports the snapshot and holds the locks.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +48,18 @@ from airflow_bottledwater.state.records import (
 
 log = logging.getLogger(__name__)
 
-#: runs lanes (in threads, or as Spark tasks) and returns their totals
+#: runs lanes (as threads, or as Spark tasks) and returns the counts of each
 RunLanes = Callable[[Sequence[LaneTask]], list[dict[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a snapshot did.
+    """What one run of the snapshot did.
 
-    :param rows: published by this run; ``skipped`` ranges were done before.
+    :param tables: how many tables it covers.
+    :param rows: rows published by this run; ``dead_letters`` are counted apart.
+    :param ranges: ranges published by this run.
+    :param skipped: ranges that an earlier run had published.
     """
 
     tables: int
@@ -71,11 +77,13 @@ def run(
     stopped: threading.Event | None = None,
     report: Report = lambda progress: None,
 ) -> Result:
-    """Take the snapshot, or resume it, or find that it is complete.
+    """Take the snapshot or resume it; do nothing if it is complete.
 
-    :param stopped: ends it in order; finished ranges stay.
-    :param report: takes its progress about every two seconds.
-    :raises BottledWaterError: see :mod:`airflow_bottledwater.errors`; whatever it is, finished ranges stay.
+    :param run_lanes: runs the lanes, see :func:`in_threads`.
+    :param stopped: ends the snapshot in order; finished ranges stay.
+    :param report: called with the progress about every two seconds.
+    :raises StopRequested: it was asked to stop.
+    :raises BottledWaterError: see :mod:`airflow_bottledwater.errors`; after any error, finished ranges stay.
     """
     stopped = stopped or threading.Event()
     with stoppable(stopped), session(pipeline.postgres, "Snapshot") as connection:
@@ -143,9 +151,9 @@ class _Driver:
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
         tables = self._present(wanted, catalog.load(self._connection, wanted, forms=self._pipeline.forms))
         held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
-        # before the boundary is stored: a crash that undoes what B sees gives its transaction ids away again
+        # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids again
         holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
-        # under the locks: nothing of it changes until the holder ends
+        # read again under the locks: definitions cannot change until the holder ends
         tables = self._present(wanted, holder.load(wanted, forms=self._pipeline.forms))
         self._refresh_pinned(tables)
         tasks, skipped = self._plan(tables, held, oldest)
@@ -159,7 +167,7 @@ class _Driver:
         }  # fmt: skip
         meter = Meter(tables, self._claim.state)
         totals = self._work(holder, tasks, meter)
-        # nothing of a lane that is still under way somewhere can become visible after this
+        # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()
         self._check_done(tables)
         self._sweep(tables)
@@ -182,8 +190,11 @@ class _Driver:
         return tables
 
     def _refresh_pinned(self, tables: Sequence[Table]) -> None:
-        """Tables are read by the name and file that they have today. Columns that changed since the slot was made get their schema
-        now; a key that changed is refused."""
+        """Record the tables as they are today, since they are read by today's names and files. If columns changed since the slot was
+        created, their new schema is registered.
+
+        :raises Refused: a key changed.
+        """
         changed: dict[str, StateRecord | None] = {}
         known = self._claim.state.tables
         for table in tables:
@@ -201,7 +212,8 @@ class _Driver:
             self._claim.write(changed)
 
     def _plan(self, tables: Sequence[Table], held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
-        """The stored plan, or a new one: written, with boundaries, before anything is published."""
+        """The lanes' tasks by the stored plans, or by new ones, which are written with the boundaries before anything is published;
+        and the number of ranges that are done already."""
         known = self._claim.state
         changes: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
@@ -224,7 +236,7 @@ class _Driver:
             fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
             if table.oid not in known.boundaries:
                 ends = published[known.tables[table.oid].topic]
-                # only where nothing of the table was ever published may the stream leave out what the snapshot has
+                # the stream may leave out what the snapshot contains only if nothing of the table was published before
                 boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
                 changes[boundary_key(table.oid)] = boundary
                 if any(ends) and table.keyed and not self._pipeline.share_topics:
@@ -243,7 +255,7 @@ class _Driver:
         return self._tasks(plans, numbers, held)
 
     def _published(self, known: PipelineState, tables: Sequence[Table]) -> dict[str, list[int]]:
-        """The end of each partition of these tables' topics: asked for all together, since their locks are held."""
+        """The end of each partition of these tables' topics: requested together to be quick, since the tables are locked."""
         pinned = [known.tables[table.oid] for table in tables]
         found = (
             Topics(self._pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned}) if pinned else {}
@@ -258,7 +270,7 @@ class _Driver:
         return found
 
     def _sweep(self, tables: Sequence[Table]) -> None:
-        """Tombstones for what the topics held before, and the source has no more."""
+        """Publish tombstones for keys that the topics contained before, and that the source does not have any more."""
         wanted = {
             t.oid: found.ends
             for t in tables
@@ -314,7 +326,7 @@ class _Driver:
         return tasks, skipped
 
     def _work(self, holder: pg.SnapshotExporter, tasks: Sequence[LaneTask], meter: Meter) -> list[dict[str, int]]:
-        """Run the lanes and meanwhile watch the holder, the queue behind its locks, and the progress."""
+        """Run the lanes, and meanwhile watch the holder, the sessions that wait for its locks, and the progress."""
         if not tasks:
             return []
         outcome: list[list[dict[str, int]] | BaseException] = []
@@ -376,7 +388,7 @@ class _Driver:
 
 
 def in_threads(pipeline: Pipeline) -> RunLanes:
-    """Lanes as threads of this process: for tests and small tables, without a JVM."""
+    """Runs lanes as threads of this process, without a JVM: for tests and small tables."""
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
         from concurrent.futures import ThreadPoolExecutor

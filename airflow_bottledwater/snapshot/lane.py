@@ -1,4 +1,4 @@
-"""A snapshot lane: one connection, one publisher, its ranges in sequence; each range is one Kafka transaction."""
+"""A snapshot lane: with one connection and one publisher, it publishes its ranges one after the other, each in one Kafka transaction."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ from airflow_bottledwater.state.records import PinnedTable, Progress, StateRecor
 
 log = logging.getLogger(__name__)
 
-#: seconds by which a lane is more patient than the driver, who sees the whole queue behind the snapshot's locks
+#: seconds that a lane waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up first
 _LATER = 5.0
-#: bytes of a key's column in an error
+#: bytes of a key column's value that an error shows
 _KEY_BYTES = 100
 #: int8, int2, int4 (src/include/catalog/pg_type.dat)
 _INTEGERS = (20, 21, 23)
 
 
 class _Slow(BottledWaterError):
-    """The range would outlive half the transaction time-out: it is split."""
+    """The range takes longer than half the transaction time-out, so it has to be split."""
 
 
 def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
-    """Read and publish a lane's ranges; those that the state says are done are skipped.
+    """Read and publish a lane's ranges, except those that are done by the state; returns how many rows and dead letters it published.
 
+    :param stopped: returns whether the lane is to stop.
+    :raises StopRequested: the lane was stopped.
     :raises TakenOver: another job has claimed the slot.
-    :raises Outage: source or broker were away for too long, or the snapshot's holder is gone; resumable.
-    :raises RecordError: a row cannot be published and ``on_error`` is exit.
+    :raises Outage: source or broker were not available for too long, or the snapshot's holder is gone; the snapshot can be resumed.
+    :raises RecordError: a row cannot be published and ``on_error`` is exit, or a single block takes too long.
     """
     lane = _Lane(pipeline, task, stopped)
     try:
@@ -68,7 +70,7 @@ def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lam
 class _Lane:
     def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
-        warm_up()  # not while a transaction is open
+        warm_up()  # compiling takes time, and must not happen while a transaction is open
         self._session = PublishSession(
             pipeline,
             task.job,
@@ -102,7 +104,7 @@ class _Lane:
         return self._totals
 
     def _take(self, chunk: Chunk, first: int, last: int) -> None:
-        """Publish what the state says is left of the blocks [first, last)."""
+        """Publish the part of the blocks [first, last) that is not published by the state."""
         done = self._session.state.done(chunk.oid, chunk.number)
         if done is not None:
             if done.done:
@@ -117,12 +119,12 @@ class _Lane:
             raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
 
     def _split(self, chunk: Chunk, first: int, last: int) -> list[tuple[int, int]]:
-        """Two halves of a range that takes too long.
+        """Split a range that takes too long into two halves.
 
         :raises RecordError: it is a single block.
         """
         table = self._tables[chunk.oid].table
-        # the size as the holder found it, under its locks
+        # the size as the driver read it under the locks
         end = last if last < snapshot.LAST_BLOCK else max(table.pages, first + 2)
         middle = (first + end) // 2
         if middle <= first:
@@ -134,7 +136,7 @@ class _Lane:
         return [(first, middle), (middle, last)]
 
     def _publish(self, chunk: Chunk, first: int, last: int, rows_before: int) -> None:
-        """One transaction: the rows of blocks [first, last) and the range's progress."""
+        """Publish the rows of blocks [first, last) and the range's progress in one Kafka transaction."""
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
         counts = {"rows": 0, "dead_letters": 0}
@@ -162,7 +164,7 @@ class _Lane:
             progress[progress_key(chunk.oid, chunk.number)] = self._progress(rows, last, done=last == chunk.last)
 
         try:
-            # the transaction begins with its first record: blocks without a visible row may take any time to read
+            # the Kafka transaction begins with its first record, so reading blocks without visible rows may take any time
             begun = next(blocks, None)
             deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
             self._session.transact(records(), progress)
@@ -185,7 +187,7 @@ class _Lane:
         return connect(self._pipeline.postgres, application=f"bottledwater snapshot lane {self._task.lane}")
 
     def _blocks(self, pinned: PinnedTable, first: int, last: int, *, idle: Callable[[], None]) -> Iterator[Block]:
-        """The rows of blocks [first, last), in a transaction under the exported snapshot."""
+        """The rows of blocks [first, last), read in a transaction under the exported snapshot."""
         snapshot.begin_task(
             self._connection, pinned.table, self._task.held, lock_timeout=self._pipeline.lock_queue_limit + _LATER
         )
@@ -193,8 +195,8 @@ class _Lane:
         return iter(copy.rows(self._connection, query, idle=idle))
 
     def _reconnect(self) -> None:
-        """A COPY that was left half-way can only be ended by ending its session; cancelled, so that it does not read on until it
-        has something to send."""
+        """Connect anew: a COPY that is not read to its end can only be ended with its session. It is cancelled first, or the server
+        would read on until it has something to send."""
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=2)
         self._connection.close()
@@ -233,9 +235,9 @@ class _Lane:
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
 
     def _find_refused(self, chunk: Chunk, first: int, last: int, error: RecordRefused) -> None:
-        """Read the blocks [first, last) once more and find the rows that the broker refuses; the next attempt sets them aside.
+        """Read the blocks [first, last) once more to find the rows that the broker refuses; the next attempt rejects them.
 
-        :raises BottledWaterError: no row has a fault, see :func:`~airflow_bottledwater.publish.refusals.rule_out`.
+        :raises BottledWaterError: no row is the cause, see :func:`~airflow_bottledwater.publish.refusals.rule_out`.
         """
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
@@ -261,12 +263,12 @@ def _row(block: Block, row: int) -> memoryview:
 
 
 def _digest(block: Block, row: int) -> bytes:
-    """What names a row however often its range is read and split: what the broker refuses, it refuses in every equal row."""
+    """A digest that identifies a row however often its range is read and split. Equal rows share it: the broker refuses them all."""
     return hashlib.blake2b(_row(block, row), digest_size=16).digest()
 
 
 def _named(table: Table, raw: memoryview) -> str:
-    """Which row it is, for people."""
+    """Names a row by its key, for an error; empty if the table has no key."""
     if not table.keyed:
         return ""
     texts = column_texts(table, _as_insert(table, raw, largest=_KEY_BYTES))
@@ -281,7 +283,7 @@ def _named(table: Table, raw: memoryview) -> str:
 
 
 def _as_insert(table: Table, raw: memoryview, *, largest: int) -> bytes:
-    """A COPY row in the form of an Insert message, for the one decoder of rows.
+    """A COPY row in the form of an Insert message, so that there is only one decoder of rows.
 
     :param largest: bytes at which a value is cut.
     """

@@ -1,4 +1,4 @@
-"""How far a snapshot is: measured by the blocks of its tables, for the log, the status, and whoever shows a bar."""
+"""A snapshot's progress, measured in blocks of its tables, for the log, the status and progress bars."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
-#: bytes of a block of a table (BLCKSZ, src/include/pg_config.h.in; other sizes are built by hand only)
+#: bytes of a block of a table (BLCKSZ, src/include/pg_config.h.in; another size needs a custom build of PostgreSQL)
 _BLOCK = 8192
-#: seconds between two lines of the log
+#: seconds between two log lines
 _LOG_INTERVAL = 10.0
-#: tables that the summary names, the largest ones
+#: how many tables the summary names, the largest first
 _NAMED = 20
 
 
@@ -25,11 +25,12 @@ _NAMED = 20
 class SnapshotProgress:
     """How far a snapshot is.
 
-    :param rows: published, by earlier attempts too.
-    :param bytes: of the tables' blocks that are published, before TOAST.
-    :param total_bytes: of all their blocks, as the holder of the snapshot found them.
+    :param rows: rows published, including those of earlier attempts.
+    :param ranges_done: ranges published completely.
+    :param bytes: the size of the tables' blocks that are published, without TOAST.
+    :param total_bytes: the size of all their blocks, as it was when the snapshot was exported.
     :param rows_per_second: since this attempt began.
-    :param seconds_left: at the pace of this attempt; None: it is not known yet.
+    :param seconds_left: estimated from the pace of this attempt; None if it is not known yet.
     """
 
     rows: int
@@ -40,15 +41,15 @@ class SnapshotProgress:
     seconds_left: float | None = None
 
 
-#: takes a snapshot's progress now and then
+#: called with a snapshot's progress now and then
 Report = Callable[[SnapshotProgress], None]
 
 
 class Meter:
-    """Measures a snapshot while it runs, and sums it up.
+    """Measures a snapshot while it runs, and summarises it at the end.
 
-    :param tables: that it reads, with their sizes.
-    :param state: before its first range.
+    :param tables: the tables that it reads, with their sizes.
+    :param state: the state before this attempt publishes its first range.
     """
 
     def __init__(self, tables: Sequence[Table], state: PipelineState) -> None:
@@ -58,7 +59,7 @@ class Meter:
         self._before = self._measure(state)
 
     def update(self, state: PipelineState) -> SnapshotProgress:
-        """The snapshot as the state has it now."""
+        """The progress by the state as it is now; it is also logged, every ten seconds."""
         seconds = max(0.001, time.monotonic() - self._began)
         now = self._measure(state)
         pace = (now.bytes - self._before.bytes) / seconds
@@ -80,7 +81,7 @@ class Meter:
         return found
 
     def sum_up(self, state: PipelineState) -> SnapshotProgress:
-        """Log what was published, and of which tables; returns the last progress."""
+        """Log how much was published, in total and of the largest tables; returns the last progress."""
         seconds = max(0.001, time.monotonic() - self._began)
         now = self._measure(state)
         rows = now.rows - self._before.rows
@@ -113,7 +114,7 @@ class Meter:
         for number, (first, last, _) in enumerate(plan.ranges if plan else ()):
             if (done := state.done(table.oid, number)) is None:
                 continue
-            # the last range is open: a table may have grown since its size was measured
+            # the last range has no end, since a table may have grown after its size was measured
             end = max(first, table.pages) if last == LAST_BLOCK else last
             rows += done.rows
             ranges_done += done.done
@@ -122,7 +123,7 @@ class Meter:
 
 
 def size(count: int) -> str:
-    """Bytes, for people."""
+    """A number of bytes as readable text, such as ``1.5 GB``."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:
@@ -132,7 +133,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A span of time, for people."""
+    """A duration as readable text, such as ``12 s``."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600

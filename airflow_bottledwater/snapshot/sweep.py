@@ -1,6 +1,6 @@
-"""After a slot was lost: a tombstone for every key that the new snapshot did not find again.
+"""Tombstones for keys that a new snapshot did not find again, for example after a slot was lost.
 
-The topic then held records before the table got its plan; the plan's ends say where these stop.
+They are needed if the topic held records before the table's plan was made; the topic's ends at that time were stored with it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Spark only adapts: jobs, the data source of the stream, submission. Everything that decides is in flow/."""
+"""The Spark jobs: thin wrappers around the snapshot and the stream, the stream's data source, and the jobs' submission."""

@@ -1,4 +1,4 @@
-"""``engine = continuous``: the stream's runner in one long-lived Spark task, which Spark supervises and starts again."""
+"""``engine = continuous``: the whole stream runs in one long-lived Spark task, which Spark supervises and starts again."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: seconds that the task has to end in order
+#: seconds that the task has to end in order, once it is asked to stop
 _GRACE = 30.0
 
 
 def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
-    """In the executor: everything, the job's status and log too."""
+    """Run the stream in the executor, including the job's status and log."""
     job.log_to_stderr()
 
     def work() -> dict[str, int]:
@@ -45,9 +45,9 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
 def stream(
     context: SparkContext, pipeline: Pipeline, path: str, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Run the task, and pass a stop on to it (through the state topic: it may be on another host).
+    """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns position and counters.
 
-    :raises BottledWaterError: the task's own error; or that its worker died.
+    :raises BottledWaterError: the task's own error, or an :class:`Outage` if its worker died; neither is raised after a stop.
     """
     outcome: list[dict[str, int] | BaseException] = []
 
@@ -75,7 +75,8 @@ def stream(
 def _watch(
     context: SparkContext, pipeline: Pipeline, start: Start, stopped: threading.Event, thread: threading.Thread
 ) -> None:
-    """Wait for the task's end. Its progress is its own to tell: a reader here would cost every commit its share."""
+    """Wait for the task's end, and pass a stop on. The task itself reports its progress: a reader of the state topic in the driver would
+    slow down every commit."""
     asked = 0.0
     while thread.is_alive():
         thread.join(0.2)
@@ -97,7 +98,7 @@ def _watch(
 
 
 def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopped: threading.Event) -> None:
-    """A worker that died could not write its last status."""
+    """Write the last status for a worker that died, and so could not write it itself."""
     cause = interruption(stopped) or job.translate(error)
     controller = control.Controller(pipeline, start.cluster, start.job)
     if stopped.is_set() and interruption(stopped) is None:

@@ -1,8 +1,8 @@
-"""Our errors across Spark: an exception of a Python worker reaches the driver as text inside another one.
+"""Passes errors of this package through Spark, where an exception of a Python worker reaches the driver only as text inside another one.
 
-A task that raises is started again by Spark (``spark.task.maxFailures``). That may mend an outage. After any other error of ours it
-would only initialise the transactional id anew, and so fence whoever has rightfully taken the slot over: such an error is the
-task's *result*.
+A task that raises is started again by Spark (``spark.task.maxFailures``). That may help after an outage. After any other error of this
+package it would only initialise the transactional id anew, and so fence the job that has rightfully taken the slot over. Therefore such
+an error is returned as the task's *result*.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class PackedError(RuntimeError):
-    """Text of one of our errors with a token from which :func:`unpack` makes it again."""
+    """The text of an error of this package, with a token from which :func:`unpack` restores the error."""
 
 
 def pack(error: BottledWaterError) -> PackedError:
-    """An exception for Spark to carry."""
+    """An error as an exception whose text survives Spark."""
     data = {"kind": type(error).__name__, "what": error.what, "remedy": error.remedy}
     if isinstance(error, RecordError):
         data |= {"position": error.position, "topic": error.topic}
@@ -38,15 +38,15 @@ def pack(error: BottledWaterError) -> PackedError:
 
 
 def unpack(text: str) -> BottledWaterError | None:
-    """The error that a text carries, if it does."""
-    # the last: an error that quotes another one has its own token behind it
+    """The error whose token is in a text; None if there is none."""
+    # the last token: if an error quotes another one, its own token comes after that of the other
     tokens = _MARK.findall(text)
     try:
         data: dict[str, Any] = json.loads(base64.b64decode(tokens[-1], validate=True))
         kind = getattr(errors, data.pop("kind"), BottledWaterError)
         what, remedy = data.pop("what"), data.pop("remedy")
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # none at all, or one that was cut
+        return None  # there is no token, or it was cut
     if kind is RecordError:
         return RecordError(what, remedy, **data)
     if kind is errors.Interrupted:
@@ -63,16 +63,16 @@ def unpack(text: str) -> BottledWaterError | None:
 class Failure:
     """The result of a task that failed for good.
 
-    :param text: with the token of the error.
+    :param text: the error's text, with its token.
     """
 
     text: str
 
 
 def returned(work: Callable[[], T]) -> T | Failure:
-    """In a task: what the work gives, or its error if Spark is not to start the task again.
+    """To be used in a task: returns the result of the work, or its error if Spark must not start the task again.
 
-    :raises PackedError: it may.
+    :raises PackedError: a transient error, after which Spark may start the task again.
     """
     try:
         return work()
@@ -84,7 +84,7 @@ def returned(work: Callable[[], T]) -> T | Failure:
 
 
 def received(result: T | Failure) -> T:
-    """In the driver: the result.
+    """To be used in the driver: the result of a task that used :func:`returned`.
 
     :raises BottledWaterError: the task's own error.
     """

@@ -1,4 +1,4 @@
-"""What the jobs have in common: arguments, the settings file, the session, the exit code, the outcome for whoever submitted."""
+"""What the jobs have in common: arguments, the settings file, the Spark context, signals, the exit code and the outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED, EXIT_TRANSIENT = 0, 1, 75  # 75: EX_TEMPFAIL of sysexits.h
 
 
-#: how the JVM tells that a Python process of a job (worker, executor, a micro-batch's source) is gone
+#: texts by which the JVM reports that a Python process of a job (worker, executor, a micro-batch's source) has died
 _DEATHS = (
     "Python worker exited unexpectedly",
     "ExecutorLostFailure",
@@ -42,16 +42,16 @@ _DEATHS = (
     "Connection reset",
     "EOFException",
     "java.net.SocketException",
-    "(no cause message)",  # of a query: an error of Python has one
+    "(no cause message)",  # of a query; an error raised in Python would have a message
 )
 
 
 def load(name: str) -> Pipeline:
-    """The settings file: at its path, or where Spark's ``--files`` put it.
+    """Read the settings file, at its path or where Spark's ``--files`` put it.
 
     In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through Spark.
 
-    :raises Refused: it is in none of these places.
+    :raises Refused: the file is in none of these places.
     """
     path = Path(name)
     for place in (path, Path.cwd() / path.name, _sent(path.name)):
@@ -66,7 +66,8 @@ def _sent(name: str) -> Path | None:
 
         return Path(SparkFiles.get(name))
     except Exception as error:
-        # a driver has it only while it has a context: before it asserts, afterwards the JVM says so (py4j's names, as below)
+        # a driver has the file only while it has a context: before that, an assertion fails, and afterwards py4j raises an error (known
+        # by its name only, as below)
         if isinstance(error, ImportError | AssertionError) or type(error).__name__.startswith("Py4J"):
             return None
         raise
@@ -74,9 +75,10 @@ def _sent(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[SparkContext]:
-    """The Spark context of a job, stopped behind it. A job without SQL needs no session, which takes a second more.
+    """The Spark context of a job, which is stopped at the end of the block. A job without SQL needs no session, which would take a
+    second more.
 
-    :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first for ever.
+    :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -91,7 +93,7 @@ def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[
 
 @contextlib.contextmanager
 def session(name: str, properties: Mapping[str, str]) -> Iterator[SparkSession]:
-    """The same with SQL, for a streaming query."""
+    """Like :func:`context`, with an SQL session, for a streaming query."""
     from pyspark.sql import SparkSession
 
     with context(name, properties) as made:
@@ -99,10 +101,11 @@ def session(name: str, properties: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def translate(error: BaseException) -> BaseException:
-    """Spark's wrapping of one of our errors, unwrapped; a JVM that is gone (killed, out of memory) may come back."""
+    """The error of this package that Spark has wrapped. If a process of the job has died (killed, out of memory), an :class:`Outage`,
+    since the job may work when it is submitted again. Any other error is returned unchanged."""
     if isinstance(error, BottledWaterError):
         return error
-    # py4j's name: this module does without Spark
+    # known by its name: this module does not import py4j
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return Outage(f"Spark's driver does not answer: {type(error).__name__}.", "See the job's log.")
     text = str(error)
@@ -114,9 +117,9 @@ def translate(error: BaseException) -> BaseException:
 
 
 def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
-    """In a task that Spark has started again: whether the slot is still ours, before its id is initialised.
+    """In a task that Spark has started again, check that the job still has the claim, before the transactional id is initialised.
 
-    :raises TakenOver: it is not; initialising the id would fence its owner.
+    :raises TakenOver: another job has claimed the slot; initialising the id would fence it.
     """
     from pyspark import TaskContext
 
@@ -128,7 +131,7 @@ def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
 
 
 def log_to_stderr() -> None:
-    """A job's log, in the driver and in a worker that tells of itself."""
+    """Set up a job's log, in the driver and in a worker that logs itself."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for noisy in ("py4j", "httpx2", "httpx", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -137,8 +140,8 @@ def log_to_stderr() -> None:
 def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
     """The command line of a job: ``--pipeline FILE [--bounded]``.
 
-    SIGTERM and SIGINT end it in order: as a stop if one of ours has asked for it (:func:`supervise.stop`), else as a failure that
-    passes, since a host that reboots sends the same signals. The outcome (counts or error) is left in the run directory, if there is one.
+    SIGTERM and SIGINT end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient failure,
+    since a host that reboots sends the same signals. The outcome (counts or error) is written into the run directory, if there is one.
     """
 
     @click.command(help=title)
@@ -165,7 +168,7 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
     except BaseException as raised:
         failure = translate(raised)
         if not isinstance(failure, BottledWaterError):
-            # what Spark says when the same signal has ended its processes
+            # Spark raises an error of its own if the same signal has ended its processes
             failure = stopped.interruption or failure
         return _fail(failure)
     if (interruption := stopped.interruption) is not None:
@@ -175,7 +178,7 @@ def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]],
 
 
 def _asked() -> bool:
-    """Whether it was one of ours who sent the signal."""
+    """Whether the signal belongs to a request to stop (:func:`supervise.stop`)."""
     folder = os.environ.get(RUN_DIRECTORY)
     return folder is not None and stop_asked(Path(folder))
 

@@ -1,4 +1,4 @@
-"""The lines of a job's log: ours, and those of Spark and of the JVM."""
+"""Parses the lines of a job's log: those of this package, and those of Spark and the JVM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 from typing import NamedTuple
 
-#: ours (:func:`airflow_bottledwater.spark.job.log_to_stderr`), or Spark's own (its log4j2.properties), whose year has two digits
+#: a line of this package (:func:`airflow_bottledwater.spark.job.log_to_stderr`) or of Spark (its log4j2.properties; two-digit years)
 _RECORD = re.compile(
     r"(?:(?P<ours>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})|\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (?P<level>[A-Z]+) (?P<message>.*)",
     re.DOTALL,
@@ -16,10 +16,10 @@ _LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
 
 
 class Line(NamedTuple):
-    """A line that begins a record.
+    """The first line of a log record.
 
-    :param level: of :mod:`logging`.
-    :param ours: and not Spark's.
+    :param level: a level of :mod:`logging`.
+    :param ours: whether it is a line of this package, and not Spark's.
     """
 
     level: int
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def parse(line: str) -> Line | None:
-    """What a line of a job's log says; None if it begins no record (of a traceback, for example)."""
+    """A line of a job's log, parsed; None if it does not begin a record (a line of a traceback, for example)."""
     found = _RECORD.fullmatch(line.rstrip("\r\n"))
     if found is None or found["level"] not in _LEVELS:
         return None

@@ -1,6 +1,6 @@
 """The records in a job's run directory, typed: for whom it runs, its processes, the request to stop it, its progress, and how it ended.
 
-Each is a file of JSON. Whoever reads one may find that it is not there yet, or that a full disk has left it empty: both are the same.
+Each is a JSON file. A file that does not exist yet and one that a full disk has left empty are both read as no record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The run of a DAG that the job works for: by it, another task of the run finds what was left of it."""
+    """The DAG run that the job works for, so that another task of the run can find a job that was left behind."""
 
     FILE: ClassVar[str] = "owner.json"
     dag_id: str
@@ -28,10 +28,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """The job's supervisor, whose process group is the job.
+    """The job's supervisor, the leader of the process group that all processes of the job belong to.
 
-    :param started: see :func:`airflow_bottledwater.processes.started`; None: it was gone before it could be looked at.
-    :param host: which host its processes are on; empty: it is not known.
+    :param started: see :func:`airflow_bottledwater.processes.started`; None if it had ended before this could be read.
+    :param host: the name of the host that its processes are on; empty if it is not known.
     """
 
     FILE: ClassVar[str] = "supervisor.json"
@@ -61,7 +61,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Left by whoever asks the job to stop, before the signal: a signal alone may come from anywhere.
+    """Written when the job is asked to stop, before the signal is sent: a signal alone may come from anywhere.
 
     :param at: seconds since 1970.
     """
@@ -72,9 +72,9 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the job's first process has ended.
+    """How spark-submit, the job's first process, has ended.
 
-    :param code: of its exit; negative: the signal that killed it.
+    :param code: its exit code; if negative, the number of the signal that killed it.
     :param at: seconds since 1970.
     """
 
@@ -85,7 +85,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a snapshot is (:class:`airflow_bottledwater.snapshot.progress.SnapshotProgress`), for a bar.
+    """How far a snapshot is (:class:`airflow_bottledwater.snapshot.progress.SnapshotProgress`), for a progress bar.
 
     :param rows_per_second: of this attempt.
     """
@@ -99,14 +99,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job has ended, as it says itself.
+    """How a job has ended, as it reports itself.
 
-    :param ok: without an error.
-    :param stopped: before its end, because somebody asked it to.
+    :param ok: whether it ended without an error.
+    :param stopped: whether it ended early, because it was asked to stop.
     :param kind: the class of its error.
-    :param error: its message.
-    :param transient: the same job may be submitted again.
-    :param counts: what a job without an error reports of its work; in the file they stand beside the other fields.
+    :param error: the error's message.
+    :param transient: whether the same job may be submitted again.
+    :param counts: what a job without an error reports of its work; in the file, they are on one level with the other fields.
     """
 
     FILE: ClassVar[str] = "outcome.json"
@@ -119,7 +119,7 @@ class Outcome:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What a job without an error gives to whoever waits for it."""
+        """The result of a job that ended without an error: its counts, and whether it was stopped."""
         return {**self.counts, **({"stopped": True} if self.stopped else {})}
 
 
@@ -141,7 +141,10 @@ def _encode(record: RunRecord) -> dict[str, Any]:
 
 
 def _decode(kind: type[R], raw: Mapping[str, Any]) -> R:
-    """:raises msgspec.ValidationError: it is malformed."""
+    """The inverse of :func:`_encode`.
+
+    :raises msgspec.ValidationError: the record is malformed.
+    """
     if kind is Outcome:
         counts = {name: value for name, value in raw.items() if name not in _OWN}
         raw = {**{name: raw[name] for name in _OWN & raw.keys()}, "counts": counts}
@@ -149,9 +152,9 @@ def _decode(kind: type[R], raw: Mapping[str, Any]) -> R:
 
 
 def write(folder: Path, record: RunRecord) -> None:
-    """Leave a record in a run directory: all of it, or nothing.
+    """Write a record into a run directory, completely or not at all.
 
-    :raises OSError: there is no such folder, or no place.
+    :raises OSError: the folder does not exist, or the disk is full.
     """
     temporary = folder / f".{record.FILE}-{os.getpid()}"
     temporary.write_text(json.dumps(_encode(record)))
@@ -159,7 +162,7 @@ def write(folder: Path, record: RunRecord) -> None:
 
 
 def read(folder: Path, kind: type[R]) -> R | None:
-    """A record of a run directory; None if it is not there, or malformed."""
+    """A record of a run directory; None if it does not exist, or is malformed."""
     try:
         return _decode(kind, msgspec.convert(json.loads((folder / kind.FILE).read_text()), dict[str, Any]))
     except (OSError, ValueError, OverflowError):
@@ -167,5 +170,5 @@ def read(folder: Path, kind: type[R]) -> R | None:
 
 
 def present(folder: Path, kind: type[RunRecord]) -> bool:
-    """Whether there is such a record, whatever it says."""
+    """Whether a record exists, even if it is malformed."""
     return (folder / kind.FILE).exists()

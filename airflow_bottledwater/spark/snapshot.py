@@ -1,4 +1,4 @@
-"""The snapshot job: the driver holds the snapshot and decides, each lane is one Spark task."""
+"""The snapshot job: Spark's driver runs the snapshot's driver, and each lane is one Spark task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
-    """In an executor."""
+    """Run a lane, in an executor."""
     from airflow_bottledwater.snapshot import lane
 
     def work() -> dict[str, int]:
@@ -34,9 +34,9 @@ def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
 
 
 def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-    """A Spark job per lane, so that the first lane that fails is known, and ends the others, while they run.
+    """Run each lane as a Spark job of its own, so that the first failure of a lane is noticed at once, and ends the others.
 
-    :raises BottledWaterError: the error of that lane.
+    :raises BottledWaterError: the error of the first lane that failed.
     """
     ended: queue.Queue[dict[str, int] | BaseException] = queue.Queue()
 
@@ -48,7 +48,7 @@ def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> li
             ended.put(error)
 
     for task in tasks:
-        # of no interest any more when the snapshot has ended
+        # daemon threads: they need not be waited for when the snapshot has ended
         threading.Thread(target=one, args=(task,), name=f"lane {task.lane}", daemon=True).start()
     totals = []
     for _ in tasks:
@@ -61,7 +61,7 @@ def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> li
 
 
 def _warm(_: Iterable[int]) -> None:
-    """In an executor's worker, before there is work: imports and compiled code take it a second or two."""
+    """Import modules and load compiled code in an executor's worker before there is work, which takes a second or two."""
     from airflow_bottledwater.publish.warm import warm_up
 
     warm_up()
@@ -79,7 +79,7 @@ def warm_workers(context: SparkContext, count: int) -> None:
 
 
 def import_driver() -> None:
-    """Spark and its workers start while the rest is imported, which takes a second."""
+    """Begin to import the snapshot's driver in a thread, which takes a second, while Spark and its workers start."""
     threading.Thread(
         target=importlib.import_module, args=("airflow_bottledwater.snapshot.driver",), daemon=True
     ).start()

@@ -1,10 +1,10 @@
 """The stream as a PySpark data source, for Structured Streaming's micro-batches.
 
-Where things run: the reader's ``latestOffset`` and ``partitions`` in one process on the driver's host, for the whole
-query: it holds the replication connection and cuts batches. ``read`` in a Python worker: the batch travels in the single
-input partition and is encoded and published there, so that the worker's publisher stays. The sink is ``noop``.
+The reader's ``latestOffset`` and ``partitions`` run in one process on the driver's host for the whole query, which holds the
+replication connection and cuts batches. ``read`` runs in a Python worker: the batch is sent there in the single input partition, and is
+encoded and published by the worker's publisher, which is kept between batches. The sink is ``noop``.
 
-Spark's checkpoint is thrown away: the truth is the state topic.
+Spark's checkpoint is thrown away, since only the state topic counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_bottledwater.errors import BottledWaterError, StaleBatch
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.spark.error_codec import pack
 
-# Spark imports this module in five processes, two of which work: these import the rest when they begin
+# Spark imports this module in five processes, of which only two do work: these import the rest when they begin
 if TYPE_CHECKING:
     from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.publish.batch import Batch
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = "bottledwater"
-#: how long one call waits for a batch to begin; Spark polls without pause
+#: seconds that one call waits for a batch to begin; Spark polls without a pause
 _POLL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the reader and the worker must know of the job.
+    """What the reader and the worker need to know of the job.
 
-    :param pipeline: path of the settings file; secrets are only there.
+    :param pipeline: path of the settings file, which alone contains secrets.
+    :param start: the claimed stream.
+    :param bounded: whether the stream ends once everything is published that was committed at its start.
     """
 
     pipeline: str
@@ -51,19 +53,19 @@ class Assignment:
     bounded: bool
 
     def to_option(self) -> str:
-        """As a data source option, which is a text."""
+        """The assignment as the text of a data source option."""
         return base64.b64encode(pickle.dumps(self)).decode()
 
     @classmethod
     def from_option(cls, text: str) -> Assignment:
-        """The inverse of :meth:`to_option`: Spark gives the option back to us as we gave it."""
+        """The inverse of :meth:`to_option`. The pickled text comes from the job itself: Spark passes the option through unchanged."""
         found = pickle.loads(base64.b64decode(text))
         assert isinstance(found, cls)
         return found
 
 
 class BatchPartition(InputPartition):
-    """The one partition of a micro-batch."""
+    """The single partition of a micro-batch."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -78,11 +80,11 @@ class BottledWaterSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """One row a batch: where the stream is."""
+        """The schema: one row for each batch, with the stream's position."""
         return "position string"
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """The reader, pickled to the driver's source process and to workers."""
+        """The reader, which Spark pickles into its source process and into workers."""
         return Reader(Assignment.from_option(self.options["assignment"]))
 
 
@@ -91,7 +93,7 @@ def _offset(position: Position, statistics: dict[str, int] | None = None) -> dic
 
 
 class Reader(DataSourceStreamReader):
-    """Receives and cuts on the driver's host, publishes in the worker."""
+    """Receives changes and cuts batches in a process on the driver's host, and publishes them in a worker."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -99,13 +101,14 @@ class Reader(DataSourceStreamReader):
         self._batches: dict[Position, Batch] = {}
 
     def initialOffset(self) -> dict[str, Any]:
-        """P."""
+        """P at the start of the job."""
         return _offset(self._assignment.start.position)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Wait a little for a batch. ``start`` is the end of the last completed one: its P is committed in Kafka.
+        """Wait a moment for a batch, and return its end; without one, return ``start``.
 
-        (Spark calls ``commit`` only when the next batch is made, in an idle stream perhaps never.)
+        :param start: the end of the last completed batch. It is committed in Kafka, and so is confirmed to PostgreSQL here: Spark calls
+            ``commit`` only when the next batch is made, which in an idle stream may be never.
         """
         try:
             reached = Position(start["lsn"], start["ordinal"])
@@ -121,13 +124,13 @@ class Reader(DataSourceStreamReader):
             raise pack(error) from error
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The batch that :meth:`latestOffset` found; none for the empty batch that Spark plans first."""
+        """The batch that :meth:`latestOffset` found, as one partition; no partition for the empty batch that Spark plans first."""
         if (start["lsn"], start["ordinal"]) == (end["lsn"], end["ordinal"]):
             return []
         return [BatchPartition(self._batches[Position(end["lsn"], end["ordinal"])])]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        """Encode and publish, in the worker."""
+        """Encode and publish a batch, in the worker; yields the position."""
         assert isinstance(partition, BatchPartition)
         try:
             yield (str(_publish(self._assignment, partition.batch)),)
@@ -138,7 +141,7 @@ class Reader(DataSourceStreamReader):
         """Nothing to do: see :meth:`latestOffset`."""
 
     def stop(self) -> None:
-        """Leave the slot (Spark may end the process without this call; the server notices)."""
+        """Close the replication connection. (Spark may end the process without this call; the server notices that.)"""
         if self._source is not None:
             self._source.close()
 
@@ -162,7 +165,7 @@ def _settings(assignment: Assignment) -> tuple[Pipeline, Backoff]:
     return pipeline, stream_backoff(pipeline)
 
 
-#: this worker's publisher and whose it is; workers are reused between batches
+#: this worker's publisher, and the id of the job that it belongs to; workers are reused between batches
 _publisher: tuple[str, StreamPublisher] | None = None
 
 
@@ -181,6 +184,6 @@ def _publish(assignment: Assignment, batch: Batch) -> Position:
         _publisher[1].close()
         _publisher = None
         if kept and isinstance(error, StaleBatch):
-            # another worker has published since: what this one remembers is old, the state decides
+            # another worker has published since, so this publisher's position is out of date: a new one reads the state
             return _publish(assignment, batch)
         raise

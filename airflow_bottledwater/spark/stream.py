@@ -1,4 +1,4 @@
-"""The stream job: claims the slot and runs one of the engines; here ``micro-batch``: the query, watched by the state."""
+"""The stream job: claims the slot and runs one of the engines. ``micro-batch`` is here: a streaming query, watched by its state."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: a micro-batch's own time: the commit log on a RAM disk through Hadoop's plain local file system (70 → 20 ms), no
-#: adaptive planning, no pause between polls (the source waits instead)
+#: properties that shorten Spark's own time for a micro-batch: the commit log on a RAM disk through Hadoop's plain local file system
+#: (20 ms instead of 70), no adaptive planning, no pause between polls (the source waits instead)
 _TUNING = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -40,17 +40,17 @@ _TUNING = {
     "spark.sql.streaming.numRecentProgressUpdates": "10",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.locality.wait": "0",
-    # a batch's errors are met where it is published; a second attempt would only hide what was wrong, and initialise the id of a
-    # slot that was taken over. A worker that is lost ends the job, which may be submitted again.
+    # errors are handled where a batch is published; a second attempt of a task would only hide what was wrong, and could initialise the
+    # transactional id of a slot that was taken over. A worker that dies ends the job, which may be submitted again.
     "spark.task.maxFailures": "1",
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
 def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
-    """Claim the stream, unless stopped before.
+    """Claim the slot for the stream, see :func:`airflow_bottledwater.stream.start.begin`.
 
-    :raises BottledWaterError: see :func:`airflow_bottledwater.stream.start.begin`.
+    :raises StopRequested: the event was set meanwhile.
     """
     from airflow_bottledwater.postgres.connect import stoppable
     from airflow_bottledwater.stream.start import begin
@@ -60,7 +60,11 @@ def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
 
 
 def run(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
-    """Stream, in an application of its own, until stopped or (bounded) until now; returns position and counters."""
+    """Stream, in a Spark application of its own; returns position and counters.
+
+    :param path: the settings file, for executors.
+    :param bounded: whether to end once everything is published that was committed at the start, instead of running until stopped.
+    """
     name = f"bottledwater stream {pipeline.slot}"
     with ThreadPoolExecutor(1, "claim") as pool:
         claimed = pool.submit(begin, pipeline, stopped)
@@ -70,7 +74,7 @@ def run(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) 
                 from airflow_bottledwater.spark import continuous
 
                 return continuous.stream(context, pipeline, path, start, bounded, stopped)
-        # a fresh checkpoint at every start: the truth is the slot and the state topic
+        # a new checkpoint at every start, since only the slot and the state topic count
         memory = Path("/dev/shm")
         with (
             tempfile.TemporaryDirectory(
@@ -128,14 +132,14 @@ def _stream(
 
 
 def _report(report: StreamReport, found: PipelineState, query: StreamingQuery) -> None:
-    """P is told by the state, and what the reader counts by its offsets."""
+    """Report P and the counters from the state, and the statistics of the reader from its offsets."""
     statistics = _statistics(query)
     skipped_by_table = statistics.pop("skipped_by_table", {})
     report.update(found.position or report.position, {**found.counters, **statistics}, skipped_by_table)
 
 
 def _statistics(query: StreamingQuery) -> dict[str, Any]:
-    """What the reader counts travels in its offsets."""
+    """The reader's statistics, which are sent to the driver in its offsets."""
     progress = query.lastProgress
     if progress is None or not progress.sources:
         return {}

@@ -1,4 +1,4 @@
-"""The spark-submit command of a job, for the command line and for Airflow alike."""
+"""The spark-submit command of a job, for both the command line and Airflow."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pathlib import Path
 
 from airflow_bottledwater.errors import Refused
 
-#: on one machine: no UI port to collide on, no address but loopback, a heap that suits a job whose data is not in the JVM
+#: properties for a job on one machine: no UI whose port could be in use, only the loopback address, and a small heap, since the data
+#: is not in the JVM
 LOCAL_CONF = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    # out of memory the JVM would wait for ever with a position that stands still: it ends, and the job is started again; and
-    # a JVM that no data passes through starts sooner without its best compiler
+    # when it is out of memory, the JVM has to end, so that the job is started again, or it would hang for ever. Without its optimising
+    # compiler it starts sooner, and no data passes through it
     "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.log.level": "ERROR",
 }
 
 
 def job_file(name: str) -> Path:
-    """The entry point of a job: in the wheel beside this module, in a checkout in ``spark_jobs/``.
+    """The path of a job's entry point: in a wheel in the folder ``jobs`` beside this module, in a checkout in ``spark_jobs/``.
 
     :raises Refused: it is in neither.
     """
@@ -36,7 +37,7 @@ def job_file(name: str) -> Path:
 
 
 def arguments(settings: Path | str, *, bounded: bool = False) -> list[str]:
-    """What the job itself is given: never a secret."""
+    """The command-line arguments of the job itself; they contain no secrets."""
     return ["--pipeline", str(settings), *(["--bounded"] if bounded else [])]
 
 
@@ -46,7 +47,7 @@ def is_local(master: str) -> bool:
 
 
 def conf_for(master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Spark's properties, the user's last.
+    """Spark's properties for a job; those of the user override the others.
 
     :raises Refused: see :func:`refuse_speculation`.
     """
@@ -58,9 +59,9 @@ _SPECULATION = "spark.speculation"
 
 
 def refuse_speculation(value: str) -> None:
-    """Two attempts of one task would fence each other.
+    """Check that speculative execution is off: two attempts of one task would fence each other.
 
-    :param value: of spark.speculation; Spark takes ``true`` in any case of letters, and nothing else, for true.
+    :param value: the value of spark.speculation; as in Spark, only ``true`` turns it on, in upper or lower case.
     :raises Refused: speculative execution is on.
     """
     if value.strip().lower() == "true":
@@ -68,9 +69,10 @@ def refuse_speculation(value: str) -> None:
 
 
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
-    """The environment of a client-mode job on this host: this Python for driver and workers, and its scripts first on the path.
+    """The environment of a client-mode job on this host: this Python for driver and workers, with its scripts first on the PATH.
 
-    :param master: only where the executors are on this host, too, the driver needs no address but loopback.
+    :param base: the environment to extend; None for that of this process.
+    :param master: Spark's master; only if it is local, the driver is bound to the loopback address.
     """
     env = dict(base if base is not None else os.environ)
     env.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -90,9 +92,10 @@ def command(
     bounded: bool = False,
     binary: str = "spark-submit",
 ) -> list[str]:
-    """The whole command line in client mode.
+    """The whole command line of a job in client mode.
 
-    :raises Refused: there is no spark-submit.
+    :param name: the job: ``snapshot``, ``stream`` or ``pipeline``.
+    :raises Refused: there is no spark-submit on the PATH, or speculative execution is on.
     """
     found = shutil.which(binary, path=environment()["PATH"])
     if found is None:

@@ -1,7 +1,8 @@
-"""A small supervisor for client mode: a job as a detached family of processes, known by a folder.
+"""A small supervisor for client mode: a job is a detached family of processes, identified by its run directory.
 
-Run as a module, it is the job's parent: it writes who it is, runs spark-submit, keeps the log within bounds, ends everything in
-order on SIGTERM and leaves the exit code. The functions look at such a folder from outside, from any process of the host.
+Run as a module, this is the job's parent process: it records its process id, runs spark-submit, limits the size of the log, ends
+everything in order on SIGTERM, and records the exit code. The functions are for other processes on the host, which start, watch and
+stop a job by its run directory.
 """
 
 from __future__ import annotations
@@ -22,31 +23,32 @@ from airflow_bottledwater.errors import StopRequested
 from airflow_bottledwater.spark import run_directory as records
 from airflow_bottledwater.spark.run_directory import Driver, Exit, Outcome, StopAsked, Supervisor
 
-#: tells the job its folder, in which it leaves its process id and its outcome
+#: the environment variable with the job's run directory, into which it writes its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
 LOG = "job.log"
-#: the log's older part; each has at most so many bytes (and what comes in the second between two looks)
+#: the log's older part; each part has at most so many bytes (and those written in the second between two checks)
 OLD_LOG, LOG_BYTES = "job.log.1", 16 << 20
 #: seconds for the driver to end in order (flush, acknowledge) before everything is killed
 GRACE = 30.0
-#: seconds after which the folder of a job whose processes are gone is of interest to nobody; a week-end is not enough
+#: seconds for which the folder of a job is kept after its processes have ended: more than a weekend
 KEPT = 7 * 86400.0
-#: seconds after which a job that has a folder, but no supervisor yet, gets none any more
+#: seconds after which a job that has a folder, but still no supervisor, is considered dead
 _STARTING = 3600.0
-#: the supervisor's first argument where it ends with the process that started it
+#: the supervisor's first argument if it has to end with the process that started it
 _TIED = "--tied"
 
 
 def start(run_directory: Path, command: Sequence[str], environment: dict[str, str], *, tied: bool = False) -> None:
     """Start a supervised job that outlives the calling process; returns at once.
 
-    :param run_directory: an existing folder of this job alone.
-    :param tied: the job ends (in order) when the calling process does, however that ends, and then takes its folder with it.
+    :param run_directory: an existing folder for this job only.
+    :param command: the spark-submit command.
+    :param tied: whether the job ends (in order) when the calling process ends, for whatever reason; its folder is then removed.
     :raises StopRequested: the job was asked to stop before it started.
     """
     if stop_asked(run_directory):
         raise StopRequested("The job was asked to stop before it started.")
-    # the kernel closes the other end, of which this process alone has a copy, when it ends
+    # only this process has the other end of the pipe, which the kernel closes when the process ends
     parent, _kept = os.pipe() if tied else (subprocess.DEVNULL, None)
     try:
         with (run_directory / LOG).open("ab") as log:
@@ -61,7 +63,7 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
     finally:
         if tied:
             os.close(parent)
-    # here too, and not only there: from now on the job can be found and stopped, however long its start takes
+    # recorded here, and not only by the supervisor itself, so that the job can be found and stopped at once, however long it starts
     _introduce(run_directory, child.pid)
 
 
@@ -70,41 +72,41 @@ def _introduce(run_directory: Path, pid: int) -> None:
 
 
 def running(run_directory: Path) -> bool:
-    """Whether anything of the job lives (on this host): the supervisor, or what it left when it was killed."""
+    """Whether any process of the job still runs on this host: its supervisor, or processes that remained when that was killed."""
     me = records.read(run_directory, Supervisor)
     return me is not None and (_alive(me) or bool(_family(me)))
 
 
 def _alive(me: Supervisor) -> bool:
-    # a supervisor that was gone before it could be looked at has no time of its start
+    # the start time is not known if the supervisor had ended before it could be read
     return me.started is not None and processes.started(me.pid) == me.started
 
 
 def _family(me: Supervisor) -> dict[int, int]:
-    """A supervisor's processes: they share its group, also when it is gone itself."""
+    """The processes of a supervisor; they are found by its process group, even if the supervisor itself has ended."""
     now = processes.started(me.pid)
-    # an id is used again only when its group has ended
+    # a process id is reused only after its process group has ended
     return {} if now is not None and now != me.started else processes.family(me.pid)
 
 
 def stop_asked(run_directory: Path) -> bool:
-    """Whether somebody has asked the job to stop (:func:`stop`)."""
+    """Whether the job was asked to stop (:func:`stop`)."""
     return records.present(run_directory, StopAsked)
 
 
 def outcome(run_directory: Path) -> Outcome | None:
-    """What the job left: counts or its error; None while it runs or if it died without a word."""
+    """The outcome that the job has written: counts or its error; None while it runs, or if it died without writing one."""
     return records.read(run_directory, Outcome)
 
 
 def exit_code(run_directory: Path) -> int | None:
-    """The exit code, once it has ended."""
+    """The exit code of the job; None while it runs, or if its supervisor was killed."""
     found = records.read(run_directory, Exit)
     return None if found is None else found.code
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
-    """The end of the job's log."""
+    """The last lines of the job's log."""
     found = b""
     for name in (LOG, OLD_LOG):
         if len(found) < _TAIL:
@@ -126,9 +128,11 @@ def _end_of(path: Path) -> bytes:
 
 
 def rotate(run_directory: Path, limit: int = LOG_BYTES) -> None:
-    """Move a log that has grown beyond the limit out of the way: by copying, since many processes write to the file itself.
+    """Move the content of a log that has reached the limit into the old part, by copying, since many processes write to the file itself.
 
-    A follower sees that the old part is another file. It is put there last, when the log is short again.
+    The old part is replaced last, when the log is empty again. Readers notice a rotation by the old part's being another file.
+
+    :param limit: bytes.
     """
     path, temporary = run_directory / LOG, run_directory / f".{OLD_LOG}"
     if path.stat().st_size < limit:
@@ -142,9 +146,9 @@ def rotate(run_directory: Path, limit: int = LOG_BYTES) -> None:
 
 
 class LogReader:
-    """Reads a job's log as it grows, over rotations.
+    """Reads a job's log as it grows, across rotations.
 
-    :param past: how many bytes of what is there already; None: all.
+    :param past: how many bytes of the existing log to begin with; None for all of it.
     """
 
     def __init__(self, run_directory: Path, *, past: int | None = None) -> None:
@@ -156,7 +160,7 @@ class LogReader:
                 self._at = max(0, self._path.stat().st_size - past)
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which file the old part is."""
+        """Inode and modification time of the old part, which identify it; None if there is none."""
         try:
             found = self._old_path.stat()
         except OSError:
@@ -164,18 +168,24 @@ class LogReader:
         return found.st_ino, found.st_mtime_ns
 
     def read(self, limit: int) -> list[str]:
-        """The lines that are new, of at most so many bytes; a line that is longer than that comes in pieces."""
+        """The new lines since the last call.
+
+        :param limit: bytes that are read from each part of the log at most; a longer line is returned in pieces.
+        """
         rest: list[str] = []
         if (identity := self._identity()) != self._old:
             before = self._at
             rest = self._lines(self._old_path, limit, last=True)
             if self._at - before == limit:
-                return rest  # there may be more of it
+                return rest  # the old part may have more
             self._old, self._at = identity, 0
         return rest + self._lines(self._path, limit)
 
     def _lines(self, path: Path, limit: int, *, last: bool = False) -> list[str]:
-        """:param last: nothing more comes behind the end."""
+        """The lines of a file from the current position on.
+
+        :param last: whether the file is complete, so that its last line needs no line break.
+        """
         try:
             with path.open("rb") as file:
                 file.seek(self._at)
@@ -188,7 +198,7 @@ class LogReader:
 
 
 def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
-    """Ask the job to end in order, and end it by force after the grace time; False if it still lives."""
+    """Ask the job to end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run."""
     if run_directory.is_dir():
         records.write(run_directory, StopAsked(time.time()))
     me = records.read(run_directory, Supervisor)
@@ -212,23 +222,23 @@ def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
 
 
 def _remove_settings(run_directory: Path) -> None:
-    """The file with the secrets: a job that has ended needs it no more."""
+    """Remove the settings files, which contain secrets: a job that has ended does not need them any more."""
     for secret in run_directory.glob("pipeline-*.json"):
         secret.unlink(missing_ok=True)
 
 
 def sweep(folders: Sequence[Path]) -> None:
-    """Remove what jobs have left that were killed together with whoever would have done it.
+    """Remove the files of jobs that were killed together with the processes that should have removed them.
 
-    Of a job whose processes are gone the settings go at once, and the folder after a week: somebody may still ask for its
-    outcome. Processes of another host cannot be seen; there only a folder in which nothing was written for a week is a dead job's
-    (a job that runs writes its log).
+    If a job's processes have ended, its settings are removed at once, and its folder after a week, since its outcome may still be
+    needed. Processes of another host cannot be seen; a job there is considered dead if nothing was written into its folder for a week
+    (a running job writes its log).
     """
     for folder in folders:
         try:
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
         except OSError:
-            continue  # another one removes it
+            continue  # another process is removing it
         me = records.read(folder, Supervisor)
         quiet = time.time() - newest
         if me is not None and me.host == socket.gethostname():
@@ -267,7 +277,7 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
             looked = time.monotonic()
             _keep(folder)
         if tied and not orphaned and select.select([sys.stdin], [], [], 0)[0]:
-            orphaned = True  # nothing is ever written there: it is the end of who started us
+            orphaned = True  # nothing is ever written to the pipe: it is readable because the process that started this one has ended
             on_term()
         if stopping and not asked:
             # the driver ends the query, confirms the position and exits; the JVM follows it
@@ -288,7 +298,7 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
     try:
         records.write(folder, Exit(code, time.time()))
     except OSError:
-        pass  # the folder is gone, and so is whoever would read it
+        pass  # the folder was removed, so nobody will read the record
     if orphaned or (tied and select.select([sys.stdin], [], [], 0)[0]):
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
@@ -298,7 +308,7 @@ def _keep(folder: Path) -> None:
     try:
         rotate(folder)
     except FileNotFoundError:
-        pass  # somebody has removed the folder
+        pass  # the folder was removed
     except OSError as error:  # a full disk, for example: the job goes on
         print(f"The log cannot be rotated: {error}", file=sys.stderr)
 

@@ -1,1 +1,1 @@
-"""What a pipeline remembers, in Kafka: typed records, who may work on a slot, and what jobs report. Imports no numba."""
+"""What a pipeline remembers, in Kafka: typed records, the claim on a slot, and the status of jobs. Imports no numba."""

@@ -1,7 +1,8 @@
-"""Who may work on a slot. A transactional id fences, it does not elect: the *last* to initialise wins, not the newest job.
+"""Which job may work on a slot. A transactional id fences other producers, but it does not elect a job: the *last* producer to
+initialise wins, not the newest job.
 
-So a job (1) writes its claim, (2) initialises every id that is recorded, (3) reads the state to its end, (4) works; and
-every later initialisation, in a task or after an error, is again followed by that read before its first record.
+So a job (1) writes its claim, (2) initialises every transactional id that is recorded, (3) reads the state to its end, (4) works.
+After every later initialisation, in a task or after an error, the state is read again before the first record is sent.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
-    """Create the shared and the slot's state topic where they are missing.
+    """Create the shared state topic and the slot's, if they are missing.
 
-    :raises StateError: one is missing and may not be created, or is one that forgets.
+    :raises StateError: one is missing and may not be created, or has settings under which records would be lost.
     """
     present = topics.describe([store.CONTROL_TOPIC, topic])
     replication = min(pipeline.replication_factor, topics.brokers())
@@ -50,12 +51,12 @@ def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
 def read_state(
     pipeline: Pipeline, topic: str, admin: Topics | None = None, *, must_exist: bool = False
 ) -> PipelineState:
-    """All records, to the topic's end; an open transaction in it ends with its producer's time-out at the latest.
+    """Read all state records, up to the topic's end. An open transaction in it ends with its producer's time-out at the latest.
 
-    :param admin: the caller's client, where it has one.
-    :param must_exist: the topic was there before; else one that is missing has no records.
-    :raises Outage: they cannot be read, or a transaction stays open.
-    :raises StateError: the topic is gone that was there.
+    :param admin: the caller's admin client, if it has one.
+    :param must_exist: the topic is known to exist; otherwise a missing topic is read as one without records.
+    :raises Outage: the records cannot be read, or a transaction stays open.
+    :raises StateError: a topic that must exist is missing, or a record in it is malformed.
     """
     timeout = pipeline.transaction_timeout + 30
     return PipelineState(store.read_records(pipeline.kafka, topic, timeout=timeout, admin=admin, must_exist=must_exist))
@@ -64,11 +65,11 @@ def read_state(
 def read_behind(
     pipeline: Pipeline, topic: str, backoff: Backoff, release: Callable[[], None], admin: Topics | None = None
 ) -> PipelineState:
-    """The state behind an initialisation, waited for.
+    """Read the state after a producer's initialisation, waiting out outages.
 
-    :param release: ends what an outage has left open for ever.
-    :param admin: the caller's client, where it has one.
-    :raises StateError: the topic is gone.
+    :param release: called after each outage, to end transactions that it may have left open for ever.
+    :param admin: the caller's admin client, if it has one.
+    :raises StateError: the topic is missing, or a record in it is malformed.
     """
     while True:
         try:
@@ -79,7 +80,7 @@ def read_behind(
 
 
 def reached(pipeline: Pipeline, topic: str, job: Job) -> Position | None:
-    """P as the state has it now.
+    """P, read from the state topic now; None if nothing was streamed yet.
 
     :raises TakenOver: another job has claimed the slot.
     """
@@ -89,9 +90,10 @@ def reached(pipeline: Pipeline, topic: str, job: Job) -> Position | None:
 
 
 def check(found: PipelineState, job: Job) -> None:
-    """Whether the job's claim still stands.
+    """Check that the job's claim is still the last one.
 
-    :raises TakenOver: it does not; the message names who has it.
+    :raises TakenOver: another job has claimed the slot; the message names it.
+    :raises StateError: the state has no claim any more.
     """
     claim = found.claim
     if claim is None:
@@ -105,9 +107,10 @@ def _ids(known: Sequence[str], *more: str) -> Ids:
 
 
 class Claim:
-    """A claimed slot: writes records, each group in one transaction.
+    """A claim on a slot, made when this is constructed; through it the job writes state records, each group in one transaction.
 
-    :param kind: what the job does: create, snapshot, stream or drop.
+    :param kind: what the job does: create, snapshot, stream, redrive or drop.
+    :param backoff: waits out outages.
     :raises TakenOver: another job claimed the slot at the same time.
     :raises StateError: the state is another cluster's; nothing was changed.
     """
@@ -129,7 +132,8 @@ class Claim:
         backoff.over()
 
     def _release(self, known: PipelineState) -> None:
-        """For all ids, in all topics: a commit of theirs must not take along what an outage has left open."""
+        """End what an outage has left open under any of the slot's transactional ids, in any of its topics, and initialise them all
+        again: a later commit under such an id must not include it."""
         service = [names.service_topic(kind, self.pipeline.topic_prefix) for kind in ("events", "dead_letters")]
         topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
         for transactional_id in known.ids:
@@ -146,10 +150,10 @@ class Claim:
     def _claim(self, kind: str) -> PipelineState:
         """Write the claim; returns the state before it."""
         while True:
-            # uncommitted: who died with its position written but not committed would hide the ids until its time-out; they
-            # only ever become more, and only what is read behind the initialisations decides
-            # The topic is there, whatever a broker says that has just started: taken for empty, the epoch would begin anew and
-            # the ids be forgotten.
+            # Uncommitted records are read, too: a job that died with an open transaction would hide the ids until its time-out.
+            # This is safe, since ids are only ever added, and what counts is the state read after the initialisations.
+            # The topic must exist, even if a broker that has just started does not know it yet: if it were taken for empty, epochs
+            # would begin at 1 again and the ids would be forgotten.
             before = PipelineState(
                 store.read_records(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
             )
@@ -159,7 +163,7 @@ class Claim:
                 self._send({CLAIM: self.job, IDS: _ids(before.ids, state_writer_id(self.prefix))})
                 return before
             except NewProducerNeeded as error:
-                # fenced by another claim, or an outcome that only the state can tell
+                # fenced by another claim, or the outcome is unknown: the state shows it
                 log.warning("Writing the claim: %s", error)
                 self._producer.open()
                 found = read_state(self.pipeline, self.topic, self._admin, must_exist=True)
@@ -178,7 +182,7 @@ class Claim:
         )
 
     def _initialise(self, ids: Sequence[str]) -> None:
-        """End the open transaction of everybody who used one of these ids, and fence them."""
+        """End the open transactions of all producers that used one of these ids, and fence those producers."""
 
         def one(transactional_id: str) -> None:
             producer = self._make(transactional_id)
@@ -189,24 +193,28 @@ class Claim:
             list(pool.map(one, ids))
 
     def initialise_all(self) -> None:
-        """Once more, when the work is done: nothing that is still under way can become visible after it."""
+        """Initialise all other recorded ids once more, when the work is done, and check the claim: after this, no open transaction
+        of an earlier producer can become visible.
+
+        :raises TakenOver: another job has claimed the slot.
+        """
         self._initialise([i for i in self.state.ids if i != state_writer_id(self.prefix)])
         self.refresh()
 
     def refresh(self) -> PipelineState:
         """Read the state again.
 
-        :raises TakenOver: it is no longer ours.
+        :raises TakenOver: another job has claimed the slot.
         """
         self.state = PipelineState(self._read_on())
         check(self.state, self.job)
         return self.state
 
     def _read_on(self) -> store.RawRecords:
-        """The records up to the topic's present end, with one reader for as long as it works: a driver asks every two seconds."""
+        """The records up to the topic's present end. The reader is kept between calls, since a driver calls this every two seconds."""
         end = self._admin.ends(self.topic, 1)[0]
         if self._reader is not None and end < self._reader.at:
-            # another topic of this name
+            # the topic was deleted and created again: its offsets begin anew
             self._leave()
         if self._reader is None:
             self._reader = store.Reader(self.pipeline.kafka, self.topic)
@@ -227,7 +235,7 @@ class Claim:
             self.write({IDS: _ids(self.state.ids, *missing)})
 
     def write(self, values: Mapping[str, StateRecord | None]) -> None:
-        """Write records in one transaction; repeated until it is known to be there.
+        """Write records in one transaction, and repeat it until it is known to be committed; None writes a tombstone.
 
         :raises TakenOver: another job has claimed the slot.
         """
@@ -251,6 +259,6 @@ class Claim:
         )
 
     def close(self) -> None:
-        """Let go of the producer and the reader; the claim stays."""
+        """Close the producer and the reader; the claim remains in the state."""
         self._producer.close()
         self._leave()

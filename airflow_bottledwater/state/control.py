@@ -1,4 +1,4 @@
-"""Status, heartbeats and requests of a running job, over the shared topic."""
+"""A running job's status, its heartbeats and the requests to it, all in the shared state topic."""
 
 from __future__ import annotations
 
@@ -25,62 +25,68 @@ from airflow_bottledwater.state.control_records import (
 
 log = logging.getLogger(__name__)
 
-#: seconds for which a request to stop that nobody answered holds for the continuation of the job that it names
+#: seconds for which an unanswered request to stop also holds for the job that continues the one that it names
 REQUEST_HOLDS = 600.0
 
 
 def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: float) -> bool:
-    """Whether a job obeys a request that was there before it listened; the rules are :class:`Controller`'s.
+    """Whether a job obeys a request that was written before it listened; for the rules, see :class:`Controller`.
 
-    :param status: the pipeline's last, perhaps an earlier job's.
-    :param epoch: the job's.
+    :param status: the pipeline's last status, perhaps that of an earlier job.
+    :param epoch: the job's epoch.
+    :param now: seconds since 1970.
     """
     if request.epoch == epoch:
         return True
     if request.epoch > epoch or request.at is None or not abs(now - request.at) <= REQUEST_HOLDS:
         return False
-    # a status of an even later job than the one that was asked: that one had its chance to answer
+    # if the status is that of a later job than the one that was asked, that later job had its chance to answer
     return status is not None and status.job.epoch == request.epoch and not status.over
 
 
 class Controller:
     """A thread of the job that writes its heartbeats and reads the requests that are made to it.
 
-    A request to stop names the pipeline and the job that was seen last, by its epoch. It holds for that job, and for the next one if
-    that is its continuation: a stop that is asked for between a job's death and its restart must not be lost, and one that nobody
-    answered must not end what a person starts on purpose later. So a job obeys
+    A request to stop names the pipeline, and by its epoch the job that was seen last. It holds for that job, and for the next one if
+    that continues it: a stop that is requested between a job's death and its restart must not be lost, and an old request that no
+    job answered must not end a job that a person starts on purpose later. So a job obeys
 
-    * every request that is written while it listens, whatever earlier epoch it names;
-    * a request that was there before, and that no job has answered, if it names the job itself; or if it names an earlier one that
-      neither ended in order nor failed for good, and it is at most :data:`REQUEST_HOLDS` seconds old (a job that died or failed of
-      a transient cause is submitted again within that time).
+    * every request that is written while it listens, if it names the job itself or an earlier one;
+    * a request that was written before, and that no job has answered, if it names the job itself; or if it names an earlier one that
+      neither ended in order nor failed for good, and it is at most :data:`REQUEST_HOLDS` seconds old (a job that died, or failed for
+      a transient reason, is submitted again within that time).
 
-    Whatever else it finds is removed, as is what it has answered.
+    Other requests that were written before are removed, and so is a request once it is obeyed.
 
-    :ivar stopped: set when somebody asks the job to stop.
+    :ivar stopped: set when the job is asked to stop.
+    :ivar status: the status that the next heartbeat writes; the job updates it.
     """
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
         self.name = cluster.pipeline(pipeline.slot)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, pipeline.engine)
         self.stopped = threading.Event()
-        #: the request passes on a signal from outside (the number), of which nobody asked the job to stop
+        #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
         self._pipeline, self._job = pipeline, job
         self._ended = threading.Event()
         self._control = store.Control(pipeline.kafka)
         self._topics = Topics(pipeline.kafka)
         self._silent = ""
-        #: whether what was in the topic before was looked at: a second reader finds only what was written meanwhile
+        #: whether the requests from before this job were handled: what a second reader finds was written while the job runs
         self._heard = False
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen and to write."""
+        """Start the thread."""
         self._thread.start()
 
     def finish(self, result: str, error: BaseException | None = None, *, permanent: bool = False) -> None:
-        """Write the last status and end."""
+        """End the thread and write the job's last status; a failure to write it is only logged.
+
+        :param result: the last state, see :class:`StatusRecord`.
+        :param permanent: whether the job failed for good.
+        """
         self.status.state = result
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent
@@ -108,14 +114,14 @@ class Controller:
                     self._write(wait=0)
                 self._silent = ""
             except Exception as error:
-                # whatever it is: a job that says and hears nothing more cannot be watched or stopped
+                # whatever it is, the thread goes on: without it, the job could be neither watched nor stopped
                 self._tell(error)
                 self._ended.wait(1.0)
         if reader is not None:
             reader.close()
 
     def _tell(self, error: Exception) -> None:
-        """Once, until the thread works again."""
+        """Log an error once, until the thread works again."""
         if type(error).__name__ == self._silent:
             return
         self._silent = type(error).__name__
@@ -125,7 +131,7 @@ class Controller:
             log.error("Heartbeats and requests do not work, the job goes on.", exc_info=error)
 
     def _listen(self) -> store.Reader:
-        """A reader at the topic's end; what was there before is heard if it still holds."""
+        """A reader at the topic's end; a request that was written before is obeyed if it still holds, else removed."""
         end = self._topics.ends(store.CONTROL_TOPIC, 1)[0]
         reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
         try:
@@ -147,7 +153,7 @@ class Controller:
 
     def _hear(self, request: StopRequest | None) -> None:
         if request is None or request.epoch > self._job.epoch:
-            return  # none of ours, or to a later job
+            return  # malformed, or made to a later job
         log.info("Asked to stop%s.", " for good" if request.retire else "")
         self.status.retired = request.retire
         self.interrupted = request.interrupted
@@ -164,15 +170,17 @@ def _read(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
 
 
 def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
-    """The last status of a pipeline."""
+    """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
     return decode(StatusRecord, _read(pipeline, name))
 
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
-    """Ask the running job of a slot to stop, or the one that continues it; returns the status that it was addressed by, None if
-    there is none. A job that has ended in order, or for good, is not asked: nothing runs, and nothing is continued.
+    """Ask the running job of a slot, or the one that continues it, to stop. If the last job has ended in order, or has failed for
+    good, no request is written: no job runs, and none continues it.
 
-    :param retire: for good: ``drop_slot(when='retired')`` may then drop the slot.
+    :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
+    :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job is asked.
+    :raises Outage: Kafka does not take the request.
     """
     name = cluster.pipeline(pipeline.slot)
     found = _read(pipeline, name)
@@ -184,7 +192,7 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     if retire and status.ended:
         control = store.Control(pipeline.kafka)
         try:
-            # with the fields of a newer version that wrote it
+            # keep the fields that a newer version may have written
             control.write(status_key(name), {**found, **encode(replace(status, retired=True))})
         finally:
             control.close()
@@ -194,7 +202,7 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
 def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0) -> None:
     """Ask one job to stop, whether or not it has reported yet.
 
-    :param interrupted: the signal from outside that is passed on, of which nobody asked the job to stop.
+    :param interrupted: the number of a signal from outside the pipeline that is passed on; 0 if a stop was requested.
     :raises Outage: Kafka does not take the request.
     """
     _request(pipeline, cluster.pipeline(pipeline.slot), StopRequest(job.epoch, interrupted=interrupted))
@@ -209,7 +217,11 @@ def _request(pipeline: Pipeline, name: str, request: StopRequest) -> None:
 
 
 def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: float) -> StatusRecord | None:
-    """Wait until a job has written its last status; None if it has not in time."""
+    """Wait until a job has written its last status.
+
+    :param timeout: seconds.
+    :returns: the pipeline's last status; it is another job's, or None, if the topic has that instead. Also None after the time-out.
+    """
     name = cluster.pipeline(pipeline.slot)
     end = Topics(pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
     reader = store.Reader(pipeline.kafka, store.CONTROL_TOPIC, committed=False)

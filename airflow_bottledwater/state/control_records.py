@@ -1,4 +1,4 @@
-"""The records of the shared topic, typed: the status of a pipeline's job, a request to it, and who owns a data topic.
+"""The records of the shared state topic, typed: the status of a pipeline's job, a request to it, and the owner of a data topic.
 
 Keys: ``status/<pipeline>``, ``request/<pipeline>`` and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
 is malformed is read as if it were not there. A field that this version does not know is left out; one that is missing has its default.
@@ -29,7 +29,7 @@ def request_key(name: str) -> str:
 
 
 def owners_prefix(topic: str) -> str:
-    """What the keys of all owners of a data topic begin with."""
+    """The prefix of the keys of all owners of a data topic."""
     return f"owner/{topic}/"
 
 
@@ -40,13 +40,13 @@ def owner_key(topic: str, name: str) -> str:
 
 @dataclass(slots=True)
 class StatusRecord:
-    """What a job says of itself; written at every heartbeat.
+    """The status that a job reports of itself, at every heartbeat.
 
-    :param state: starting, snapshot, streaming, waiting, stopped, finished or failed; a state of a newer version is one of a job that
-        runs.
-    :param job: which job says it.
-    :param permanent: it failed for good; otherwise the same job may be submitted again.
-    :param retired: the pipeline was stopped for good, and its slot may be dropped.
+    :param state: starting, snapshot, streaming, waiting, stopped, finished or failed; any other state is one that a newer version
+        writes, and means that the job runs.
+    :param job: the job that reports it.
+    :param permanent: whether it failed for good; otherwise the same job may be submitted again.
+    :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
     :param at: seconds since 1970, by the clock of the job's host.
     """
 
@@ -86,12 +86,12 @@ class StatusRecord:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Asks a pipeline's job to stop; which job obeys is said at :class:`airflow_bottledwater.state.control.Controller`.
+    """A request to a pipeline's job to stop; for which job obeys it, see :class:`airflow_bottledwater.state.control.Controller`.
 
-    :param command: what is asked; one that this version does not know is not obeyed.
-    :param epoch: of the job that is asked.
-    :param retire: for good.
-    :param interrupted: the signal from outside that is passed on, of which nobody asked the job to stop; 0: somebody did.
+    :param command: what is requested; a command that this version does not know is not obeyed.
+    :param epoch: the epoch of the job that is asked.
+    :param retire: whether the pipeline is to stop for good.
+    :param interrupted: the number of a signal from outside the pipeline that the request passes on; 0 if a stop was requested.
     :param at: seconds since 1970; without it, the request holds only for the job that it names.
     """
 
@@ -119,13 +119,13 @@ R = TypeVar("R", bound=ControlRecord)
 
 
 def encode(record: ControlRecord) -> dict[str, Any]:
-    """A record as plain JSON values; what is None is left out."""
+    """A record as plain JSON values; fields that are None are left out."""
     found: dict[str, Any] = msgspec.to_builtins(record)
     return {name: value for name, value in found.items() if value is not None}
 
 
 def decode(kind: type[R], raw: Mapping[str, Any] | None) -> R | None:
-    """The inverse of :func:`encode`; None if there is no record, or it is none of this kind."""
+    """The inverse of :func:`encode`; None if there is no record, or it is not a valid one of this kind."""
     try:
         return None if raw is None else msgspec.convert(raw, kind)
     except (msgspec.ValidationError, OverflowError):

@@ -1,4 +1,4 @@
-"""Whether the publications still send what the pipeline publishes: looked at when a stream starts, and while it runs."""
+"""Whether the publications still send all that the pipeline publishes: checked when a stream starts, and while it runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
-#: seconds between two looks while the stream runs: two short queries
+#: seconds between two checks while the stream runs; each is a few short queries
 _INTERVAL = 10.0
 
 
 def today(connection: Connection, pipeline: Pipeline, known: PipelineState) -> coverage.Coverage:
-    """What publishes the pipeline's tables now."""
+    """How the publications cover the pipeline's tables now."""
     return coverage.read(connection, publication.names(pipeline.publication_name), list(known.tables))
 
 
 def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
-    """Whether changes may be missing from the stream since what publishes the tables was recorded.
+    """Check that no changes can be missing from the stream since the publications' coverage was recorded.
 
-    :raises StateError: they may; it says why, and the way out.
+    :raises StateError: changes may be missing; the message says why, and what can be done.
     """
     recorded = known.coverage
     if recorded is None:
@@ -44,7 +44,8 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
 
 
 def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState) -> list[str]:
-    """Tables and partitions that the settings name and that the pipeline does not have: made since its slot was."""
+    """The names of tables and partitions that the settings include but the pipeline does not follow: they were created after its
+    slot."""
     new = [oid for oid in _wanted(connection, pipeline) if oid not in known.tables]
     return sorted(f"{schema}.{name}" for schema, name in catalog.names(connection, new).values()) if new else []
 
@@ -53,14 +54,16 @@ def _wanted(connection: Connection, pipeline: Pipeline) -> set[int]:
     try:
         return set(catalog.resolve(connection, pipeline.tables, pipeline.schemas))
     except PreflightError:
-        # a pattern that matches nothing any more: preflight says so
+        # a pattern that matches nothing any more: preflight reports it
         return set()
 
 
 class CoverageWatch:
-    """Looks now and then while a stream runs; a thread of its own, for a server that does not answer must not hold up the stream.
+    """Checks the coverage regularly while a stream runs, in a thread of its own: a server that does not answer must not hold up the
+    stream. The thread starts at once.
 
-    :ivar unfollowed: see :func:`unfollowed`; each is also logged, once.
+    :param interval: seconds between two checks.
+    :ivar unfollowed: the last result of :func:`unfollowed`; each name is also logged, once.
     """
 
     def __init__(self, pipeline: Pipeline, known: PipelineState, *, interval: float = _INTERVAL) -> None:
@@ -72,12 +75,15 @@ class CoverageWatch:
         self._thread.start()
 
     def check(self) -> None:
-        """:raises StateError: changes may be missing from the stream."""
+        """Raise what the thread has found.
+
+        :raises StateError: changes may be missing from the stream.
+        """
         if self._found is not None:
             raise self._found
 
     def close(self) -> None:
-        """End the thread; one that waits for a silent server ends by itself."""
+        """Ask the thread to end, without waiting for it: if it waits for a server that does not answer, it ends after that."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -91,7 +97,7 @@ class CoverageWatch:
                 self._found = error
                 return
             except (BottledWaterError, psycopg.Error) as error:
-                # the stream's own connection tells of a server that is away
+                # an outage of the server is reported by the stream's own connection
                 log.debug("The publications could not be looked at: %s", error)
 
     def _log_changes(self, found: list[str]) -> None:

@@ -1,6 +1,7 @@
-"""What a pipeline is: a slot of one database of one cluster; a table by its oid; a topic of one table at a time.
+"""What identifies the objects of a pipeline: a slot belongs to one database of one cluster, a table is known by its oid, and a topic
+belongs to one table at a time.
 
-Names do not identify anything here: a copy of a cluster has the same database and slot names, a renamed table keeps its rows,
+Names identify nothing here: a copy of a cluster has the same database and slot names, a renamed table keeps its rows,
 and a new table may take the name of an old one.
 """
 
@@ -21,9 +22,10 @@ from airflow_bottledwater.state.records import Pin, pins
 
 
 def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
-    """Whether a state topic is of this cluster. Before anything is claimed, stopped or dropped: the topic's name has only
-    database and slot in it, which a copy of the cluster has, too.
+    """Check that a state topic belongs to this cluster, before anything is claimed, stopped or dropped: the topic's name contains only
+    database and slot, which a copy of the cluster has, too.
 
+    :param known: the records of the topic.
     :raises StateError: it is another cluster's; nothing was changed.
     """
     other = known.system_identifier
@@ -39,10 +41,11 @@ def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
 def check_slot(
     found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position, end_of_wal: int
 ) -> None:
-    """Whether the slot is the one that the state describes, at or behind P, and P within the server's WAL.
+    """Check that the slot is the one that the state describes, that it is not ahead of P, and that P is within the server's WAL.
 
+    :param found: the slot as PostgreSQL shows it; None if there is none.
     :param end_of_wal: the server's WAL insert position.
-    :raises SlotError: it is gone, invalidated, of another cluster or database, or was moved forward; or the server was
+    :raises SlotError: the slot is gone, invalidated, of another cluster or database, or was moved forward; or the server was
         set back to a moment before P.
     """
     way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
@@ -77,9 +80,9 @@ def check_slot(
 
 
 def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -> list[str]:
-    """The tables that today have the name of another one whose rows are in the topic.
+    """A message for each table whose topic already holds the rows of another table that had this name before.
 
-    :param tables: those of the pipeline as the catalog has them today.
+    :param tables: the pipeline's tables as they are in the catalog today.
     """
     owners = {pinned.topic: pinned.table for pinned in known.tables.values()}
     problems = []
@@ -98,12 +101,12 @@ def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -
 
 
 def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
-    """Whether a topic is still the one that was pinned: another partition count moves keys, another id is an empty topic.
+    """Check that a topic is still the one that was pinned: another partition count would move keys, and another id means that it was
+    deleted and created anew.
 
-    :param found: as the broker has it; None: it has not.
-    :param pin: None for a topic that is no table's.
-
-    :raises StateError: it is not.
+    :param found: the topic as the broker describes it; None if it does not exist.
+    :param pin: None for a topic that is not a table's; then only its existence is checked.
+    :raises StateError: it is missing or another one, or has settings under which its records would be refused.
     """
     if found is None:
         raise StateError(
@@ -131,7 +134,7 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
 
 
 def check_topics(pipeline: Pipeline, known: PipelineState) -> None:
-    """Whether the topics are still those that were pinned.
+    """Check that the topics are still those that were pinned.
 
     :raises StateError: one is not, see :func:`~airflow_bottledwater.state.identity.check_topic`.
     """

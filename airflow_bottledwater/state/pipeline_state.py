@@ -40,9 +40,9 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class PipelineState:
-    """All state records of a slot at one moment; each is decoded when it is first asked for.
+    """All state records of a slot at one moment; each is decoded when it is first used.
 
-    :param raw: as they are in the topic, by key.
+    :param raw: the records as they are in the topic, by key.
     """
 
     raw: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class PipelineState:
     _by_table: dict[str, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def get(self, key: str, kind: type[R]) -> R | None:
-        """One record.
+        """One record, decoded; None if there is none.
 
         :raises StateError: see :func:`decode`.
         """
@@ -63,7 +63,7 @@ class PipelineState:
         return found
 
     def apply(self, changes: Mapping[str, StateRecord | None]) -> None:
-        """Take over what was written; None removes a record."""
+        """Apply records that were written to the topic; None removes a record."""
         for key, record in changes.items():
             self._by_table.pop(key.partition("/")[0], None)
             self._decoded.pop(key, None)
@@ -87,13 +87,13 @@ class PipelineState:
 
     @property
     def ids(self) -> list[str]:
-        """The transactional ids that were ever used."""
+        """All transactional ids that were ever used for the slot."""
         found = self.get(IDS, Ids)
         return list(found.ids) if found else []
 
     @property
     def intent(self) -> Intent | None:
-        """What was about to be made."""
+        """What a creation was about to make, if one was begun."""
         return self.get(INTENT, Intent)
 
     @property
@@ -103,7 +103,7 @@ class PipelineState:
 
     @property
     def system_identifier(self) -> str:
-        """Of the cluster whose state this is; empty where nothing was made yet."""
+        """The system identifier of the cluster whose state this is; empty if nothing was created yet."""
         found = self.slot or self.intent
         return found.system_identifier if found else ""
 
@@ -114,7 +114,7 @@ class PipelineState:
 
     @property
     def completed(self) -> list[int]:
-        """Tables whose snapshot is complete."""
+        """The oids of the tables whose snapshot is complete."""
         found = self.get(COMPLETE, Complete)
         return list(found.tables) if found else []
 
@@ -130,11 +130,11 @@ class PipelineState:
 
     @property
     def coverage(self) -> Coverage | None:
-        """What published the tables when they were taken in."""
+        """How the publications covered the tables when these were added to the pipeline."""
         return self.get(COVERAGE, Coverage)
 
     def plan(self, oid: int) -> Plan | None:
-        """A table's plan."""
+        """A table's snapshot plan."""
         return self.get(plan_key(oid), Plan)
 
     def done(self, oid: int, chunk: int) -> Progress | None:
@@ -142,12 +142,12 @@ class PipelineState:
         return self.get(progress_key(oid, chunk), Progress)
 
     def sweep(self, oid: int) -> Sweep | None:
-        """The sweep that a table's snapshot asks for."""
+        """The sweep that must follow a table's snapshot, if one must."""
         return self.get(sweep_key(oid), Sweep)
 
     @property
     def progress(self) -> list[Progress]:
-        """Of all ranges that were begun."""
+        """The progress records of all ranges that were begun."""
         found = (self.get(key, Progress) for key in self.raw if key.startswith("progress/"))
         return [each for each in found if each is not None]
 
@@ -163,5 +163,5 @@ class PipelineState:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the stream has published since the slot was made."""
+        """How many records of each kind the stream has published since the slot was created."""
         return {name: getattr(self.reached, name, 0) for name in ("published", "dead_letters", "superseded", "events")}

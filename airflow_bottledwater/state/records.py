@@ -58,10 +58,10 @@ def _key_types(table: Table) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTable:
-    """A table of the pipeline with what must not change by itself.
+    """A table of the pipeline, with the properties of its topic that must not change behind the pipeline's back.
 
-    :param oldest_xid: X0 of the table: taken after the publication had it.
-    :param topic_id: Kafka's id of the topic; another one means that it was made anew.
+    :param oldest_xid: X0 of the table, taken after the table was in the publication.
+    :param topic_id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
     """
 
     table: Table
@@ -73,10 +73,11 @@ class PinnedTable:
     oldest_xid: int
 
     def check_key(self, table: Table, *, written: bool = False) -> None:
-        """Whether the table's keys are still those that are in its topic.
+        """Check that the table's key still means the same as the keys in its topic.
 
-        :param written: the stream has changes that were written under the key of this table.
-        :raises Refused: they are not.
+        :param table: the table as it is now.
+        :param written: whether the stream has changes that were written under this new key, so that undoing it does not help.
+        :raises Refused: the key has other columns, or other types.
         """
         gone = [name for name in table.key if name not in {c.name for c in table.columns}]
         if not gone and table.key == self.table.key and _key_types(table) == _key_types(self.table):
@@ -94,16 +95,16 @@ class PinnedTable:
 
     @property
     def version(self) -> Version:
-        """For batches."""
+        """The relation version of the pinned definition, for batches."""
         return Version(self.table, self.topic, self.key_schema, self.value_schema)
 
 
 class Pin(NamedTuple):
-    """What must not change by itself of a data topic, compared wherever a producer is made.
+    """The properties of a data topic that must not change, compared whenever a producer is made.
 
-    :param id: Kafka's id of the topic; another one means that it was deleted and made anew.
-    :param partitions: another number would send the same key to another partition.
-    :param keyed: whether its records have keys; a compacted topic takes no others.
+    :param id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
+    :param partitions: with another number of partitions, the same key would go to another partition.
+    :param keyed: whether its records have keys; a compacted topic takes only records with keys.
     """
 
     id: str
@@ -112,23 +113,24 @@ class Pin(NamedTuple):
 
 
 def pins(tables: Iterable[PinnedTable]) -> dict[str, Pin]:
-    """The topics of these tables, by name, as they were pinned."""
+    """The pins of these tables' topics, by the topic's name."""
     return {t.topic: Pin(t.topic_id, t.partitions, t.table.keyed) for t in tables}
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The transactional ids that were ever used: whoever claims the slot initialises them all."""
+    """All transactional ids that were ever used: a job that claims the slot initialises them all."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What is about to be made: written before the slot, so that a creation that is killed is taken up again.
+    """What is about to be created: written before the slot is, so that a creation that was killed can be resumed.
 
     :param at: seconds since 1970.
-    :param fingerprint: of the tables before the slot was made (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
+    :param fingerprint: the definitions of the tables before the slot was created
+        (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
     """
 
     slot: str
@@ -140,9 +142,11 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Tables whose snapshot is complete.
+    """The tables whose snapshot is complete.
 
-    :param skipped: it was skipped on purpose.
+    :param tables: their oids.
+    :param skipped: whether the snapshot was skipped on purpose.
+    :param at: seconds since 1970.
     """
 
     tables: tuple[int, ...]
@@ -152,10 +156,11 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """P, and what the stream has published since the slot was made.
+    """P, and how many records of each kind the stream has published since the slot was created.
 
+    :param at: seconds since 1970.
     :param fingerprint: see :attr:`airflow_bottledwater.stream.start.Start.fingerprint`.
-    :param epoch: of the job that wrote it.
+    :param epoch: the epoch of the job that wrote it.
     """
 
     lsn: int
@@ -176,10 +181,11 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one table is read.
+    """How the snapshot reads one table.
 
-    :param definition: of the table when the plan was made (:func:`airflow_bottledwater.postgres.catalog.definition`).
-    :param ranges: [from block, to block, lane].
+    :param filenode: of the table when the plan was made; block numbers only hold for this file.
+    :param definition: the table's definition when the plan was made (:func:`airflow_bottledwater.postgres.catalog.definition`).
+    :param ranges: for each range: first block, the block behind the last one, lane.
     """
 
     filenode: int
@@ -191,8 +197,8 @@ class Plan:
 class Progress:
     """How far a range of a table's snapshot is published.
 
-    :param upto: the block behind the last one.
-    :param checksum: only an earlier version wrote it.
+    :param upto: the block behind the last one that is published.
+    :param checksum: not used; an earlier version wrote it.
     """
 
     rows: int
@@ -218,7 +224,7 @@ StateRecord = (
     Job | Ids | Intent | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep
 )
 
-#: by the first part of the key; behind it the table's oid, and of progress the range's number
+#: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
 _KINDS: dict[str, type[StateRecord]] = {
     CLAIM: Job,
     IDS: Ids,
@@ -238,7 +244,7 @@ R = TypeVar("R")
 
 
 def encode(record: StateRecord) -> dict[str, Any]:
-    """A record as plain JSON values; what is None is left out."""
+    """A record as plain JSON values; fields that are None are left out."""
     if isinstance(record, Boundary | Coverage):
         return record.to_json()
     found: dict[str, Any] = msgspec.to_builtins(record)
@@ -248,7 +254,7 @@ def encode(record: StateRecord) -> dict[str, Any]:
 def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
     """The inverse of :func:`encode`.
 
-    :raises StateError: this version does not know such a record, or it is malformed.
+    :raises StateError: the record is malformed, or of a kind or with a field that this version does not know.
     """
     kind = _KINDS.get(key.partition("/")[0])
     if kind is None or (unknown := raw.keys() - {field.name for field in fields(kind)}):
@@ -269,20 +275,20 @@ def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
 
 
 def id_prefix(cluster: Cluster, slot: str) -> str:
-    """What every transactional id of a slot begins with: an id belongs to the work, never to a worker."""
+    """The prefix of every transactional id of a slot. An id names the work (a lane, the stream), never the process that does it."""
     return f"bottledwater-{cluster.system_identifier}-{cluster.database}-{slot}"
 
 
 def state_writer_id(prefix: str) -> str:
-    """Of whoever drives a job and writes state records."""
+    """The transactional id of the producer with which a job's driver writes state records."""
     return f"{prefix}-facts"
 
 
 def stream_id(prefix: str) -> str:
-    """Of the stream's publisher."""
+    """The transactional id of the stream's publisher."""
     return f"{prefix}-stream"
 
 
 def lane_id(prefix: str, lane: int) -> str:
-    """Of a snapshot lane's publisher."""
+    """The transactional id of a snapshot lane's publisher."""
     return f"{prefix}-lane-{lane}"

@@ -1,4 +1,4 @@
-"""What is known of a pipeline, for people and programs."""
+"""A report of a pipeline's slot, job and progress, for people and programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_bottledwater.state.records import PinnedTable
 
 
 def snapshot_is_complete(pipeline: Pipeline) -> bool:
-    """Whether nothing is left for a snapshot: of every table that the slot's records name.
+    """Whether the snapshot of every table in the slot's state is complete; False if there is no slot in the state.
 
     :raises StateError: the state is another cluster's.
     """
@@ -41,13 +41,13 @@ def _known(pipeline: Pipeline, cluster: Cluster) -> PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """How far the snapshot of a table is.
+    """The progress of one table's snapshot.
 
-    :param boundary: the snapshot that its rows were read under, as PostgreSQL writes it; empty before it is known.
-    :param insert_lsn: end of the server's WAL at that moment.
-    :param filtered: whether changes are still compared with the boundary.
-    :param ranges: ranges of blocks that are published, and all of them: ``3/8``.
-    :param complete: nothing is left to do for it.
+    :param boundary: the PostgreSQL snapshot that its rows were read under, as text; empty before it is known.
+    :param insert_lsn: the end of the server's WAL at that moment; empty before it is known.
+    :param filtered: whether the stream compares the table's changes with the boundary.
+    :param ranges: how many ranges of blocks are published, and how many there are: ``3/8``.
+    :param complete: whether the table's snapshot is complete.
     """
 
     table: str
@@ -62,15 +62,15 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """Slot, job and position of a pipeline, and how far each table is; no secret.
+    """Slot, job and position of a pipeline, and the progress of each table. It contains no secrets.
 
-    :param name: of the slot.
-    :param slot: as PostgreSQL shows it; None if there is none.
-    :param consistent_point: LSN of the slot's start; empty before it is created.
-    :param position: up to where the stream is published; empty before anything is.
-    :param counters: what the stream has published, since the slot was created.
-    :param complete: whether the snapshot of all tables is.
-    :param job: the last status of the pipeline's job.
+    :param name: the slot's name.
+    :param slot: the slot as PostgreSQL shows it; None if there is none.
+    :param consistent_point: the LSN at which the slot starts; empty before it is created.
+    :param position: the position up to which the stream is published; empty before anything is.
+    :param counters: how many records of each kind the stream has published since the slot was created.
+    :param complete: whether the snapshot of all tables is complete.
+    :param job: the last status of the pipeline's job; None if there is none.
     """
 
     name: str
@@ -84,7 +84,7 @@ class PipelineReport:
     job: StatusRecord | None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, for programs."""
+        """The report as plain JSON values, for programs."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         if self.slot is not None:
             found["slot"]["confirmed"] = format_lsn(self.slot.confirmed)
@@ -92,7 +92,7 @@ class PipelineReport:
 
 
 def report(pipeline: Pipeline) -> PipelineReport:
-    """Read it from PostgreSQL and Kafka.
+    """Read the report from PostgreSQL and Kafka.
 
     :raises StateError: the state is another cluster's.
     """

@@ -1,7 +1,8 @@
-"""The two state topics, which hold all that a pipeline remembers: a slot's records, written in transactions, and status and requests, which are not.
+"""The two state topics, which hold all that a pipeline remembers: a slot's records, which are written in transactions, and status and
+requests, which are not.
 
-``_bottledwater.<database>.<slot>`` belongs to one slot, so that no other pipeline's open transaction hides our position.
-``_bottledwater`` is shared and never transactional: a job that waits in a commit still sees ``stop``.
+``_bottledwater.<database>.<slot>`` belongs to one slot, so that no other pipeline's open transaction hides its position.
+``_bottledwater`` is shared by all pipelines and never written in transactions: a job that waits in a commit still sees a request to stop.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ CONTROL_TOPIC = "_bottledwater"
 
 
 def new_topic(name: str, replication: int) -> NewTopic:
-    """A state topic to create: compacted, with small segments, so that compaction follows soon and reading it stays quick.
+    """A state topic to create: compacted, with small segments, so that it is compacted soon and stays quick to read.
 
-    Managed Kafkas allow segments of 50 MiB and more (Confluent Cloud: segment.bytes is at least 52428800,
-    https://docs.confluent.io/cloud/current/topics/manage.html), or leave neither to us.
+    The configurations are tried in order, since some managed Kafkas allow only segments of 50 MiB and more (Confluent Cloud:
+    segment.bytes is at least 52428800, https://docs.confluent.io/cloud/current/topics/manage.html), or allow neither setting.
     """
     compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
     quick = {**compact, "min.cleanable.dirty.ratio": "0.1"}
@@ -44,10 +45,10 @@ def new_topic(name: str, replication: int) -> NewTopic:
 
 
 def unfit(topic: Topic) -> str:
-    """Why an existing topic cannot hold our state; empty where it can (or its settings may not be read).
+    """Why an existing topic cannot hold state records; empty if it can, or if its settings may not be read.
 
-    With ``delete``, be it beside ``compact``, the oldest records go after the retention: the claim, the slot and the plan, which
-    are written once.
+    With the clean-up policy ``delete``, even together with ``compact``, the oldest records expire after the retention time: the
+    claim, the slot and the plans, which are written only once.
     """
     if not topic.cleanup or topic.cleanup.replace(" ", "") == "compact":
         return (
@@ -70,12 +71,15 @@ def state_topic_name(database: str, slot: str) -> str:
 
 
 def encode(value: dict[str, Any] | None) -> bytes | None:
-    """A fact's bytes; None is a tombstone."""
+    """The bytes of a record's value; None is a tombstone."""
     return None if value is None else json.dumps(value, separators=(",", ":")).encode()
 
 
 def _decode(key: bytes | None, value: bytes | None) -> tuple[str, dict[str, Any] | None]:
-    """:raises ValueError: it is no record of ours."""
+    """Key and value of a record.
+
+    :raises ValueError: it is not a record of this package.
+    """
     name = key.decode() if key else ""
     found = json.loads(value) if value is not None else None
     if found is not None and not isinstance(found, dict):
@@ -87,7 +91,7 @@ def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
     return Consumer(
         {
             **client_config(config),
-            # assigned by hand: no group is joined and nothing committed
+            # partitions are assigned by hand: no group is joined, and no offsets are committed
             "group.id": f"bottledwater-{uuid.uuid4()}",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -99,9 +103,12 @@ def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
 
 
 class Reader:
-    """Folds a one-partition compacted topic into a dictionary, to its end and then on.
+    """Reads a compacted topic of one partition into a dictionary, up to its end and beyond as records arrive.
 
-    Others write to the shared topic, too: what is malformed there is left out, with one warning. A slot's records are our own.
+    Other programs may write to the shared topic: malformed records there are skipped, with one warning. In a slot's own topic they
+    are an error.
+
+    :param committed: whether only committed records are read.
     """
 
     def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True) -> None:
@@ -113,13 +120,14 @@ class Reader:
         self.values: RawRecords = {}
 
     def poll(self, timeout: float) -> list[tuple[str, dict[str, Any] | None]]:
-        """What is new; waits at most ``timeout`` seconds for it.
+        """The records that have arrived since the last call, as key and value (None for a tombstone); waits at most ``timeout``
+        seconds for the first.
 
-        :raises StateError: a record of a slot's records is malformed.
+        :raises StateError: a record in a slot's own topic is malformed.
         """
         changes = []
         with errors(self._config):
-            # consume() would wait for all 1000 until its time is over
+            # consume() alone would wait for 1000 records or its time-out
             first = self._consumer.poll(timeout)
             for message in [first, *self._consumer.consume(1000, 0)] if first is not None else []:
                 error = message.error()
@@ -162,9 +170,10 @@ class Reader:
     def read_to(self, end: int, *, timeout: float) -> RawRecords:
         """Read until the offset ``end`` is passed.
 
-        The end is a high watermark, not the last stable offset: what lies behind a foreign open transaction would be missed.
+        The end should be the high watermark, not the last stable offset, or records after another producer's open transaction would
+        be missed.
 
-        :raises Outage: not within ``timeout`` seconds: a producer holds an open transaction in the topic.
+        :raises Outage: it is not passed within ``timeout`` seconds: a producer holds an open transaction in the topic.
         """
         deadline = time.monotonic() + timeout
         while self._at < end:
@@ -178,7 +187,7 @@ class Reader:
         return self.values
 
     def close(self) -> None:
-        """Leave the topic."""
+        """Close the consumer."""
         self._consumer.close()
 
 
@@ -191,11 +200,14 @@ def read_records(
     admin: Topics | None = None,
     must_exist: bool = False,
 ) -> RawRecords:
-    """All records of the topic up to its present end; nothing if there is no such topic.
+    """All records of the topic up to its present end; none if there is no such topic.
 
-    :param admin: the caller's client, where it has one.
-    :param must_exist: the topic was there before.
-    :raises StateError: it is gone that was there.
+    :param timeout: seconds for reading to the end.
+    :param committed: whether only committed records are read.
+    :param admin: the caller's admin client, if it has one.
+    :param must_exist: whether a missing topic is an error.
+    :raises StateError: the topic must exist and does not, or a record in it is malformed.
+    :raises Outage: the end is not reached in time.
     """
     topics = admin or Topics(config)
     if topic not in topics.describe([topic], confirm=True):
@@ -211,7 +223,7 @@ def read_records(
 
 
 class Control:
-    """The shared topic: heartbeats, owners of topics, requests. Written by an ordinary producer."""
+    """Writes to the shared state topic (heartbeats, owners of topics, requests), with a producer that is not transactional."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = config
@@ -227,9 +239,10 @@ class Control:
         )
 
     def write(self, key: str, value: dict[str, Any] | None, *, wait: float = 10.0) -> None:
-        """Write one record; with ``wait`` until the broker has it.
+        """Write one record, or a tombstone.
 
-        :raises Outage: it has not, in time.
+        :param wait: seconds to wait until the broker has acknowledged it; 0 does not wait, and ignores failures.
+        :raises Outage: the broker has not acknowledged it in time.
         """
         failed: list[KafkaError] = []
         try:
@@ -249,5 +262,5 @@ class Control:
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send records that are still queued, for at most 2 seconds."""
         self._producer.flush(2)

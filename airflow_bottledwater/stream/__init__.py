@@ -1,1 +1,1 @@
-"""The stream: receives changes, assembles transactions, and publishes them in batches that carry the position."""
+"""The stream: receives changes, assembles transactions, and publishes them in batches, each together with the position."""

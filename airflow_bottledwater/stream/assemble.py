@@ -1,7 +1,7 @@
-"""The compiled loop over messages: finds transactions, leaves out what the boundary holds, and copies the rest.
+"""The compiled loop over messages: finds transactions, leaves out changes that the snapshot contains, and copies the rest.
 
-Its rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and :class:`~airflow_bottledwater.model.boundary.Boundary`,
-which tests hold it against.
+Its rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and :class:`~airflow_bottledwater.model.boundary.Boundary`;
+tests compare it with them.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from airflow_bottledwater.encoding.wire import (
 )
 from airflow_bottledwater.postgres.replication import XLOG_HEADER
 
-#: what the assembler knows between two calls
+#: the assembler's state between two calls
 STATE = int64s(
-    "next",  # the block's next message
+    "next",  # number of the block's next message
     "in_transaction",
     "final_lsn",  # of the transaction that is being received
     "xid",
     "time",
     "ordinal",
-    "from_lsn",  # P at the start of the session: what is skipped
+    "from_lsn",  # P at the start of the session: what is at or before it is skipped
     "from_ordinal",
-    "count",  # changes taken, and their bytes
+    "count",  # changes copied, and their bytes
     "bytes",
     "whole_count",  # the same at the end of the last whole transaction
     "whole_bytes",
-    "whole_lsn",  # its end LSN, or a later keepalive's
-    "transactions",  # seen
-    "skipped_changes",  # left out at the boundary, and the transactions of which some were
+    "whole_lsn",  # its end LSN, or that of a later keepalive
+    "transactions",  # transactions received
+    "skipped_changes",  # changes left out at the boundary, and the transactions that contained some
     "skipped_transactions",
     "skipped_here",
-    "batch_bytes",  # at which a batch ends, at the next commit
-    "largest_transaction",  # bytes at which one is cut
+    "batch_bytes",  # bytes at which a batch ends, at the next commit
+    "largest_transaction",  # bytes at which a transaction is cut
 )
 
-#: a table of which changes can come, in the order of oids
+#: a table that a Relation message has announced; rows are in the order of oids
 TABLE = int64s(
     "oid",
     "version",
-    "boundary",  # its number; -1: none
+    "boundary",  # its boundary's number; -1: none
     "skipped_transactions",
-    "last_skipped",  # the final LSN of the last one
+    "last_skipped",  # the final LSN of the last skipped transaction
 )
 
-#: a boundary (Boundary, in numbers), and whether it holds the transaction that is being received
+#: the numbers of a Boundary, and whether it contains the transaction that is being received
 BOUNDARY = int64s("insert_lsn", "xmin", "xmax", "first_running", "end_running", "holds")
 
 #: why the loop stopped
@@ -65,14 +65,14 @@ DONE, RELATION, TRUNCATE, FULL, CUT, ROOM, UNKNOWN, MALFORMED, UNEXPECTED = rang
 #: (https://www.postgresql.org/docs/current/protocol-replication.html)
 _XLOG_DATA = ord("w")
 _KEEPALIVE, _KEEPALIVE_LENGTH = ord("k"), 18
-#: bytes of a Begin and of a Commit message, and the least of one with rows
+#: bytes of a Begin and of a Commit message, and of the smallest message with rows
 #: (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html)
 _BEGIN_LENGTH, _COMMIT_LENGTH, _ROW_LENGTH = 21, 26, 6
 
 
 @compiled
 def _sees(xid, boundary, running):
-    """Snapshot.sees, on arrays."""
+    """:meth:`Snapshot.sees`, on arrays."""
     xmax = boundary.xmax
     difference = (xid - xmax) & 0xFFFFFFFF
     wide = xmax + difference - 0x100000000 if difference >= 0x80000000 else xmax + difference
@@ -88,7 +88,7 @@ def _sees(xid, boundary, running):
 
 @compiled
 def _begin(b, p, state, boundaries, running):
-    """Begin: int64 final LSN, int64 microseconds of the commit, int32 xid."""
+    """Take a Begin message: int64 final LSN, int64 microseconds of the commit, int32 xid."""
     state.in_transaction = 1
     state.final_lsn = i64(b, p + 1)
     state.time = (i64(b, p + 9) + EPOCH_MICROS) // 1000
@@ -103,7 +103,7 @@ def _begin(b, p, state, boundaries, running):
 
 @compiled
 def _commit(b, p, state):
-    """Commit: int8 flags, int64 LSN of the commit, int64 end LSN, int64 time."""
+    """Take a Commit message: int8 flags, int64 LSN of the commit, int64 end LSN, int64 time."""
     state.in_transaction = 0
     state.whole_count = state.count
     state.whole_bytes = state.bytes
@@ -113,7 +113,7 @@ def _commit(b, p, state):
 
 @compiled
 def _find(tables, oid):
-    """The number of a table; -1: no Relation message has named it."""
+    """The number of a table; -1 if no Relation message has announced it."""
     low = 0
     high = tables.size
     while low < high:
@@ -127,7 +127,7 @@ def _find(tables, oid):
 
 @compiled
 def _take_row(b, p, n, state, tables, boundaries, changes, out):
-    """Copy a message with rows, unless it is behind us already or its table's boundary holds it; returns DONE, or why not."""
+    """Copy a message with rows, unless it is at or before P or its table's boundary contains it; returns DONE, or why it stopped."""
     final = state.final_lsn
     ordinal = state.ordinal + 1
     if final < state.from_lsn or (final == state.from_lsn and ordinal <= state.from_ordinal):
@@ -169,17 +169,19 @@ def _take_row(b, p, n, state, tables, boundaries, changes, out):
 
 @compiled
 def assemble(b, offsets, state, tables, boundaries, running, changes, out):
-    """Take messages from ``state.next`` on, as far as it goes; returns why it stopped there.
+    """Process the messages of a block, from ``state.next`` on, as far as possible; returns why it stopped.
 
-    :param tables: :data:`TABLE`, by oid.
-    :param running: the transactions in progress of all boundaries' snapshots.
+    :param b: the block's bytes; ``offsets`` says where each message begins.
+    :param tables: rows of :data:`TABLE`, sorted by oid.
+    :param running: the transactions in progress of all boundaries' snapshots, one after the other.
+    :param changes: receives the changes, and ``out`` their messages.
     """
     for i in range(state.next, offsets.size - 1):
         state.next = i
         p = offsets[i]
         end = offsets[i + 1]
         if end - p >= _KEEPALIVE_LENGTH and b[p] == _KEEPALIVE:
-            # inside a transaction it says nothing about what is complete
+            # inside a transaction, its LSN does not mean that everything before it is complete
             if state.in_transaction == 0:
                 state.whole_lsn = max(state.whole_lsn, i64(b, p + 1))
             continue
@@ -209,7 +211,7 @@ def assemble(b, offsets, state, tables, boundaries, running, changes, out):
         elif kind == MESSAGE_TRUNCATE:
             return TRUNCATE
         elif kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN and kind != MESSAGE_LOGICAL:
-            # those say nothing of rows; any other kind may
+            # these kinds contain no rows; any other kind may
             return UNEXPECTED
     state.next = offsets.size - 1
     return DONE

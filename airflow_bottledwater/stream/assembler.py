@@ -1,8 +1,8 @@
-"""Transactions put together from the stream, filtered at the boundary, and cut into batches.
+"""Assembles transactions from the stream's messages, filters them at the boundary, and cuts them into batches.
 
-The loop over messages is compiled; Python sees a transaction only where something rare is in it (a Relation message, a
-TRUNCATE). The rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
-:class:`~airflow_bottledwater.model.boundary.Boundary`, which tests hold the kernel against.
+The loop over messages is compiled; Python only handles what is rare in a transaction (a Relation message, a TRUNCATE). The rules are
+those of :class:`~airflow_bottledwater.model.lsn.Position` and :class:`~airflow_bottledwater.model.boundary.Boundary`; tests compare the
+kernel with them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from airflow_bottledwater.stream.assemble import (
 
 
 class TransactionAssembler:
-    """Blocks in, batches out.
+    """Takes blocks of messages, and returns batches of changes.
 
-    :param start: P; what lies before is left out.
-    :param boundaries: per table oid what its snapshot already holds.
-    :param resolve: makes a :class:`Version` of a Relation message (asks the catalog and the registry).
+    :param start: P; changes at or before it are left out.
+    :param boundaries: by table oid, the boundary of its snapshot, which contains some of the changes already.
+    :param resolve: makes a :class:`Version` from a Relation message and the table's version before it (it asks the catalog and the
+        registry).
     :param batch_bytes: bytes at which a batch ends, at the next commit.
     :param largest_transaction: bytes at which a single transaction is cut.
+    :ivar position: the end of the last batch, P at first.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class TransactionAssembler:
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
-        # a record: its fields are attributes here as in compiled code
+        # a record array's row: its fields are attributes, as they are in compiled code
         self._state = np.zeros(1, dtype=STATE).view(np.recarray)[0]
         self._state.batch_bytes, self._state.largest_transaction = batch_bytes, largest_transaction
         self._out: npt.NDArray[np.uint8] = np.empty(1 << 20, dtype=np.uint8)
@@ -76,7 +78,7 @@ class TransactionAssembler:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what is half received: a new session sends from the position on."""
+        """Forget what is only partly received: a new session sends everything after the position again."""
         state = self._state
         state.in_transaction = state.count = state.bytes = state.whole_count = state.whole_bytes = 0
         state.from_lsn, state.from_ordinal = self.position
@@ -85,12 +87,12 @@ class TransactionAssembler:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """Transactions seen, changes and transactions that the boundary left out."""
+        """How many transactions were received, and how many changes and transactions were left out at the boundary."""
         return {name: int(self._state[name]) for name in ("transactions", "skipped_changes", "skipped_transactions")}
 
     @property
     def skipped_by_table(self) -> dict[str, int]:
-        """Per table, how many transactions the boundary left out."""
+        """For each table, how many transactions had changes that were left out at the boundary."""
         return {
             self._versions[row["version"]].table.qualified: int(row["skipped_transactions"])
             for row in self._tables
@@ -98,7 +100,7 @@ class TransactionAssembler:
         }
 
     def _index(self, oid: int) -> None:
-        """Tell the kernel of a table's new version."""
+        """Enter a table's new version into the kernel's table."""
         at = int(np.searchsorted(self._tables["oid"], oid))
         if at == len(self._tables) or self._tables[at]["oid"] != oid:
             boundary = self._boundaries.get(oid)
@@ -107,12 +109,15 @@ class TransactionAssembler:
         self._tables[at]["version"] = self._current[oid]
 
     def add(self, block: Block) -> None:
-        """Give it the next block; call :meth:`cut` until it returns None before the next."""
+        """Add the next block; before another one, call :meth:`cut` until it returns None."""
         assert self._block is None
         self._block, self._state.next = block, 0
 
     def cut(self) -> Batch | None:
-        """The next full batch, or None when the block is used up (see :meth:`flush`)."""
+        """The next full batch, or None when the block is used up; what is left of it waits for the next block or :meth:`flush`.
+
+        :raises ProtocolError: PostgreSQL sent something that is not expected.
+        """
         while self._block is not None:
             block = self._block
             why = assemble(
@@ -123,7 +128,7 @@ class TransactionAssembler:
             elif why == FULL:
                 return self._emit()
             elif why == CUT:
-                # first what is whole; then, if the transaction alone is too large, a part of it
+                # first the whole transactions before it; then, if the transaction alone is too large, a part of it
                 return self._emit() if self._state.whole_count else self._emit_part()
             elif why == ROOM:
                 self._grow()
@@ -146,9 +151,9 @@ class TransactionAssembler:
         return None
 
     def flush(self, *, empty: bool) -> Batch | None:
-        """The whole transactions that are there.
+        """A batch of the whole transactions that were received so far; None if there are none.
 
-        :param empty: also a batch without changes, that only moves the position.
+        :param empty: whether to return a batch without changes that only moves the position, if it can be moved.
         """
         moved = self._state.whole_lsn > self.position.lsn
         if self._state.whole_count or (empty and moved):
@@ -170,11 +175,11 @@ class TransactionAssembler:
         message = pgoutput.relation(data)
         known = self._messages.get(message.oid)
         if known == message and message.identity != "f":
-            return  # every session repeats them, ANALYZE too
+            return  # it is repeated in every session, and after ANALYZE
         current = self._current.get(message.oid)
         version = self._resolve(message, None if current is None else self._versions[current])
         if known == message and current is not None and version is self._versions[current]:
-            return  # with the full old row as identity, the message does not tell a change of the primary key
+            return  # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
         self._messages[message.oid] = message
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
@@ -221,7 +226,7 @@ class TransactionAssembler:
         changes = self._changes[:count].copy()
         used = set(changes["relation"].tolist())
         for row in changes[changes["kind"] == pgoutput.TRUNCATE]:
-            # it names more tables than the one that its row can refer to
+            # a TRUNCATE can name several tables, but its change refers only to the first
             message = pgoutput.truncate(bytes(self._out[row["offset"] : row["offset"] + row["length"]]))
             named = {self._versions[index].table.oid for index in used}
             used |= {self._current[oid] for oid in message.oids if oid not in named}
@@ -247,7 +252,7 @@ class TransactionAssembler:
 
 
 def _boundary_table(boundaries: list[Boundary]) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
-    """Boundaries for the kernel, and the transactions in progress of all of them."""
+    """The boundaries as rows for the kernel, and the transactions in progress of all their snapshots."""
     running = [xid for boundary in boundaries for xid in boundary.snapshot.running]
     table = np.zeros(len(boundaries), dtype=BOUNDARY)
     first = 0

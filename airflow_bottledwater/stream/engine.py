@@ -1,4 +1,4 @@
-"""The stream's whole path in one process, without a JVM; the jobs of both engines are shells around what is here."""
+"""The stream's whole path in one process, without a JVM; the jobs of both engines are thin wrappers around it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from airflow_bottledwater.stream.start import Start, begin
 
 log = logging.getLogger(__name__)
 
-#: seconds between two lines of the log that say where the stream is
+#: seconds between two log lines with the stream's position
 _LOG_INTERVAL = 10.0
 
 
 @contextmanager
 def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None = None) -> Iterator[Controller]:
-    """A controller around a stream's work: heartbeats while it runs, its end as the last status.
+    """Run a stream's work with a controller: it writes heartbeats while the work runs, and its outcome as the last status.
 
-    :param stopped: also set when the controller is asked to stop.
-    :raises Outage: instead of refused credentials: the claim was made with the same, so they were changed since; submitted
-        again, the job has those of today.
+    :param stopped: also set when the job is asked to stop.
+    :raises Outage: instead of :class:`CredentialsRefused`: the claim was made with the same credentials, so they were changed since;
+        when the job is submitted again, it gets the new ones.
     """
     controller = Controller(pipeline, start.cluster, start.job)
     if stopped is not None:
@@ -74,7 +74,7 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
 
 
 def _finish_stopped(controller: Controller) -> None:
-    """A stop that was asked for is an outcome of its own; a signal from outside is a failure that passes."""
+    """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a transient failure."""
     error = Interrupted(controller.interrupted) if controller.interrupted else interruption(controller.stopped)
     if error is None:
         controller.finish("stopped")
@@ -83,8 +83,9 @@ def _finish_stopped(controller: Controller) -> None:
 
 
 class StreamReport:
-    """Keeps a stream's status true while it runs, and says in the log now and then where it is.
+    """Updates a stream's status while it runs, and logs its position regularly.
 
+    :param watch: watches the publications; its findings are part of the status.
     :ivar position: P as it was last reported.
     """
 
@@ -94,7 +95,11 @@ class StreamReport:
         self._last_logged, self._published_then = -math.inf, 0
 
     def update(self, position: Position, counters: Mapping[str, int], skipped_by_table: Mapping[str, int]) -> None:
-        """The stream is at ``position``."""
+        """Report that the stream is at ``position``.
+
+        :param counters: how many records of each kind are published since the slot was created.
+        :param skipped_by_table: how many transactions had changes of a table that were left out at the boundary.
+        """
         self.position = position
         status = self._controller.status
         status.position, status.counters = str(position), dict(counters)
@@ -110,9 +115,10 @@ class StreamReport:
 
 
 def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
-    """Stream until stopped, or until now; returns the counters.
+    """Claim the slot and stream; returns the counters.
 
-    :param bounded: end when everything is published that the server had flushed at the start.
+    :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead of running
+        until stopped.
     """
     with stoppable(stopped):
         start = begin(pipeline)
@@ -122,8 +128,8 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
 def follow(
     pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
 ) -> dict[str, int]:
-    """The same with a claimed stream: from where the state says that it is, which may be further than at the claim (an
-    attempt before this one)."""
+    """Stream with a slot that is claimed already, like :func:`run`. It begins at P as the state has it now, which may be further than
+    at the claim, if an earlier attempt has published since."""
     stopped = stopped or threading.Event()
     with (
         reported(pipeline, start, stopped) as controller,
@@ -148,12 +154,12 @@ def follow(
 
 
 def stream_backoff(pipeline: Pipeline, stopped: threading.Event | None = None) -> Backoff:
-    """How long a stream waits for servers: for ever where errors are logged and passed over."""
+    """The backoff of a stream, up to ``outage_timeout``; without a limit if ``on_error`` is not exit."""
     return Backoff(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
 
 
 def flush_target(pipeline: Pipeline) -> int:
-    """``pg_current_wal_flush_lsn()``, where a bounded run ends."""
+    """The LSN at which a bounded run ends: ``pg_current_wal_flush_lsn()`` now."""
     with session(pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:
         row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
@@ -161,7 +167,7 @@ def flush_target(pipeline: Pipeline) -> int:
 
 
 def acknowledge(pipeline: Pipeline, known: PipelineState) -> None:
-    """Confirm P to PostgreSQL after a run whose connection is already gone; failing to is harmless (the next run does it)."""
+    """Confirm P to PostgreSQL after a run whose connection is already closed. A failure is only logged: the next run confirms it."""
     record, position = known.slot, known.position
     if record is None or position is None or position.ordinal:
         return

@@ -1,4 +1,4 @@
-"""Events of the stream that are no rows: records of the events topic."""
+"""Events of the stream that are not changes of rows, as records for the events topic."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from airflow_bottledwater.stream.stops import position_of
 
 
 def truncate_events(batch: Batch, topic: int) -> Iterator[Records]:
-    """An event for each TRUNCATE.
+    """An event for each TRUNCATE in the batch.
 
-    :param topic: index of the events topic.
+    :param topic: the index of the events topic in the session's topics.
     """
     known = {v.table.oid: v for v in batch.versions}
     for change in batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]:

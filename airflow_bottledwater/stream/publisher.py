@@ -1,4 +1,4 @@
-"""Publishes the stream's batches: each is one Kafka transaction with the position P, which is its record of progress."""
+"""Publishes the stream's batches: each in one Kafka transaction, together with the position P as the record of progress."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ from airflow_bottledwater.stream.stops import position_of, rejection_stop, trunc
 
 log = logging.getLogger(__name__)
 
-#: what a dead letter calls a change
+#: the operation of a change in a dead letter
 _OPS = {pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}
 
 
 class StreamPublisher:
-    """Publishes batches under the stream's transactional id. The position P is that of the session's state, and nowhere else.
+    """Publishes batches under the stream's transactional id. It keeps no position of its own: P is in the session's state only.
 
     :param start: the claimed stream.
+    :raises StateError: a topic is missing, or is no longer the one that was pinned.
     """
 
     def __init__(self, pipeline: Pipeline, start: Start, backoff: Backoff) -> None:
         self._pipeline = pipeline
         self._start, self._fingerprint = start, start.fingerprint
-        warm_up()  # not while a transaction is open
+        warm_up()  # compiling takes time, and must not happen while a transaction is open
         self._session = PublishSession(
             pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff
         )
@@ -53,33 +54,34 @@ class StreamPublisher:
         self._refused: dict[Position, str] = {}
 
     def close(self) -> None:
-        """Give up producer and connection."""
+        """Close the producer and the connection."""
         self._session.close()
         self._completer.close()
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the stream has published since the slot was made."""
+        """How many records of each kind the stream has published since the slot was created."""
         return self._session.state.counters
 
     @property
     def position(self) -> Position:
-        """P, as far as it was read or written by this publisher; A where nothing was streamed yet."""
+        """P, as this publisher has last read or written it; A if nothing was streamed yet."""
         return self._session.state.position or self._start.position
 
     def reached(self) -> Position:
-        """P, read behind an initialisation: nothing that an earlier attempt left under way can move it any more.
+        """P, read after an initialisation, so that no open transaction of an earlier attempt can move it any more.
 
         :raises TakenOver: another job has claimed the slot.
         """
         return self._session.run(lambda: self.position)
 
     def publish(self, batch: Batch) -> Position:
-        """Publish a batch, or find that it was; returns P.
+        """Publish a batch, unless the state shows that it was published; returns P.
 
         :raises TakenOver: another job has claimed the slot.
-        :raises StaleBatch: P is neither the batch's start nor its end.
-        :raises RecordError: under ``on_error = exit``, after everything before the bad transaction was published.
+        :raises StaleBatch: P is neither the batch's start nor its end, nor between two of its transactions.
+        :raises RecordError: a row or a TRUNCATE stops the stream (``on_error = exit``, ``on_truncate = stop``); everything before its
+            transaction was published.
         """
         self._refused = {}
         while True:
@@ -88,7 +90,7 @@ class StreamPublisher:
                 return reached
 
     def _advance(self, batch: Batch) -> Position:
-        """Bring P from where the state says that it is to the batch's end, or on towards it."""
+        """Publish all that is left of the batch by the state's P, or a leading part of it; returns the new P."""
         reached = self._session.state.position
         if reached is not None and reached >= batch.end and batch.end > batch.start:
             return reached
@@ -103,7 +105,7 @@ class StreamPublisher:
             stop = rejected
             encoded = self._encode(part.before(Position.parse(stop.position).lsn), programs)
         if stop is None or encoded.batch.end > rest.start:
-            # should its outcome be unknown, P will tell, and what is left ends here again
+            # if the outcome is unknown, P shows it, and the next attempt with what is left stops here again
             self._send(encoded)
         if stop is not None:
             raise stop
@@ -111,7 +113,7 @@ class StreamPublisher:
 
     # ------------------------------------------------------------------ one batch
     def _encode(self, batch: Batch, programs: Programs) -> EncodedBatch:
-        """Complete and encode a batch, and find what of it cannot be published."""
+        """Complete and encode a batch, and find the rows that cannot be published."""
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
@@ -132,7 +134,7 @@ class StreamPublisher:
                 yield Rejection(i, reason)
 
     def _send(self, encoded: EncodedBatch) -> None:
-        """One Kafka transaction: records, events, dead letters, and P."""
+        """Publish records, events, dead letters and P in one Kafka transaction."""
         records = without(encoded.records, encoded.rejections)
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(truncate_events(encoded.completed.batch, self._session.events))
@@ -181,13 +183,14 @@ class StreamPublisher:
 
 
 def _rest(batch: Batch, reached: Position | None) -> Batch:
-    """What of a batch is not published yet.
+    """The part of a batch that is not published yet.
 
-    :raises StaleBatch: P is none of its places.
+    :param reached: P; None if nothing was streamed yet.
+    :raises StaleBatch: P is neither the batch's start nor between two of its transactions.
     """
     if reached is None or reached == batch.start:
         return batch
-    # between two of its transactions: the good ones before a bad one were committed, and no answer said so
+    # between two of its transactions: a leading part was committed, but the broker's answer was lost
     rest = batch.after(reached)
     if rest is None:
         raise StaleBatch(f"The batch starts at {batch.start}, but the stream is at {reached}.")
@@ -195,7 +198,7 @@ def _rest(batch: Batch, reached: Position | None) -> Batch:
 
 
 def _without_schema(batch: Batch, records: Records) -> Iterator[Rejection]:
-    """The rows whose columns the registry refuses; a delete needs a key only."""
+    """The rows for which the registry refuses a schema; deletes are not among them, since they need only a key."""
     reasons = {i: v.refused for i, v in enumerate(batch.versions) if v.refused}
     if not reasons:
         return

@@ -1,4 +1,4 @@
-"""Relation versions: what a Relation message says, with what the catalog and the registry know besides."""
+"""Makes relation versions from Relation messages, with what the catalog and the registry add to them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from airflow_bottledwater.state.records import PinnedTable
 
 log = logging.getLogger(__name__)
 
-#: seconds for which what was read of all tables together holds
+#: seconds for which the definitions that were read for all tables together are used
 _ONE_READING = 5.0
 
 
 class Resolver:
-    """Makes relation versions from Relation messages: asks the catalog for what the message does not say, and the registry
-    for ids."""
+    """Makes relation versions from Relation messages: what a message does not contain is read from the catalog, and new schemas are
+    registered.
+
+    :param pinned: the pipeline's tables by oid.
+    """
 
     def __init__(self, pipeline: Pipeline, pinned: dict[int, PinnedTable]) -> None:
         self._pipeline = pipeline
@@ -40,7 +43,11 @@ class Resolver:
         self._read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
-        """:raises Refused: a table that is not in the pipeline, or whose key changed."""
+        """The version that a message describes; ``current`` or the pinned one if columns and name are the same.
+
+        :param current: the table's version before; None if this is its first message.
+        :raises Refused: the table is not in the pipeline, its key changed, or a column's type does not exist any more.
+        """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
             raise Refused(
@@ -53,7 +60,7 @@ class Resolver:
             table = self._made(message, pinned, read.columns)
         else:
             table = self._table(message, pinned, {c.name: c for c in known.columns})
-        # with the full old row as identity the key is today's, of the catalog; else that of changes that follow
+        # if the replica identity is FULL, the key is today's, from the catalog; otherwise it is that of the changes that follow
         pinned.check_key(table, written=message.identity != "f")
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
@@ -63,10 +70,10 @@ class Resolver:
             if self._registry is not None:
                 value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
         except SchemaRefused as error:
-            # on_error decides of each of its rows
+            # each of its rows is a record error, for which on_error decides
             log.error("%s", error)
             refused = str(error)
-        # a renamed table stays in its topic: consumers and keys are there
+        # a renamed table keeps its topic, where its consumers and its keys are
         return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
@@ -79,7 +86,7 @@ class Resolver:
                 ([c.type_oid for c in message.columns], [c.typmod for c in message.columns]),
             ).fetchall()
             for column, (text,) in zip(message.columns, texts, strict=True):
-                # the message does not say how deep an array is
+                # the message does not contain an array's number of dimensions
                 same = [
                     c[column.name].type
                     for c in (today, known)
@@ -106,10 +113,10 @@ class Resolver:
         return self._made(message, pinned, columns, tables[0].key if tables else None)
 
     def _as_read(self, message: pgoutput.RelationMessage) -> Table | None:
-        """The table of a message as it was read with all others a moment ago, if the message says the same of its columns: a stream
-        that starts gets a message of each table, and one question for all of them is enough."""
+        """The table of a message as it was read from the catalog together with all others, a moment ago; None if the message has other
+        columns. A stream that starts gets a message for each table, and so one query is enough for all of them."""
         if message.identity == "f":
-            return None  # its key is today's
+            return None  # its key must be read from the catalog each time
         if time.monotonic() - self._read_at > _ONE_READING:
             with session(
                 self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
@@ -130,7 +137,7 @@ class Resolver:
         key_of_today: tuple[str, ...] | None = None,
     ) -> Table:
         flagged = {c.name for c in message.columns if c.key}
-        # the message flags the key's columns but does not order them, and under FULL flags all: then the catalog says
+        # the message flags the key's columns without their order; under FULL it flags all columns, and the catalog has the key
         key = pinned.table.key
         if message.identity in "di" and flagged != set(key):
             key = tuple(c.name for c in message.columns if c.key)
@@ -140,11 +147,11 @@ class Resolver:
 
 
 def check_definitions(pipeline: Pipeline, tables: Iterable[Table]) -> None:
-    """Types change in the stream without being reported. Where the catalog now says what would explain a value that does not fit, the
-    job has to read it anew, as it does at its start.
+    """Check whether values do not fit their types because a type was altered, which the stream does not report. The job then has to
+    read the definitions anew, as it does at its start.
 
-    :param tables: relation versions that have such a value.
-    :raises Outage: so that the job is started again.
+    :param tables: the relation versions with values that do not fit.
+    :raises Outage: a column's type is another one in the catalog now; the job is to be started again.
     """
     for table in tables:
         with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:

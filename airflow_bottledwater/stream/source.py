@@ -1,4 +1,4 @@
-"""The stream's source: a replication connection and a :class:`TransactionAssembler`, reconnecting at its position."""
+"""The stream's source: a replication connection and a :class:`TransactionAssembler`; it reconnects at the assembler's position."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def open_source(pipeline: Pipeline, start: Start, backoff: Backoff, position: Po
 
 
 class ChangeSource:
-    """Batches from the slot, from P on, across reconnections.
+    """Reads batches from the slot, from P on, and reconnects after outages.
 
-    :param position: P; A where nothing was streamed yet.
-    :param reached: gives P as it is in the state; raises TakenOver where another job has claimed the slot. Asked before a slot is
-        found unfit.
+    :param position: P; A if nothing was streamed yet.
+    :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is called when
+        the slot seems unusable, since another job may be the reason.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ChangeSource:
         backoff: Backoff,
         reached: Callable[[], Position | None] = lambda: None,
     ) -> None:
-        assembler.warm_up()  # before the server sends
+        assembler.warm_up()  # before the server sends anything
         record = state.slot
         assert record is not None
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
@@ -69,7 +69,7 @@ class ChangeSource:
 
     @property
     def position(self) -> Position:
-        """Up to where batches were cut."""
+        """The end of the last batch; at first, the position at which the source was made."""
         return self._assembler.position
 
     @property
@@ -83,17 +83,18 @@ class ChangeSource:
         return self._assembler.skipped_by_table
 
     def acknowledge(self, position: Position) -> None:
-        """P is committed in Kafka: PostgreSQL may forget what lies before (end LSNs and keepalives only)."""
+        """Confirm to PostgreSQL that everything up to P is committed in Kafka, so that it need not keep it. Positions inside a
+        transaction are not confirmed."""
         if position.ordinal == 0 and position > self._confirmed:
             self._confirmed = position
             if self._stream is not None:
                 self._stream.acknowledge(position.lsn)
 
     def next(self, timeout: float, *, flush_empty: bool = False) -> Batch | None:
-        """The next batch; waits at most ``timeout`` seconds for one to begin.
+        """The next batch; None if none begins within ``timeout`` seconds. Outages are waited out.
 
-        :param flush_empty: also an empty batch that only moves the position, and ask the server where it is.
-        :raises BottledWaterError: what does not pass by waiting.
+        :param flush_empty: whether to ask the server for its position, and to return an empty batch that only moves the position.
+        :raises BottledWaterError: an error that does not pass by waiting.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -115,7 +116,7 @@ class ChangeSource:
             batch = self._assembler.cut()
             if batch is not None:
                 return batch
-            # at the tail, do not wait for more where something is ready
+            # if nothing more has arrived, return what is ready instead of waiting
             block = stream.take(0)
             if block is None:
                 interval = self._pipeline.keepalive_interval
@@ -137,7 +138,7 @@ class ChangeSource:
             try:
                 check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))
             except SlotError as error:
-                # a successor may have moved or dropped it; that is no damage, and nothing to advise against
+                # a later attempt or job may have moved or dropped the slot; that is not an error of the slot
                 reached = self._reached()
                 if reached is not None and reached > self._assembler.position:
                     raise StaleBatch(
@@ -164,5 +165,5 @@ class ChangeSource:
             self._stream = None
 
     def close(self) -> None:
-        """Confirm what was acknowledged and leave the slot."""
+        """Close the replication connection, which confirms what was acknowledged."""
         self._disconnect()

@@ -1,4 +1,4 @@
-"""Where a stream begins: the slot is claimed, and everything that the state says is compared with what is there."""
+"""Starts a stream: claims the slot, and compares the state with the slot, the publications and the topics."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from airflow_bottledwater.state.records import COVERAGE, Pin, pins, stream_id
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A claimed stream, ready to run.
+    """A stream whose slot is claimed, ready to run.
 
-    :param position: P, or A where nothing was streamed yet.
+    :param prefix: the prefix of the slot's transactional ids.
+    :param position: P, or A if nothing was streamed yet.
     """
 
     cluster: Cluster
@@ -40,15 +41,18 @@ class Start:
 
     @property
     def fingerprint(self) -> str:
-        """Of what decides which changes a transaction has: where it differs, ordinals inside a transaction mean something else."""
+        """Identifies what decides which changes a transaction has: PostgreSQL's major version and the tables. If it differs, ordinals
+        inside a transaction have another meaning."""
         return fingerprint(self.state, self.cluster)
 
 
 def begin(pipeline: Pipeline) -> Start:
-    """Claim the slot and check that the stream may go on from where the state says.
+    """Claim the slot and check that the stream can continue at the position in the state.
 
-    :raises StateError: the snapshot is not complete, or records are missing.
+    :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or changes may be
+        missing from the stream.
     :raises SlotError: the slot is not the one that the state describes.
+    :raises Refused: P is inside a transaction that PostgreSQL would send differently now.
     """
     with session(pipeline.postgres, "Starting the stream") as connection:
         cluster = identify(connection)
@@ -71,7 +75,7 @@ def begin(pipeline: Pipeline) -> Start:
             _check_fingerprint(known, cluster)
             coverage.check(connection, pipeline, known)
             if known.coverage is None:
-                # made by a version that did not record it: from now on it is known
+                # the pipeline was created by a version that did not record the coverage: record it now
                 claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
@@ -81,7 +85,10 @@ def begin(pipeline: Pipeline) -> Start:
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
-    """Inside a transaction, ordinals mean the same only if the server would send the same changes again."""
+    """Check that the server would send the same changes again, if P is inside a transaction: only then its ordinal means the same.
+
+    :raises Refused: it might not.
+    """
     stored, today = known.reached, fingerprint(known, cluster)
     if stored is not None and stored.ordinal and (stored.fingerprint or today) != today:
         raise Refused(
@@ -92,5 +99,5 @@ def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
 
 
 def fingerprint(known: PipelineState, cluster: Cluster) -> str:
-    """Of what decides which changes a transaction has."""
+    """See :attr:`Start.fingerprint`."""
     return f"{cluster.version // 10000}:{','.join(map(str, sorted(known.tables)))}"

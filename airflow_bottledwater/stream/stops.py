@@ -1,4 +1,4 @@
-"""What of a batch ends the stream: the first TRUNCATE or rejected row that nobody has decided to go on over."""
+"""Which change of a batch ends the stream: the first TRUNCATE or rejected row that the settings do not allow to pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_bottledwater.settings import Pipeline
 
 
 def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
-    """The first TRUNCATE, if ``on_truncate`` is stop."""
+    """The error for the first TRUNCATE, if ``on_truncate`` is stop; the one at ``skip_position`` passes."""
     if pipeline.on_truncate != "stop":
         return None
     truncates = batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]
@@ -31,7 +31,7 @@ def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
 
 
 def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
-    """The first rejection that nobody has decided to go on over, if ``on_error`` is exit."""
+    """The error for the first rejection, if ``on_error`` is exit; the one at ``skip_position`` passes."""
     if pipeline.on_error != "exit":
         return None
     stopping = [r for r in encoded.rejections if not _skips(pipeline, encoded.change(r))]
@@ -51,10 +51,10 @@ def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs
 
 
 def _skips(pipeline: Pipeline, change: np.void) -> bool:
-    """Whether a person has decided to go on over this one change."""
+    """Whether a person has decided, with ``skip_position``, that the stream is not to stop at this change."""
     return str(position_of(change)) == pipeline.skip_position.upper()
 
 
 def position_of(change: np.void) -> Position:
-    """What names a change however often its batch is cut, completed and encoded."""
+    """The position of a change, which stays the same however often its batch is cut, completed and encoded."""
     return Position(int(change["lsn"]), int(change["ordinal"]))

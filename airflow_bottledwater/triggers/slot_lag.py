@@ -1,4 +1,4 @@
-"""Waits until a slot's lag is at or below a limit; one short query each time."""
+"""The trigger that waits until a slot's lag is at or below a limit, with one short query for each check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LAG_SQL = (
 
 
 def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
-    """What a row of pg_replication_slots means: an event, or None to read it again."""
+    """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, so that it has to be read again.
+
+    :param row: wal_status, lag and retained bytes; None if the slot does not exist.
+    """
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
     wal_status, lag, retained = row
@@ -34,12 +37,12 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, 
 
 
 class SlotLagTrigger(BaseTrigger):
-    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot is gone or lost.
+    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot does not exist or is lost.
 
-    :param postgres_conn_id: the source.
-    :param slot: the slot.
+    :param postgres_conn_id: connection of type Postgres: the source.
+    :param slot: name of the replication slot.
     :param max_lag: bytes of WAL.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two checks.
     """
 
     def __init__(self, *, postgres_conn_id: str, slot: str, max_lag: int, poll_interval: float = 30.0) -> None:
@@ -48,13 +51,13 @@ class SlotLagTrigger(BaseTrigger):
         self.max_lag, self.poll_interval = max_lag, poll_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments."""
+        """The trigger's class path and arguments."""
         names = ("postgres_conn_id", "slot", "max_lag", "poll_interval")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event."""
-        # here and not above: sensors import this module, and a DAG processor does without libpq
+        """Wait; yields one event."""
+        # imported here, since sensors import this module, and a DAG processor does not need libpq
         import psycopg
 
         dsn = ""
@@ -67,9 +70,9 @@ class SlotLagTrigger(BaseTrigger):
                 ) as connection:
                     row = await (await connection.execute(LAG_SQL, (self.slot,))).fetchone()
             except (psycopg.OperationalError, Outage) as error:
-                # away for a moment: the lag is not known, which says nothing
+                # the source may be back in a moment; that the lag is not known means nothing
                 self.log.warning("The source does not answer: %s", str(error).splitlines()[0])
-                # new credentials would be in the connection
+                # look the connection up again: it may have new credentials
                 dsn = ""
                 continue
             except BottledWaterError as error:

@@ -1,4 +1,4 @@
-"""Watches a stream job; never runs it."""
+"""The triggers of the stream operator: one watches the stream's job, the other waits before the job is submitted again."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from airflow_bottledwater.spark import supervise
 
 log = logging.getLogger(__name__)
 
-#: seconds after its deferral before which no task is woken: Airflow's scheduler could still take the end of the deferring process for
-#: the end of the task
+#: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of the deferring
+#: process for the end of the task
 _SETTLED = 3.0
-#: on_kill has 30 s ([triggerer] on_kill_timeout)
+#: seconds for stopping the job in on_kill, which has 30 s ([triggerer] on_kill_timeout)
 _STOP_SECONDS = 20.0
-#: and of these for Airflow's answer
+#: seconds in on_kill for Airflow's answer about the task's state
 _ASK_SECONDS = 3.0
 
 
 def stop_job(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> None:
-    """Stop a job wherever it hangs, and free its slot: in order, then by force, then on the server. The slot is kept."""
+    """Stop a job in order, kill it after ``timeout`` seconds, and end its replication connection on the server. The slot is kept.
+
+    :raises SlotInUse: the slot did not become free.
+    :raises Outage: the source does not answer.
+    """
     from airflow_bottledwater.postgres import slot
     from airflow_bottledwater.postgres.connect import session
 
@@ -42,9 +46,9 @@ def stop_job(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -
 
 
 class PauseTrigger(BaseTrigger):
-    """Fires when a pause is over: so long no worker slot waits.
+    """Fires when a pause is over, so that no worker slot is occupied meanwhile.
 
-    :param until: wall-clock seconds.
+    :param until: the end of the pause, in seconds since 1970.
     """
 
     def __init__(self, *, until: float) -> None:
@@ -52,25 +56,25 @@ class PauseTrigger(BaseTrigger):
         self.until = until
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments."""
+        """The trigger's class path and arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {"until": self.until}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event."""
+        """Wait; yields one event."""
         await asyncio.sleep(max(_SETTLED, self.until - time.time()))
         yield TriggerEvent({"status": "over"})
 
 
 class StreamTrigger(BaseTrigger):
-    """Waits for the end of a stream job, or for its deadline; stops the job when the task is killed by a user.
+    """Waits for the end of a stream job, or for its deadline; stops the job when a user ends the task.
 
-    :param identity: who the job is.
-    :param postgres_conn_id: for freeing the slot.
-    :param kafka_conn_id: of the pipeline.
-    :param schema_registry_conn_id: of the pipeline.
-    :param settings: of the pipeline; no secrets.
-    :param poll_interval: seconds between two looks.
-    :param deadline: wall-clock seconds; None: no end.
+    :param identity: the job's identity.
+    :param postgres_conn_id: connection of type Postgres, with which the slot is freed.
+    :param kafka_conn_id: the pipeline's connection of type Apache Kafka.
+    :param schema_registry_conn_id: the pipeline's connection of type Schema Registry.
+    :param settings: the pipeline's other settings; no secrets.
+    :param poll_interval: seconds between two checks.
+    :param deadline: when the job is to be stopped, in seconds since 1970; None: never.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class StreamTrigger(BaseTrigger):
         self.deadline = deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments."""
+        """The trigger's class path and arguments."""
         names = (
             "identity",
             "postgres_conn_id",
@@ -107,9 +111,9 @@ class StreamTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event: ended, or timeout."""
+        """Wait; yields one event: ended, or timeout."""
         await asyncio.sleep(max(_SETTLED, self.poll_interval))
-        # another triggerer has passed on what came before, perhaps for months
+        # only the last part of an existing log: it may be months long, and another triggerer may have passed it on already
         follower = spark_job.LogFollower(self.identity, lambda level, line: log.log(level, "%s", line), past=64 << 10)
         while True:
             await asyncio.to_thread(follower.follow)
@@ -124,12 +128,12 @@ class StreamTrigger(BaseTrigger):
             await asyncio.sleep(self.poll_interval)
 
     async def on_kill(self) -> None:
-        """Marked, cleared, or the run was: stop the job and free the slot, which is kept."""
+        """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run."""
         if await self._still_waits():
             log.info("The trigger was given to another triggerer; the job goes on.")
             return
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
-        # first what needs no connection
+        # first on the host, which needs no connection
         stopped = await asyncio.to_thread(spark_job.stop, self.identity, timeout=_STOP_SECONDS)
         try:
             hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
@@ -141,8 +145,8 @@ class StreamTrigger(BaseTrigger):
             await asyncio.to_thread(spark_job.forget, self.identity)
 
     async def _still_waits(self) -> bool:
-        """Whether the task is still deferred. Airflow cancels a trigger in the same way when it belongs to another triggerer now
-        (this one was too slow to report for a while); if it does not say, the user is believed to have ended the task."""
+        """Whether the task is still deferred. Airflow cancels a trigger in the same way when it has given it to another triggerer
+        (because this one did not report for a while). If Airflow does not answer, the task is assumed to be ended by a user."""
         ti: Any = self.task_instance
         if ti is None:
             return False

@@ -1,5 +1,5 @@
-"""Waits for a pipeline's job to end, to report an error, or to report nothing any more; all triggers of one broker share one
-reader."""
+"""The trigger that waits until a pipeline's job ends, reports an error, or does not report any more. All triggers with the same Kafka
+settings share one reader."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from airflow_bottledwater.state.control_records import StatusRecord, decode, sta
 if TYPE_CHECKING:
     from airflow_bottledwater.state import store
 
-#: so many heartbeats, and so many outage_timeouts, may be missing: a job waits for servers before its first report, and one that
-#: died of a transient cause is submitted again after a pause
+#: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its first report,
+#: and one that failed for a transient reason is submitted again after a pause
 _HEARTBEATS, _OUTAGES = 10, 2
 
 
 class SharedStatus:
-    """The statuses of all pipelines of a broker, read once for all who watch them in this process; closed with the last of them."""
+    """The statuses of all pipelines in one Kafka, read only once for all users in this process; closed when the last user releases it."""
 
     _of: ClassVar[dict[str, SharedStatus]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -42,19 +42,19 @@ class SharedStatus:
 
     @classmethod
     def acquire(cls, kafka: dict[str, str]) -> SharedStatus:
-        """The one for these properties; whoever has it gives it back with :meth:`release`, once."""
+        """The shared instance for these properties; its user has to call :meth:`release` once."""
         with cls._lock:
             found = cls._of.setdefault(cls._key(kafka), cls(kafka))
             found._users += 1
             return found
 
     def release(self) -> None:
-        """The user needs it no more; the last one waits until the reader is closed."""
+        """Release the instance; the call of its last user closes the reader."""
         with self._lock:
             self._users -= 1
             if self._users:
                 return
-            # from now on others make their own
+            # a user that comes later gets a new instance
             del self._of[self._key(self._kafka)]
         with self._reading:
             if self._reader is not None:
@@ -66,13 +66,14 @@ class SharedStatus:
         return json.dumps(kafka, sort_keys=True)
 
     def get(self, name: str, *, now: bool = False) -> tuple[StatusRecord | None, float]:
-        """A pipeline's status, at most a second old, and when it last changed by this process's own monotonic clock (0: not since
-        it is looked at).
+        """A pipeline's status, at most a second old (None if there is none), and when it last changed, by this process's monotonic
+        clock (0 if it has not changed since the first read).
 
-        :param now: read to the very end of the topic, and so make sure that Kafka answers.
-        :raises Outage: it does not.
+        :param name: the pipeline's name, see :meth:`Cluster.pipeline`.
+        :param now: whether to read to the present end of the topic, which also makes sure that Kafka answers.
+        :raises Outage: Kafka does not answer.
         """
-        # here and not above: they bring confluent-kafka, which a DAG processor does without
+        # imported here, since they import confluent-kafka, which a DAG processor does not need
         from airflow_bottledwater.kafka.topics import Topics
         from airflow_bottledwater.state import store
 
@@ -101,14 +102,14 @@ class SharedStatus:
 
 
 def limit(pipeline: Pipeline, max_silence: float) -> float:
-    """Seconds without a report after which nobody reports any more."""
+    """Seconds without a report after which a stream counts as dead: at least ``max_silence``, see :class:`StreamErrorSensor`."""
     return max(max_silence, _HEARTBEATS * pipeline.heartbeat_interval, _OUTAGES * pipeline.outage_timeout)
 
 
 def ended(status: StatusRecord | None) -> str:
-    """The id of the stream's job whose end is the last that was reported; empty: it has not ended.
+    """The id of the stream's job, if the last status reports its end; otherwise empty.
 
-    Where a watch begins, that is an earlier job's end: a new one may be on its way.
+    When a watch begins, this is the end of an earlier job, and a new one may be about to start.
     """
     return status.job.id if status is not None and status.job.kind == "stream" and status.ended else ""
 
@@ -116,14 +117,15 @@ def ended(status: StatusRecord | None) -> str:
 def evaluate(
     status: StatusRecord | None, *, silent: float, longest: float, earlier: str, max_dead_letters: int | None
 ) -> dict[str, Any] | None:
-    """What a status means: an event, or None to fetch it again.
+    """The event for a status; None if there is nothing to report yet, so that it has to be fetched again.
 
-    A failure of a transient cause does not count at once, since the stream operator submits the job again; nor is the end of an
-    earlier job. Both are when nobody has reported anything else for a while.
+    A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an earlier job.
+    Both count when nothing else was reported for a while.
 
-    :param silent: seconds in which the status did not change, by the reader's own clock; no clock of another host counts.
-    :param longest: how long a silence may last.
-    :param earlier: job whose end was known before the watch began.
+    :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are not used.
+    :param longest: seconds that a silence may last.
+    :param earlier: the id of the job whose end was known before the watch began; empty for none.
+    :param max_dead_letters: more dead letters than these are an error; None: any number is allowed.
     """
     late = silent >= longest
     if status is None or status.job.kind != "stream":
@@ -160,10 +162,10 @@ def _failed(message: str, position: str = "") -> dict[str, Any]:
 
 
 class Watch:
-    """Fetches one pipeline's status again and again; to be closed.
+    """Fetches one pipeline's status repeatedly; it has to be closed.
 
     :param earlier: see :func:`evaluate`.
-    :param max_silence: see :func:`limit`; more where the pipeline's settings make a job wait longer.
+    :param max_silence: see :func:`limit`.
     """
 
     def __init__(
@@ -177,15 +179,15 @@ class Watch:
         self._fetching = threading.Lock()
 
     def fetch(self) -> dict[str, Any] | None:
-        """Fetch the status and evaluate it, blocking.
+        """Fetch the status and evaluate it; returns an event, or None, see :func:`evaluate`. This call blocks.
 
-        :raises Outage: Kafka does not answer; what was not reported meanwhile does not count.
+        :raises Outage: Kafka does not answer; the silence then begins anew.
         """
         with self._fetching:
             try:
                 event = self._evaluate(now=False)
                 if event is not None and event["status"] == "failed":
-                    # it may be Kafka that is silent
+                    # the silence may be Kafka's: make sure that it answers
                     event = self._evaluate(now=True)
             except BottledWaterError:
                 self._began = time.monotonic()
@@ -203,13 +205,13 @@ class Watch:
         )
 
     def close(self) -> None:
-        """Let go of the shared reader, behind a fetch that is under way: it would open the reader again."""
+        """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
         with self._fetching:
             self._statuses.release()
 
 
 def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
-    """A pipeline's status once, and when it changed: see :meth:`SharedStatus.get`."""
+    """Fetch a pipeline's status once, and when it last changed, see :meth:`SharedStatus.get`."""
     statuses = SharedStatus.acquire(pipeline.kafka)
     try:
         return statuses.get(cluster.pipeline(pipeline.slot), now=now)
@@ -218,12 +220,13 @@ def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[St
 
 
 class StreamErrorTrigger(BaseTrigger):
-    """Fires when the stream has ended, in order or with an error, has written too many dead letters, or is silent.
+    """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report any more.
 
-    :param cluster: the source's identity, looked up by the sensor.
-    :param earlier: job whose end was known before the sensor began.
-    :param max_silence: seconds without a report after which there is no stream.
-    :param max_dead_letters: more than this many fire; None: any number is fine.
+    :param cluster: the source's :class:`Cluster` as a dictionary, which the sensor has read.
+    :param earlier: the id of the job whose end was known before the sensor began; empty for none.
+    :param max_silence: seconds without a report after which the stream counts as dead, see :func:`limit`.
+    :param max_dead_letters: the trigger fires if there are more dead letters; None: any number is allowed.
+    :param poll_interval: seconds between two checks.
     """
 
     def __init__(
@@ -246,7 +249,7 @@ class StreamErrorTrigger(BaseTrigger):
         self.max_dead_letters, self.poll_interval = max_dead_letters, poll_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments."""
+        """The trigger's class path and arguments."""
         names = (
             "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "cluster", "earlier", "max_silence",
             "max_dead_letters", "poll_interval",
@@ -254,7 +257,7 @@ class StreamErrorTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event."""
+        """Wait; yields one event."""
         watch: Watch | None = None
         try:
             while True:
@@ -278,11 +281,14 @@ class StreamErrorTrigger(BaseTrigger):
                     return
         finally:
             if watch is not None:
-                # not in the triggerer's event loop: a fetch may be under way, and closing talks to Kafka
+                # not in the triggerer's event loop, since it may wait for a fetch in progress and for Kafka
                 await asyncio.to_thread(watch.close)
 
     async def _begin(self) -> Watch:
-        """:raises Outage: a connection could not be looked up."""
+        """Begin to watch.
+
+        :raises Outage: a connection could not be looked up.
+        """
         hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
         return Watch(
             await hook.apipeline(),

@@ -1,4 +1,4 @@
-"""The fields of rows: found in a message, and those that lack a text."""
+"""Finds the fields of rows in messages, and those whose text has to come from the server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from airflow_bottledwater.encoding.wire import (
     NEW_ROW,
 )
 
-#: which rows a message has
+#: flags for the rows that a message has
 OLD, NEW = 1, 2
-#: the message's kind and its table's oid, which stand before its rows
+#: bytes before a message's rows: its kind and the oid of its table
 MESSAGE_HEADER = 5
 
 
@@ -30,7 +30,7 @@ def read_copy_row(b, p, end, fields):
 
     https://www.postgresql.org/docs/current/sql-copy.html (Binary Format, Tuples)
 
-    :returns: whether it is one; where not, the column and the place at which that shows.
+    :returns: whether the row is well formed; if not, also the column and the position of the error.
     """
     if end - p < 2 or i16(b, p) != fields.size:
         return False, np.int64(-1), p
@@ -54,7 +54,7 @@ def read_copy_row(b, p, end, fields):
 
 @compiled
 def read_tuple(b, p, end, fields):
-    """Find the fields of a pgoutput TupleData; see :func:`read_copy_row`, but the place is also where it ends.
+    """Find the fields of a pgoutput TupleData; like :func:`read_copy_row`, but if it is well formed, the position is that of its end.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
     """
@@ -91,9 +91,9 @@ def is_row(kind):
 def read_change(b, change, old, new):
     """Find the fields of an Insert, Update or Delete.
 
-    :param old: for the fields of the old row: the key's (K) or all (O).
-    :returns: which rows there are (:data:`OLD`, :data:`NEW`), 0 if it is malformed; then the column and the place at which that
-        shows.
+    :param old: receives the fields of the old row, those of the key (K) or all (O); ``new`` receives those of the new row.
+    :returns: which rows there are (:data:`OLD`, :data:`NEW`), or 0 if the message is malformed; then the column and the position of
+        the error.
     """
     p = change.offset + MESSAGE_HEADER
     end = change.offset + change.length
@@ -110,13 +110,13 @@ def read_change(b, change, old, new):
 
 @compiled
 def column_of(program, relation, is_key, i):
-    """The relation's i-th column, or the i-th of its key."""
+    """The row, in the table of columns, of the relation's i-th column, or of the i-th column of its key."""
     return program.keys[relation.key + i] if is_key else np.int64(i)
 
 
 @compiled
 def convert_fields(program, relation, is_key, fields, texts, cursor):
-    """Point the fields that the server converted at their texts; returns the number of the next text."""
+    """Point the fields that the server has converted to their texts; returns the number of the next text."""
     if relation.converts:
         for i in range(relation.keys if is_key else relation.columns):
             c = column_of(program, relation, is_key, i)
@@ -145,11 +145,11 @@ def _list_conversions(program, relation, is_key, fields, change, found, n):
 
 @compiled
 def find_conversions(b, changes, program, fields, found):
-    """List the values that PostgreSQL has to turn into text, in the order in which :func:`encode_changes` uses them.
+    """List the values that PostgreSQL has to convert to text, in the order in which :func:`encode_changes` uses them.
 
-    :param fields: scratch: two rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`, as wide as the widest relation.
-    :param found: :data:`~airflow_bottledwater.encoding.layout.CONVERSION`.
-    :returns: how many there are (more than fit means: call again with more room).
+    :param fields: scratch memory: two rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`, as wide as the widest relation.
+    :param found: receives rows of :data:`~airflow_bottledwater.encoding.layout.CONVERSION`.
+    :returns: how many there are; if these are more than fit into ``found``, it has to be called again with a larger one.
     """
     n = 0
     for i in range(changes.size):

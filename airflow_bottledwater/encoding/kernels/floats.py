@@ -1,7 +1,7 @@
-"""The shortest decimal that reads back as the same float: Schubfach.
+"""Writes floats as the shortest decimal that is read back as the same float, by the algorithm Schubfach.
 
-Raffaele Giulietti, "The Schubfach way to render doubles" (2020); the names are those of Alexander Bolz's C++
-(https://github.com/abolz/Drachennest, src/schubfach.cc). All arithmetic is in 64 bits without a sign.
+Raffaele Giulietti, "The Schubfach way to render doubles" (2020); the names are those of Alexander Bolz's C++ code
+(https://github.com/abolz/Drachennest, src/schubfach.cc). All arithmetic is in unsigned 64-bit integers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import numpy as np
 from airflow_bottledwater.compiled import allocating, compiled
 from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, PLUS, ZERO, padded, unsigned
 
-#: powers of ten that a float8 can need
+#: the smallest and the largest power of ten that a float8 can need
 _FIRST, _LAST = -292, 324
 
 
 def _powers() -> np.ndarray:
-    """10^k as 128 bits, the highest of them set, rounded up: rows of the upper and the lower half."""
+    """The powers 10^k as 128 bits, of which the highest is set, rounded up; each row has the upper and the lower half."""
     rows = []
     for k in range(_FIRST, _LAST + 1):
         shift = 127 - ((k * 1741647) >> 19)  # floor(log2(10^k))
@@ -42,7 +42,7 @@ def bits_of(v):
 
 @compiled
 def half(h):
-    """The 32 bits of the float4 that equals a number of 16 (IEEE 754 binary16)."""
+    """The 32 bits of the float4 that equals a 16-bit float (IEEE 754 binary16)."""
     sign, exponent, fraction = (h >> 15) << 31, (h >> 10) & 31, h & 1023
     if exponent == 31:
         return sign | (255 << 23) | (fraction << 13)
@@ -59,7 +59,7 @@ def half(h):
 
 @compiled
 def _product(a, b):
-    """Upper and lower half of a product of 128 bits."""
+    """The upper and the lower half of a product of 128 bits."""
     low = (a & _LOW) * (b & _LOW)
     one = (a >> _32) * (b & _LOW) + (low >> _32)
     two = (a & _LOW) * (b >> _32) + (one & _LOW)
@@ -78,9 +78,9 @@ def _round_to_odd(high, low, c):
 
 @compiled
 def _decimal(significand, exponent, digits):
-    """Digits and power of ten of a finite float, not 0.
+    """The digits and the power of ten of a finite float other than 0.
 
-    :param digits: bits of the significand that are stored: 52 or 23.
+    :param digits: how many bits of the significand are stored: 52 or 23.
     """
     bias = np.int64(1075 if digits == 52 else 150)
     if exponent != 0:
@@ -114,8 +114,8 @@ def _decimal(significand, exponent, digits):
 
 @compiled
 def write_shortest(bits, digits, out, o):
-    """A finite float as ``%g`` writes it with as many digits as it needs: an exponent from 10^15 on (10^6 for a float4) unless all
-    places are digits, and below 10^-4."""
+    """Write a finite float like ``%g`` with as many digits as it needs: with an exponent below 10^-4, and from 10^15 on (10^6 for a
+    float4), unless all places are digits."""
     exponent_bits = 11 if digits == 52 else 8
     if (bits >> (digits + exponent_bits)) & 1:
         out[o] = MINUS
@@ -132,7 +132,7 @@ def write_shortest(bits, digits, out, o):
     begin = o
     end = unsigned(number, out, o)
     count = end - begin
-    power = count - 1 + k  # of the first digit
+    power = count - 1 + k  # that of the first digit
     least = 15 if digits == 52 else 6
     if power < -4 or power >= (count if count > least else least):
         if count > 1:

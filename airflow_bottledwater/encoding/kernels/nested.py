@@ -1,4 +1,4 @@
-"""Values that are made of others: arrays, composites, ranges; and the one door to all forms."""
+"""Writes values that consist of others (arrays, composites, ranges), and with :func:`write_value` any value of any type."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _EMPTY = np.frombuffer(b',"empty":', dtype=np.uint8)
 
 @compiled
 def _array_is_malformed(b, p, n):
-    """array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags and element type; of each dimension int32 size
-    and lower bound; the elements, row by row."""
+    """Whether an array is not in the layout of array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags and element
+    type; for each dimension int32 size and lower bound; then the elements, row by row."""
     dimensions = i32(b, p) if n >= 12 else np.int64(-1)
     if dimensions < 0 or dimensions > 6 or n < 12 + 8 * dimensions or (dimensions == 0 and n != 12):
         return True
     count = np.int64(1)
     for d in range(dimensions):
-        # an element has four bytes at least
+        # an element has at least four bytes
         if i32(b, p + 12 + 8 * d) < 1 or i32(b, p + 12 + 8 * d) > n:
             return True
         count *= i32(b, p + 12 + 8 * d)
@@ -64,7 +64,7 @@ def _array_is_malformed(b, p, n):
 
 @compiled
 def _array_fits(b, p, depth):
-    """Whether it is as deep as it is declared (or empty), and every lower bound is 1."""
+    """Whether an array has as many dimensions as declared (or is empty), and every lower bound is 1."""
     dimensions = i32(b, p)
     for d in range(dimensions):
         if i32(b, p + 12 + 8 * d + 4) != 1:
@@ -74,7 +74,7 @@ def _array_fits(b, p, depth):
 
 @compiled
 def _array_opens(json, b, p, i, count, out, o):
-    """The dimensions that begin at element ``i``; in Avro each is one block of items
+    """Open the dimensions that begin at element ``i``; in Avro, each is one block of items
     (https://avro.apache.org/docs/1.12.0/specification/#arrays-1)."""
     period = count
     for d in range(i32(b, p)):
@@ -91,7 +91,7 @@ def _array_opens(json, b, p, i, count, out, o):
 
 @compiled
 def _array_closes(json, b, p, i, out, o):
-    """The dimensions that end behind element ``i``."""
+    """Close the dimensions that end after element ``i``."""
     period = np.int64(1)
     for d in range(i32(b, p) - 1, -1, -1):
         period *= i32(b, p + 12 + 8 * d)
@@ -103,7 +103,7 @@ def _array_closes(json, b, p, i, out, o):
 
 @compiled
 def _flag(json, word, v, out, o, cap):
-    """A boolean of a range, in JSON behind its name."""
+    """Write a boolean of a range; in JSON, after its name."""
     if not json:
         out[o] = 1 if v else 0
         return np.int64(o + 1)
@@ -113,7 +113,7 @@ def _flag(json, word, v, out, o, cap):
 
 @compiled
 def _label(program, node, b, p, n, out, o):
-    """The number of an enum's label (in Avro)."""
+    """Write the number of an enum's label (in Avro)."""
     for i in range(program.columns[node].argument):
         label = program.columns[program.columns[node].child + i]
         if label.name_length == n:
@@ -127,7 +127,7 @@ def _label(program, node, b, p, n, out, o):
 
 @inlined
 def single_value(program, node, b, p, n, out, o):
-    """One non-null value that is not made of others, of either format."""
+    """Write one non-null value that does not consist of others, in either format."""
     opcode, argument = program.columns[node].opcode, program.columns[node].argument
     if program.json:
         return json_value(opcode, argument, b, p, n, out, o, out.size)
@@ -136,17 +136,17 @@ def single_value(program, node, b, p, n, out, o):
 
 @compiled
 def write_value(program, node, b, p, n, out, o):
-    """One non-null value of any type, without its union branch.
+    """Write one non-null value of any type, without its union branch.
 
-    :param node: its row in the program's table of columns.
-
-    What is made of others has one loop here, over items of an int32 length (-1: NULL) and a value: the elements of an array, the
-    attributes of a composite (record_send, src/backend/utils/adt/rowtypes.c: int32 count; before each its int32 type), the
+    All values that consist of others are handled by one loop over items, each an int32 length (-1: NULL) and a value: the elements of an
+    array, the attributes of a composite (record_send, src/backend/utils/adt/rowtypes.c: int32 count; before each its int32 type), the
     bounds of a range (range_send, rangetypes.c: a byte of flags, then the bounds that are finite), the ranges of a multirange
     (multirange_send, multirangetypes.c: int32 count).
 
-    It calls nothing but itself again, and with the same types of arguments: code of functions that call each other in a circle
-    does not survive numba's cache.
+    It recurses only directly, and always with the same types of arguments: numba cannot cache functions that call each other in a
+    circle.
+
+    :param node: the value's row in the program's table of columns.
     """
     json, cap = program.json, out.size
     op = program.columns[node].opcode
@@ -190,7 +190,8 @@ def write_value(program, node, b, p, n, out, o):
         p += 4
         count = there
         if op == OP_RECORD:
-            # attributes that were added since the value was made are NULL; of more than are known, the names are not
+            # attributes that were added to the type after the value was written are NULL; if the value has more than are known, their
+            # names are not known
             count = program.columns[node].argument
             if there > count:
                 return np.int64(CHANGED)

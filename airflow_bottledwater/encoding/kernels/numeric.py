@@ -1,4 +1,4 @@
-"""PostgreSQL's numeric: as text, as an Avro decimal, as a double."""
+"""Writes PostgreSQL's numeric as text, as an Avro decimal, or as a double."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from airflow_bottledwater.encoding.wire import (
 )
 
 _strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types.intp)
-#: a numeric of more decimal digits than this cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000,
-#: scales from -1000 to 1000)
+#: a numeric with more decimal digits cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000, scales from -1000 to
+#: 1000)
 _MAX_DECIMAL_DIGITS = 2100
 
 
@@ -45,7 +45,7 @@ def text_size(b, p):
 
 @compiled
 def write_text(b, p, out, o):
-    """As numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
+    """Write a numeric as numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
     digits, weight, sign, scale = u16(b, p), i16(b, p + 2), u16(b, p + 4), u16(b, p + 6)
     base = p + 8
     if sign == NUMERIC_NEGATIVE:
@@ -85,7 +85,7 @@ def bit_length(v):
 
 @allocating
 def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
-    """A decimal of more digits than an integer holds."""
+    """Write the unscaled value of a decimal that has more digits than fit into an integer."""
     # limbs of 32 bits, least significant first; log2(10) < 3.33
     limbs = np.zeros((4 * digits + max(exponent, 0)) * 10 // 96 + 2, dtype=np.uint64)
     used = 0
@@ -128,9 +128,9 @@ def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
 
 @compiled
 def write_decimal(b, p, scale, out, o, cap):
-    """A numeric as Avro decimal: its length, then the unscaled value as two's complement, most significant first.
+    """Write a numeric as an Avro decimal: its length, then the unscaled value in two's complement, most significant byte first.
 
-    The width is that of fastavro (one bit more than the magnitude needs).
+    It is as long as fastavro makes it (one bit more than the magnitude needs).
     https://avro.apache.org/docs/1.12.0/specification/#decimal
     """
     digits, weight, sign = u16(b, p), i16(b, p + 2), u16(b, p + 4)
@@ -138,7 +138,7 @@ def write_decimal(b, p, scale, out, o, cap):
         return np.int64(NO_REPRESENTATION)
     negative = sign == NUMERIC_NEGATIVE
     base = p + 8
-    # value = D * 10^exponent, D the digits read as one integer in base 10000
+    # value = D * 10^exponent, where D is the integer of all digits in base 10000
     exponent = 4 * (weight - digits + 1) + scale
     if digits == 0:
         exponent = 0
@@ -170,7 +170,7 @@ def write_decimal(b, p, scale, out, o, cap):
 
 @compiled
 def nearest_double(b, p, out, o, cap):
-    """0 or a code, and the double nearest to it; its text is written to ``out`` on the way."""
+    """Returns 0 or an error code, and the double nearest to a numeric; ``out`` is used for its text meanwhile."""
     sign = u16(b, p + 4)
     if sign == NUMERIC_NAN:
         return 0, np.nan

@@ -1,7 +1,7 @@
-"""Big-endian integers, as PostgreSQL sends them, for compiled code.
+"""Reads big-endian integers, as PostgreSQL sends them, in compiled code.
 
-Positions become unsigned here: a signed one could be negative, that is counted from the array's end, and the check for it at each
-byte keeps the compiler from reading a whole integer at once.
+Positions are converted to unsigned here: a signed one could be negative and count from the array's end, and checking that for each byte
+would keep the compiler from reading a whole integer at once.
 """
 
 from __future__ import annotations

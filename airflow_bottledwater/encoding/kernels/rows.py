@@ -1,4 +1,4 @@
-"""Rows: keys and records written, one table entry for each record."""
+"""Encodes rows: writes keys and values, and an entry in the table of records for each record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _field(program, column, field, b, texts, out, o):
         return np.int64(UNCHANGED)
     opcode = program.columns[column].opcode
     if field.kind == FIELD_TEXT and opcode != OP_TEXT:
-        return np.int64(MALFORMED)  # text comes of types without a send function only
+        return np.int64(MALFORMED)  # text is only sent for types without a send function
     source = texts if field.kind == FIELD_CONVERTED else b
     if opcode >= OP_ENUM:
         return write_value(program, column, source, field.position, field.length, out, o)
@@ -64,9 +64,9 @@ def _field(program, column, field, b, texts, out, o):
 
 @compiled
 def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
-    """The key's columns, or all of them, as one record; returns the next position or a code, and the column it fell on.
+    """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the column of the error.
 
-    No view of an array is made here: its reference count would cost more than the value.
+    No view of an array is made here, since its reference counting would cost more than the value.
     """
     json = program.json
     if out.size - o < 8:
@@ -113,7 +113,7 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
 
 @compiled
 def _encode_row(program, relation, b, texts, fields, out, o):
-    """A row's key, if its table has one, and the row behind it; returns as :func:`_encode_columns`, and the key's length or -1."""
+    """Write a row's key, if its table has one, and then the row; returns what :func:`_encode_columns` does, and the key's length or -1."""
     key_length = np.int64(-1)
     value = np.int64(o)
     if relation.keys > 0:
@@ -172,7 +172,7 @@ def _record(records, r, relation, out, key, key_length, value, value_length):
     record.value = value
     record.value_length = value_length
     record.topic = relation.topic
-    # rows without a key have no order to keep: spread them in runs, so that batches stay large
+    # rows without a key need not be in order: they are spread over the partitions in runs, so that batches stay large
     spread = murmur2(out, key, key_length) if key_length >= 0 else r >> 10
     record.partition = spread % relation.partitions
 
@@ -197,7 +197,7 @@ def _error(error, row, code, column, offset):
 
 @compiled
 def _offset_of(fields, column, start):
-    """Where a column's value is in its row; -1: it has none, or not there."""
+    """Where a column's value is, in bytes from the beginning of its row; -1 if it is not in the row."""
     return fields[column].position - start if column >= 0 and fields[column].kind == FIELD_BINARY else np.int64(-1)
 
 
@@ -205,11 +205,11 @@ def _offset_of(fields, column, start):
 def encode_copy(b, offsets, start, program, rel, fields, output):
     """Encode COPY rows from ``start`` on; returns (next row, bytes used, records, errors).
 
-    It stops early where the output is full: the caller publishes and goes on.
+    It stops early if the output is full; the caller publishes what there is, and calls it again.
 
-    :param offsets: one entry more than rows.
+    :param offsets: where each row begins in ``b``, and where the last one ends.
     :param rel: the relation's number in ``program``.
-    :param fields: scratch, see :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions`.
+    :param fields: scratch memory, see :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions`.
     """
     relation = program.relations[rel]
     row = fields[0, : relation.columns]
@@ -250,11 +250,11 @@ def encode_copy(b, offsets, start, program, rel, fields, output):
 def encode_changes(b, changes, start, program, texts, cursor, fields, output):
     """Encode changes from ``start`` on; returns (next change, next text, bytes used, records, errors).
 
-    A change makes no record (a delete without a key), one, or two (a key change: a tombstone, then the row).
+    A change becomes no record (a delete without a key), one record, or two (an update of the key: a tombstone, then the row).
 
-    :param texts: of the values that :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions` has found.
-    :param cursor: the next one's number.
-    :param fields: scratch, see there.
+    :param texts: the texts of the values that :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions` has found.
+    :param cursor: the number of the next text.
+    :param fields: scratch memory, see there.
     """
     records, errors, out = output.records, output.errors, output.data
     o = np.int64(0)
@@ -270,7 +270,7 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
         keyed = relation.keys > 0
         old, new = fields[0, : relation.columns], fields[1, : relation.columns]
         rows, column, at = read_change(b, change, old, new)
-        # the texts of a change that cannot be encoded are used up all the same
+        # the texts of a change that cannot be encoded must be skipped, too
         first_text = cursor
         if rows & OLD:
             cursor = convert_fields(program, relation, True, old, texts, cursor)
@@ -302,7 +302,7 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
             _error(errors[e], i, end, column, offset)
             e += 1
             continue
-        # of a table without a key, and without the full old row, an update cannot be told from an insert
+        # if a table has neither a key nor the full old row, an update cannot be distinguished from an insert
         if not keyed and (is_delete or (change.kind == MESSAGE_UPDATE and not relation.sends_updates)):
             continue
         if has_old_key and (is_delete or not _same_bytes(out, o, key - o, key, key_length)):

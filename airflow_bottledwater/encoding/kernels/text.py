@@ -1,4 +1,4 @@
-"""Values as text: identifiers, addresses, dates and times."""
+"""Writes values as text: UUIDs, network addresses, dates and times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def uuid(b, p, out, o):
 
 @compiled
 def inet_is_malformed(b, p, n):
-    """network_send, src/backend/utils/adt/network.c: family, bits, whether it is a cidr, number of address bytes, address."""
+    """Whether an address is not in the layout of network_send (src/backend/utils/adt/network.c): family, bits, whether it is a cidr,
+    number of address bytes, address."""
     if n < 4 or (b[p] != 2 and b[p] != 3):
         return True
     size = 4 if b[p] == 2 else 16
@@ -43,7 +44,7 @@ def _ipv4(b, p, out, o):
 
 @compiled
 def _ipv6(b, p, out, o):
-    """As inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros as ``::``."""
+    """Write an IPv6 address as inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros as ``::``."""
     best, best_size = -1, 1
     i = 0
     while i < 8:
@@ -88,7 +89,7 @@ def _ipv6(b, p, out, o):
 
 @compiled
 def inet(b, p, out, o):
-    """An address, and its bits where they are not all, or of a network."""
+    """Write an address, followed by its number of bits if these are not all, or if it is a cidr."""
     wide = b[p] == 3
     o = _ipv6(b, p + 4, out, o) if wide else _ipv4(b, p + 4, out, o)
     if b[p + 2] == 1 or b[p + 1] != (128 if wide else 32):
@@ -99,7 +100,7 @@ def inet(b, p, out, o):
 
 @compiled
 def year_month_day(days, out, o):
-    """ISO 8601 date of days since 2000-01-01; years outside 0000-9999 with a sign and at least six digits.
+    """Write the ISO 8601 date of days since 2000-01-01; years outside 0000-9999 have a sign and at least six digits.
 
     The civil-from-days algorithm of Howard Hinnant (http://howardhinnant.github.io/date_algorithms.html).
     """
@@ -128,7 +129,7 @@ def year_month_day(days, out, o):
 
 @compiled
 def clock(micros, out, o):
-    """Of microseconds since midnight, which are not negative."""
+    """Write the time of day of microseconds since midnight, which must not be negative."""
     second, micro = divmod(np.uint64(micros), np.uint64(1000000))
     minute = second // np.uint64(60)
     o = padded(minute // np.uint64(60), 2, out, o)
@@ -144,7 +145,7 @@ def clock(micros, out, o):
 
 @compiled
 def scaled(v, scale, out, o):
-    """A number of hundredths, for a scale of two, as a decimal."""
+    """Write an integer as a decimal number of a scale: for a scale of 2, it is a number of hundredths."""
     if v < 0:
         out[o] = MINUS
         o += 1
@@ -161,7 +162,7 @@ def scaled(v, scale, out, o):
 
 @compiled
 def zone(offset, out, o):
-    """Seconds east of Greenwich, as ISO 8601 has them; PostgreSQL may add seconds."""
+    """Write an offset in seconds east of Greenwich, as in ISO 8601, with seconds where PostgreSQL has them."""
     out[o] = MINUS if offset < 0 else PLUS
     if offset < 0:
         offset = -offset
@@ -185,13 +186,14 @@ def _part(v, unit, out, o):
 
 @compiled
 def _truncated(v, unit):
-    """C's division."""
+    """Integer division that truncates towards zero, as in C."""
     return -(-v // unit) if v < 0 else v // unit
 
 
 @compiled
 def duration(months, days, micros, out, o):
-    """ISO 8601 with designators, each with its own sign (INTSTYLE_ISO_8601 in EncodeInterval, src/backend/utils/adt/datetime.c)."""
+    """Write an interval as in ISO 8601 with designators, each number with its own sign (INTSTYLE_ISO_8601 in EncodeInterval,
+    src/backend/utils/adt/datetime.c)."""
     out[o] = 80
     if months == 0 and days == 0 and micros == 0:
         out[o + 1] = 84

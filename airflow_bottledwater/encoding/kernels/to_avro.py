@@ -1,4 +1,4 @@
-"""One value as Avro binary (https://avro.apache.org/docs/1.12.0/specification/#binary-encoding)."""
+"""Writes single values in Avro's binary encoding (https://avro.apache.org/docs/1.12.0/specification/#binary-encoding)."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ from airflow_bottledwater.encoding.wire import (
 
 @compiled
 def _map(b, p, n, out, o, cap):
-    """hstore_send (contrib/hstore/hstore_io.c): int32 pairs; of each int32 length and key, int32 length (-1: NULL) and value.
+    """Write an hstore as a map of one block (https://avro.apache.org/docs/1.12.0/specification/#maps-1).
 
-    One block of pairs and its end (https://avro.apache.org/docs/1.12.0/specification/#maps-1).
+    Its layout is that of hstore_send (contrib/hstore/hstore_io.c): int32 number of pairs; for each, int32 length and key, int32 length
+    (-1: NULL) and value.
     """
     end = p + n
     count = i32(b, p) if n >= 4 else np.int64(-1)
@@ -103,7 +104,8 @@ def _map(b, p, n, out, o, cap):
 
 @compiled
 def _floats(width, b, p, n, out, o, cap):
-    """vector_send and halfvec_send (pgvector, src/vector.c, src/halfvec.c): int16 dimensions, int16 unused, the numbers."""
+    """Write a vector or halfvec as an array of floats. The layout is that of vector_send and halfvec_send (pgvector, src/vector.c,
+    src/halfvec.c): int16 dimensions, int16 unused, the numbers."""
     count = i16(b, p) if n >= 4 else np.int64(-1)
     if count < 0 or n != 4 + width * count:
         return np.int64(MALFORMED)
@@ -123,7 +125,7 @@ def _floats(width, b, p, n, out, o, cap):
 
 @compiled
 def _less_common(op, arg, b, p, n, out, o, cap):
-    """What :func:`avro_value` leaves; it has seen to room for 64 bytes."""
+    """Write a value of the types that :func:`avro_value` does not handle itself; it has made sure that 64 bytes fit."""
     if op == OP_DECIMAL:
         if is_malformed(b, p, n):
             return np.int64(MALFORMED)
@@ -218,7 +220,7 @@ def _less_common(op, arg, b, p, n, out, o, cap):
     if op == OP_TIMETZ:
         if n != 12:
             return np.int64(MALFORMED)
-        # PostgreSQL counts the zone westwards (timetz_out, src/backend/utils/adt/date.c)
+        # in PostgreSQL, the zone is an offset west of Greenwich (timetz_out, src/backend/utils/adt/date.c)
         return np.int64(varint(-i32(b, p + 8), out, varint(i64(b, p), out, o)))
     if op == OP_INTERVAL:
         if n != 16:
@@ -230,7 +232,7 @@ def _less_common(op, arg, b, p, n, out, o, cap):
 
 @inlined
 def avro_value(op, arg, b, p, n, out, o, cap):
-    """One non-null value in Avro binary, without its union branch. What most columns are is done in place."""
+    """Write one non-null value, without its union branch. The most frequent types are handled here, the others in a function."""
     if op == OP_TEXT or op == OP_BYTEA or op == OP_HEX:
         if cap - o < n + 10:
             return np.int64(SPACE)
@@ -246,7 +248,7 @@ def avro_value(op, arg, b, p, n, out, o, cap):
             return np.int64(MALFORMED)
         t = i64(b, p)
         if t != TIMESTAMP_INFINITY and t != TIMESTAMP_MINUS_INFINITY:
-            # the greatest number stands for infinity
+            # the largest number stands for infinity
             if t >= TIMESTAMP_INFINITY - EPOCH_MICROS:
                 return np.int64(NO_REPRESENTATION)
             t += EPOCH_MICROS

@@ -1,4 +1,4 @@
-"""One value as JSON (RFC 8259)."""
+"""Writes single values as JSON (RFC 8259)."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ from airflow_bottledwater.encoding.wire import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
-#: as PostGIS prints its types
+#: upper case, as PostGIS prints its types
 _UPPER_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
 @compiled
 def _escaped(b, p, n):
-    """Bytes that a string takes once escaped."""
+    """The bytes of a string after escaping."""
     size = n
     for i in range(n):
         c = b[p + i]
@@ -104,12 +104,12 @@ def _escaped(b, p, n):
 
 @compiled
 def json_string(b, p, n, out, o, cap):
-    """A JSON string (RFC 8259 §7): UTF-8 as it is, control characters, quote and backslash escaped."""
+    """Write a JSON string (RFC 8259 §7): UTF-8 unchanged; control characters, quotes and backslashes escaped."""
     if cap - o < 6 * n + 2 and cap - o < _escaped(b, p, n) + 2:
         return np.int64(SPACE)
     out[o] = QUOTE
     o += 1
-    # most need none; this loop takes many bytes at once
+    # most strings need no escapes; this loop handles many bytes at once
     escapes = np.uint8(0)
     for i in range(n):
         c = b[p + i]
@@ -177,7 +177,10 @@ def _base64(b, p, n, out, o):
 
 @compiled
 def _number(bits, digits, out, o, cap):
-    """A float of these bits, of which so many are its significand's: 52 or 23."""
+    """Write the float with these bits.
+
+    :param digits: how many bits of the significand are stored: 52 or 23.
+    """
     if cap - o < 64:
         return np.int64(SPACE)
     infinite = (np.int64(2047) << 52) if digits == 52 else (np.int64(255) << 23)
@@ -191,7 +194,7 @@ def _number(bits, digits, out, o, cap):
 
 @compiled
 def _object(b, p, n, out, o, cap):
-    """An hstore (for its layout see the Avro form)."""
+    """Write an hstore as an object; for its layout, see :mod:`to_avro`."""
     end = p + n
     count = i32(b, p) if n >= 4 else np.int64(-1)
     if count < 0 or count > n:
@@ -227,7 +230,7 @@ def _object(b, p, n, out, o, cap):
 
 @compiled
 def _numbers(width, b, p, n, out, o, cap):
-    """A vector or halfvec (for its layout see the Avro form)."""
+    """Write a vector or halfvec as an array; for its layout, see :mod:`to_avro`."""
     count = i16(b, p) if n >= 4 else np.int64(-1)
     if count < 0 or n != 4 + width * count:
         return np.int64(MALFORMED)
@@ -253,7 +256,7 @@ def _numbers(width, b, p, n, out, o, cap):
 
 @compiled
 def json_value(op, arg, b, p, n, out, o, cap):
-    """One non-null value as JSON."""
+    """Write one non-null value as JSON."""
     if op == OP_TEXT or op == OP_JSONB:
         if op == OP_JSONB:
             if n < 1 or b[p] != 1:

@@ -1,8 +1,8 @@
-"""Values that an update left as they were and that are not in its message: found in the batch, looked up by key, and put in.
+"""Completes rows with values that an update left unchanged and that are not in its message: they are found in the batch or looked up.
 
-PostgreSQL does not send an out-of-line value again that an update did not touch (``u`` in a TupleData). The old row has it, if it
-is sent; else an earlier change of the same key in the batch may; else the table as it is now is asked. A value of today belongs to
-the change that it was looked up for, and is never passed on to another.
+PostgreSQL does not send a value that is stored out of line (TOAST) if an update did not change it (``u`` in a TupleData). The old row has
+it, if that is sent; otherwise an earlier change of the same key in the batch may have it; otherwise it is looked up in the table as it is
+now. A value that was looked up belongs to the change that it was looked up for, and is never used for another one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from airflow_bottledwater.encoding.wire import (
     NEW_ROW,
 )
 
-#: what becomes of a change that lacked values
+#: what becomes of a change that lacks values: its row is completed, only its tombstone is published, or it is left out
 FILLED, TOMBSTONE, LEFT_OUT = 0, 1, 2
 
 
@@ -52,8 +52,8 @@ def _lacks(b, change, program, fields):
 def find_unchanged(b, changes, program, fields, affected):
     """Count the changes whose new row lacks values, and the values.
 
-    :param fields: scratch: two rows, as wide as the widest relation.
-    :param affected: set to 1 for the relations of such changes.
+    :param fields: scratch memory: two rows, as wide as the widest relation.
+    :param affected: set to 1 for the relation versions of such changes.
     """
     lacking = 0
     values = 0
@@ -68,10 +68,9 @@ def find_unchanged(b, changes, program, fields, affected):
 
 @compiled
 def leading(b, changes, program, fields, most):
-    """How many changes there are before a transaction in which, with those before it, more than ``most`` lack values; at least a whole
-    transaction."""
+    """How many leading changes contain at most ``most`` changes that lack values. They are whole transactions, and at least one."""
     lacking = 0
-    begin = 0  # of the transaction
+    begin = 0  # the number of the transaction's first change
     for i in range(changes.size):
         if i > 0 and changes[i].lsn != changes[i - 1].lsn:
             begin = i
@@ -92,8 +91,8 @@ def _is_key(program, relation, column):
 
 @compiled
 def _take_key(program, relation, row, old, has_old, key):
-    """A row's key. A key value that is itself stored out of line is not sent again when it is unchanged; the old key then is
-    (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
+    """Copy the fields of a row's key. A key value that is stored out of line is not sent again in the new row if it is unchanged; the
+    old key, which is sent then, has it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
     for k in range(relation.keys):
         c = program.keys[relation.key + k]
         field = old[c] if has_old and row[c].kind == FIELD_UNCHANGED else row[c]
@@ -115,10 +114,10 @@ def _same_key(b, key, other, n):
 
 @compiled
 def _slot(b, changes, relation, key, n, keys, slots):
-    """The place of a key in an open hash table: where its owner stands, or would.
+    """The slot of a key in a hash table with open addressing: that of the change that owns the key, or a free one.
 
-    :param relation: its number; equal keys of two relations have nothing to do with each other.
-    :param keys: of all changes.
+    :param relation: the relation's number; equal keys of different relations are different.
+    :param keys: the keys of all changes.
     """
     h = relation + 1
     for k in range(n):
@@ -134,7 +133,7 @@ def _slot(b, changes, relation, key, n, keys, slots):
 
 @compiled
 def _of_earlier(column, earlier, row, lacking, missing, number_of):
-    """A column's value in an earlier change: in its message, or as it was found for it in the batch."""
+    """A column's value in an earlier change: from its message, or as it was found in the batch for that change."""
     if row[column].kind != FIELD_UNCHANGED:
         return row[column].kind, row[column].position, row[column].length
     mine = lacking[number_of[earlier]]
@@ -146,12 +145,13 @@ def _of_earlier(column, earlier, row, lacking, missing, number_of):
 
 @compiled
 def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
-    """List the changes that lack values, and of each value where the batch has it, if it does.
+    """List the changes that lack values, and for each value, where it is in the batch, if it is there.
 
-    :param fields: scratch: five rows, as wide as the widest relation.
-    :param keys: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each change: the key of its new row, to be filled.
-    :param slots: :data:`~airflow_bottledwater.encoding.layout.SLOT`, zeros, a power of two and more than there are changes.
-    :param index: tables to be filled: of changes that lack values, of the values, and the numbers of the former by change.
+    :param fields: scratch memory: five rows, as wide as the widest relation.
+    :param keys: receives, for each change, a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` with the key of its new row.
+    :param slots: zeros of :data:`~airflow_bottledwater.encoding.layout.SLOT`; their number is a power of two, and larger than that of
+        the changes.
+    :param index: tables to be filled: the changes that lack values, the values, and for each change its number in the first of these.
     """
     lacking, missing, number_of = index
     count = 0
@@ -170,7 +170,7 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
             _take_key(program, relation, old, old, False, old_key)
         if rows & NEW:
             _take_key(program, relation, new, old, has_old, keys[i])
-        # without a key nothing tells which row an earlier change was of
+        # without a key, it is not known which row an earlier change belongs to
         before = -1
         if rows & NEW and relation.keys > 0:
             at = _slot(b, changes, change.relation, old_key if has_old else keys[i], relation.keys, keys, slots)
@@ -215,12 +215,12 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
 
 @compiled
 def number_keys(b, changes, wanted, keys, n, slots, lookups):
-    """Give each change the number of its key, equal ones the same; returns how many there are.
+    """Number the distinct keys of changes; returns how many there are.
 
     :param wanted: changes of one relation.
-    :param n: columns of its key.
-    :param slots: as in :func:`find_in_batch`.
-    :param lookups: to be filled, one for each of ``wanted``.
+    :param n: the number of columns of its key.
+    :param slots: see :func:`find_in_batch`.
+    :param lookups: receives, for each of ``wanted``, the number of its key.
     """
     count = 0
     for w in range(wanted.size):
@@ -236,11 +236,11 @@ def number_keys(b, changes, wanted, keys, n, slots, lookups):
 
 @compiled
 def write_array(b, fields, oid, out):
-    """An array of values as PostgreSQL takes it in binary form (array_recv, src/backend/utils/adt/arrayfuncs.c).
+    """Write values as an array in the binary form that PostgreSQL takes (array_recv, src/backend/utils/adt/arrayfuncs.c).
 
-    :param fields: of the values, none of which is NULL.
-    :param oid: of their type.
-    :param out: 20 bytes, and of each value its bytes and four.
+    :param fields: the fields of the values, none of which is NULL.
+    :param oid: the oid of their type.
+    :param out: it must have 20 bytes, and for each value 4 more than the value has.
     """
     header = (1, 0, oid, fields.size, 1)  # dimensions, flags, type; elements, lower bound
     o = 0
@@ -264,12 +264,12 @@ def _write_int32(value, out, o):
 
 @compiled
 def fill_in(lacking, missing, wanted, lookups, place_of, cells, base):
-    """Take over the values that were looked up; those without a row stay unchanged.
+    """Fill in the values that were looked up; if there was no row, they stay marked as unchanged.
 
-    :param wanted: numbers in ``lacking``, and ``lookups`` the number of the key of each.
-    :param place_of: of each column its place in ``cells``; -1: it was not read.
+    :param wanted: the changes, by their numbers in ``lacking``; ``lookups`` has the number of the key of each.
+    :param place_of: for each column, its index in ``cells``; -1 if it was not read.
     :param cells: rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`, by the number of the key.
-    :param base: added to positions in the buffer of the cells.
+    :param base: what is added to positions in the buffer of the cells.
     """
     for w in range(wanted.size):
         mine = lacking[wanted[w]]
@@ -287,7 +287,7 @@ def fill_in(lacking, missing, wanted, lookups, place_of, cells, base):
 
 @compiled
 def _new_row_at(b, change, old):
-    """Where the new row's tag is; the old row is read over."""
+    """The position of the new row's tag, after the old row."""
     p = change.offset + MESSAGE_HEADER
     if b[p] != NEW_ROW:
         _, _, p = read_tuple(b, p + 1, change.offset + change.length, old)
@@ -296,7 +296,7 @@ def _new_row_at(b, change, old):
 
 @compiled
 def _value(field, b, values):
-    """A field's bytes: behind the batch's own come those that were looked up."""
+    """A field's bytes, from the batch or, at positions beyond its end, from the values that were looked up."""
     if field.position >= b.size:
         return values.ctypes.data + field.position - b.size
     return b.ctypes.data + field.position
@@ -304,12 +304,12 @@ def _value(field, b, values):
 
 @compiled
 def rebuild(b, values, changes, lacking, missing, program, fields, out):
-    """Write the messages of changes that lacked values anew, with what was found, and point the changes at them; returns the bytes
-    used, or what it takes where ``out`` is empty.
+    """Write the messages of changes that lacked values anew, with the values that were found, and point the changes to them; returns
+    the bytes used. If ``out`` is empty, nothing is written, and the result is how many bytes are needed.
 
-    :param values: those that were looked up.
-    :param fields: scratch: two rows.
-    :param out: will stand behind ``b``.
+    :param values: the values that were looked up.
+    :param fields: scratch memory: two rows.
+    :param out: receives the messages; it comes after ``b`` in the same buffer.
     """
     o = 0
     for k in range(lacking.size):

@@ -1,4 +1,4 @@
-"""What every form is written with: bytes, digits, Avro's integers. Each returns the position behind what it wrote."""
+"""Writes bytes, digits and Avro's integers. Each function returns the position after what it has written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPEN, CLOSE, OPEN_ARRAY, CLOSE_ARRAY = 123, 125, 91, 93
 @compiled
 def copy_bytes(b, p, n, out, o):
     if n < 32:
-        # unsigned, as in reading
+        # unsigned, for the same reason as in reading.py
         source, target = np.uint64(p), np.uint64(o)
         for i in range(np.uint64(n)):
             out[target + i] = b[source + i]
@@ -43,7 +43,7 @@ def literal(word, out, o, cap):
 
 @compiled
 def varint(v, out, o):
-    """Avro long: zig-zag, seven bits a byte (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
+    """Write an Avro long: zig-zag, seven bits in a byte (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
     z = np.uint64((v << 1) ^ (v >> 63))
     at = np.uint64(o)
     while z >= np.uint64(128):
@@ -56,7 +56,7 @@ def varint(v, out, o):
 
 @compiled
 def integer(v, out, o):
-    """An integer in decimal digits."""
+    """Write an integer in decimal digits."""
     if v < 0:
         out[o] = MINUS
         return unsigned(np.uint64(0) - np.uint64(v), out, o + 1)
@@ -78,8 +78,8 @@ def unsigned(magnitude, out, o):
 
 @compiled
 def padded(v, width, out, o):
-    """So many digits of a number that is not negative."""
-    rest = np.uint64(v)  # dividing is much cheaper without a sign
+    """Write a number, which must not be negative, with ``width`` digits."""
+    rest = np.uint64(v)  # unsigned division is much cheaper
     for i in range(width - 1, -1, -1):
         out[o + i] = np.uint8(np.uint64(ZERO) + rest % np.uint64(10))
         rest //= np.uint64(10)

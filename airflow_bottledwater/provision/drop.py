@@ -21,8 +21,8 @@ from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
 
-#: seconds in which a running job writes its status again (the default of heartbeat_interval is 2)
-_HEARTBEATS = 6.0
+#: how many heartbeats a living job may miss, and the seconds that it has in any case
+_HEARTBEATS, _SHORTEST_SILENCE = 3, 6.0
 
 
 def forget(pipeline: Pipeline, system_identifier: str) -> str:
@@ -47,7 +47,9 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     before = read_status(pipeline, owner)
     if before is not None and not before.ended:
         # the clocks of the hosts may differ, so what counts is whether the job writes its status again
-        time.sleep(_HEARTBEATS)
+        silence = max(_SHORTEST_SILENCE, _HEARTBEATS * (before.heartbeat or 0.0))
+        log.info("Waiting %.0f s to see whether the job of %r is alive.", silence, owner)
+        time.sleep(silence)
         if (now := read_status(pipeline, owner)) is not None and now.at != before.at:
             raise StateError(
                 f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from airflow_bottledwater.model import forms
 from airflow_bottledwater.model.lsn import POSITION
 from airflow_bottledwater.model.slot import SLOT_NAME
-from airflow_bottledwater.settings.kinds import Bytes, Number, Properties, Seconds, Text, Whole
+from airflow_bottledwater.settings.kinds import Bytes, Heartbeat, Number, Properties, Seconds, Text, Whole
 
 DEFAULT_BROKER = "localhost:9092"
 DEFAULT_REGISTRY = "http://localhost:8081"
@@ -156,7 +156,7 @@ class Pace:
     ] = 16 << 20
     batch_bytes: Annotated[Bytes, "Size at which a batch of the stream ends, at the next commit."] = 8 << 20
     keepalive_interval: Annotated[Seconds, "How often the position moves where nothing is to be published."] = 5.0
-    heartbeat_interval: Annotated[Seconds, "How often a job writes its status."] = 2.0
+    heartbeat_interval: Annotated[Heartbeat, "How often a job writes its status."] = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)

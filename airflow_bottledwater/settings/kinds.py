@@ -149,6 +149,8 @@ class Properties(Kind):
 
 
 Seconds = Annotated[float, Number(0.05, 7 * 86_400, "seconds, from 0.05 to a week")]
+#: whoever looks whether a job lives waits for several of these
+Heartbeat = Annotated[float, Number(0.05, 300, "seconds, from 0.05 to 300")]
 Bytes = Annotated[int, Whole(64 << 10, 16 << 30, "bytes, from 64 KiB to 16 GiB")]
 
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
@@ -25,7 +25,7 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.progress import Meter, Report
-from airflow_bottledwater.snapshot.task import Chunk, LaneTask
+from airflow_bottledwater.snapshot.task import Chunk, LaneTask, Result
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
@@ -50,24 +50,6 @@ log = logging.getLogger(__name__)
 
 #: runs lanes (as threads, or as Spark tasks) and returns the counts of each
 RunLanes = Callable[[Sequence[LaneTask]], list[dict[str, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one run of the snapshot did.
-
-    :param tables: how many tables it covers.
-    :param rows: rows published by this run; ``dead_letters`` are counted apart.
-    :param ranges: ranges published by this run.
-    :param skipped: ranges that an earlier run had published.
-    """
-
-    tables: int
-    rows: int
-    dead_letters: int
-    ranges: int
-    skipped: int
-    seconds: float
 
 
 def run(
@@ -95,10 +77,11 @@ def run(
         controller.start()
         try:
             result = _Driver(pipeline, connection, claim, controller, run_lanes, report).run()
+        except StopRequested:
+            controller.finish_stopped()
+            raise
         except BaseException as error:
-            controller.finish(
-                "stopped" if isinstance(error, StopRequested) else "failed", error, permanent=not transient(error)
-            )
+            controller.finish("failed", error, permanent=not transient(error))
             raise
         else:
             controller.finish("finished")

@@ -1,4 +1,4 @@
-"""What the snapshot's driver gives a lane to do."""
+"""What the snapshot's driver gives a lane to do, and what a snapshot has done."""
 
 from __future__ import annotations
 
@@ -33,3 +33,21 @@ class LaneTask:
     held: ExportedSnapshot
     tables: tuple[PinnedTable, ...]
     chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one run of the snapshot did.
+
+    :param tables: how many tables it covers.
+    :param rows: rows published by this run; ``dead_letters`` are counted apart.
+    :param ranges: ranges published by this run.
+    :param skipped: ranges that an earlier run had published.
+    """
+
+    tables: int
+    rows: int
+    dead_letters: int
+    ranges: int
+    skipped: int
+    seconds: float

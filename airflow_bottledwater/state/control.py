@@ -8,10 +8,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError, Interrupted, Outage
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
@@ -65,6 +66,7 @@ class Controller:
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
         self.name = cluster.pipeline(pipeline.slot)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, pipeline.engine)
+        self.status.heartbeat = pipeline.heartbeat_interval
         self.stopped = threading.Event()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
@@ -98,6 +100,14 @@ class Controller:
         except BottledWaterError as failure:
             log.warning("The last status could not be written: %s", failure)
         self._control.close()
+
+    def finish_stopped(self) -> None:
+        """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a transient failure."""
+        error = Interrupted(self.interrupted) if self.interrupted else interruption(self.stopped)
+        if error is None:
+            self.finish("stopped")
+        else:
+            self.finish("failed", error, permanent=False)
 
     def _run(self) -> None:
         reader: store.Reader | None = None
@@ -145,7 +155,7 @@ class Controller:
         request, status = decode(StopRequest, found), decode(StatusRecord, records.get(status_key(self.name)))
         if self._heard or (request is not None and holds(request, status, self._job.epoch, time.time())):
             self._hear(request)
-        else:
+        elif request is None or request.epoch < self._job.epoch:
             log.info("A request to stop that an earlier job did not answer is removed: %s", found)
             self._control.write(request_key(self.name), None, wait=0)
         self._heard = True

@@ -47,6 +47,7 @@ class StatusRecord:
     :param job: the job that reports it.
     :param permanent: whether it failed for good; otherwise the same job may be submitted again.
     :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
+    :param heartbeat: seconds after which the job writes its status again; None: a version that did not say so, mostly two.
     :param at: seconds since 1970, by the clock of the job's host.
     """
 
@@ -62,6 +63,7 @@ class StatusRecord:
     permanent: bool = False
     retired: bool = False
     at: float = 0.0
+    heartbeat: float | None = None
 
     @property
     def ended(self) -> bool:

@@ -14,12 +14,10 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     BottledWaterError,
     CredentialsRefused,
-    Interrupted,
     Outage,
     StopRequested,
 )
 from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import session, stoppable
@@ -55,7 +53,7 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
     try:
         yield controller
     except StopRequested:
-        _finish_stopped(controller)
+        controller.finish_stopped()
     except CredentialsRefused as error:
         changed = Outage(
             f"{error.what} The job had worked with these credentials: they were changed since.",
@@ -68,18 +66,9 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         raise
     else:
         if controller.stopped.is_set():
-            _finish_stopped(controller)
+            controller.finish_stopped()
         else:
             controller.finish("finished")
-
-
-def _finish_stopped(controller: Controller) -> None:
-    """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a transient failure."""
-    error = Interrupted(controller.interrupted) if controller.interrupted else interruption(controller.stopped)
-    if error is None:
-        controller.finish("stopped")
-    else:
-        controller.finish("failed", error, permanent=False)
 
 
 class StreamReport:

@@ -25,13 +25,14 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, 
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
     wal_status, lag, retained = row
-    if wal_status == "lost" or lag is None:
+    if wal_status == "lost":
         return {
             "status": "failed",
             "slot": slot,
             "message": f"Slot {slot!r} was invalidated: the WAL that it needs is gone. Drop it and start again with a snapshot.",
         }
-    if lag <= max_lag:
+    # while a slot is being created, it has no position
+    if lag is not None and lag <= max_lag:
         return {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
     return None
 

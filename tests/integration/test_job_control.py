@@ -103,6 +103,18 @@ def test_an_error_in_the_control_thread_does_not_end_it(
     assert len([r for r in caplog.records if r.exc_info and "Heartbeats" in r.message]) == 1
 
 
+def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
+    cluster = _cluster(flow)
+    earlier, later = _dies(flow, cluster), engine.begin(flow.pipeline)
+    control.request_stop_of(flow.pipeline, cluster, later.job)
+    late = Controller(flow.pipeline, cluster, earlier.job)
+    late._listen().close()
+    assert not late.stopped.is_set()
+    late._control.close()
+    engine.follow(flow.pipeline, later)  # not bounded: it ends because it was asked to
+    assert _state(flow) == "stopped"
+
+
 def _dies(flow: Flow, cluster: Cluster) -> engine.Start:
     """A stream that has reported and is gone without a last word."""
     start = engine.begin(flow.pipeline)

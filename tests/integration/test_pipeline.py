@@ -18,6 +18,7 @@ from airflow_bottledwater.errors import (
     Refused,
     SlotError,
     StateError,
+    StopRequested,
     TakenOver,
 )
 from airflow_bottledwater.local.compare import latest
@@ -486,6 +487,28 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
         # who waits for the end of the stream does not take it for one
         assert (told.state, told.permanent) == ("failed", False)
         assert "SIGTERM from outside" in told.error
+
+
+@pytest.mark.parametrize("how", ["asked", "signal"])
+def test_only_a_snapshot_that_was_asked_to_stop_is_reported_as_stopped(make_flow: MakeFlow, how: str) -> None:
+    flow = make_flow()
+    _fill(flow, "a", rows=1)
+    flow.create()
+    stopped = Stop()
+
+    def lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        stopped.interrupt(15) if how == "signal" else stopped.set()
+        time.sleep(2)
+        return []
+
+    with pytest.raises(StopRequested):
+        driver.run(flow.pipeline, lanes, stopped=stopped)
+    told = status.report(flow.pipeline).job
+    assert told is not None
+    assert (told.state, told.permanent, told.over) == (
+        ("failed", False, False) if how == "signal" else ("stopped", False, True)
+    )
+    assert ("SIGTERM from outside" in told.error) == (how == "signal")
 
 
 def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_history(make_flow: MakeFlow) -> None:

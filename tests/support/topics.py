@@ -21,6 +21,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
+from airflow_bottledwater.snapshot.task import Result
 from airflow_bottledwater.stream import engine
 from tests.support.compare import compare
 
@@ -152,7 +153,7 @@ class Flow:
         """Slot, publications, topics."""
         create(self.pipeline)
 
-    def snapshot(self) -> driver.Result:
+    def snapshot(self) -> Result:
         """Take or resume the snapshot, lanes as threads."""
         return driver.run(self.pipeline, driver.in_threads(self.pipeline))
 

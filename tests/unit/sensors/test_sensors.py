@@ -68,7 +68,13 @@ def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
     assert raised.value.timeout is not None and raised.value.timeout.total_seconds() == 60
 
 
-@pytest.mark.parametrize("row", [None, ("lost", 1, 1)])
+def test_a_slot_that_is_being_created_is_not_called_invalidated(source: list[Any]) -> None:
+    source.append(("reserved", None, 20))
+    with pytest.raises(TaskDeferred):
+        lag_sensor(slot="orders", max_lag=10).execute(CONTEXT)
+
+
+@pytest.mark.parametrize("row", [None, ("lost", 1, 1), ("lost", None, None)])
 def test_a_slot_that_is_gone_fails_for_good(source: list[Any], row: Any) -> None:
     source.append(row)
     with pytest.raises(AirflowFailException, match="orders"):

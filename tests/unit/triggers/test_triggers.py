@@ -217,7 +217,7 @@ def test_only_when_the_task_was_ended_the_job_is(monkeypatch: pytest.MonkeyPatch
     [
         (None, "failed"),
         (("lost", 5, 5), "failed"),
-        (("reserved", None, 5), "failed"),
+        (("reserved", None, 5), None),
         (("reserved", 101, 500), None),
         (("reserved", 100, 500), "ok"),
         (("extended", 0, 500), "ok"),

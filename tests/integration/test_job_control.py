@@ -111,8 +111,11 @@ def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     late._listen().close()
     assert not late.stopped.is_set()
     late._control.close()
-    engine.follow(flow.pipeline, later)  # not bounded: it ends because it was asked to
-    assert _state(flow) == "stopped"
+    # not bounded: it ends because it was asked to
+    thread = threading.Thread(target=engine.follow, args=(flow.pipeline, later), daemon=True)
+    thread.start()
+    until(lambda: _state(flow) == "stopped", "the stream ends", 30)
+    thread.join(30)
 
 
 def _dies(flow: Flow, cluster: Cluster) -> engine.Start:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,14 @@ def test_speculative_execution_is_refused(value: str, refused: bool) -> None:
             submit.conf_for("local[2]", {"spark.speculation": value})
     else:
         assert submit.conf_for("yarn", {"spark.speculation": value}) == {"spark.speculation": value}
+
+
+def test_a_driver_does_without_compiled_code() -> None:
+    """It decides and watches; what encodes takes a hundred megabytes."""
+    code = (
+        "import sys; from airflow_bottledwater.spark import pipeline, snapshot, stream, continuous\n"
+        "import airflow_bottledwater.stream.start, airflow_bottledwater.snapshot.driver\n"
+        "print([m for m in ('numba', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -269,7 +269,7 @@ MUTANTS = (
         "stream/source.py",
         "                reached = self._reached()\n",
         "                reached = None\n",
-        f"{_ZOMBIES}::test_a_stream_that_was_replaced_wakes_and_ends[before-acknowledge]",
+        f"{_RECOVERY}::test_an_attempt_that_another_one_has_overtaken_ends_and_blames_nobody",
     ),
     Mutant(
         "a claim that was fenced looks by whom",

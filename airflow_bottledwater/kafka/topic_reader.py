@@ -217,7 +217,7 @@ def blocks(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterat
     heard = time.monotonic()
     try:
         while waited_for:
-            count = rd.consume_batch_queue(queue, _WAIT_MS, addresses.ctypes.data, _BLOCK)
+            count = max(0, rd.consume_batch_queue(queue, _WAIT_MS, addresses.ctypes.data, _BLOCK))  # -1: an error
             _copy_messages(addresses, count, messages)
             found = messages[:count]
             try:

@@ -1,5 +1,6 @@
 """``latency``: 200 transactions a second of one to three rows, from just before each commit until a ``read_committed`` consumer
-has its last row; ``*_uncommitted_ms`` until a ``read_uncommitted`` one has.
+has its last row; ``*_uncommitted_ms`` until a ``read_uncommitted`` one has. ``cpu`` has the seconds of processor time meanwhile, and
+``broker_ms_per_commit`` what of it the broker takes for each Kafka transaction, the two consumers' requests included.
 
 Reference: a plain script that receives and publishes in Kafka transactions, and does nothing else.
 """
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer
@@ -22,6 +24,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.stack import DataStack
 from tests.benchmarks.common import (
     RUNNER,
+    Cpu,
     Follower,
     Job,
     Workload,
@@ -93,27 +96,36 @@ class _Watch:
         self._client.close()
 
 
-def _measure(source: Workload, topic: str, identify: Callable[[bytes], int], first: int) -> dict[str, float]:
+def _measure(
+    source: Workload, topic: str, identify: Callable[[bytes], int], first: int, job: Job | None = None
+) -> dict[str, Any]:
     transactions = scaled(_SECONDS * _RATE, 5 * _RATE)
     watches = [_Watch(consumer(source, topic, committed=c), identify) for c in (True, False)]
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
     writer = context.Process(target=_write, args=(source.dsn, first, transactions, out))
+    cpu, end = Cpu(source.stack, job), Topics(source.pipeline.kafka).ends(topic, 1)[0]
     writer.start()
     done = out.get(timeout=transactions / _RATE + 120)
     writer.join()
     until(lambda: all(done[-1][0] in w.seen for w in watches), "the last transaction", 120)
+    used = cpu.used()
     for watch in watches:
         watch.close()
+    # behind the records of each Kafka transaction there is one marker
+    commits = Topics(source.pipeline.kafka).ends(topic, 1)[0] - end - (done[-1][0] - first + 1)
     begun = done[0][1]
-    found: dict[str, float] = {"transactions": transactions, "rate": (len(done) - 1) / (done[-1][1] - begun)}
+    found: dict[str, Any] = {
+        "transactions": transactions, "rate": (len(done) - 1) / (done[-1][1] - begun), "commits": commits, "cpu": used,
+        "broker_ms_per_commit": 1000 * used["broker"] / commits,
+    }  # fmt: skip
     for watch, suffix in zip(watches, ("", "_uncommitted"), strict=True):
         values = [(watch.seen[i] - at) * 1000 for i, at in done if at - begun > _IGNORED_SECONDS]
         found |= {f"p{p}{suffix}_ms": value for p, value in percentiles(values).items()}
     return found
 
 
-def _reference(stack: DataStack) -> dict[str, float]:
+def _reference(stack: DataStack) -> dict[str, Any]:
     source = Workload(stack)
     pipeline, topic = source.pipeline, f"{source.pipeline.slot}.plain"
     source.execute(f"CREATE PUBLICATION {pipeline.slot} FOR TABLE bench")
@@ -151,13 +163,13 @@ def run(stack: DataStack) -> None:
             source.insert(10)
             follower.until(10, job=job)
             time.sleep(1)
-            found = _measure(source, source.topic, _avro_id, 1000)
+            found = _measure(source, source.topic, _avro_id, 1000, job)
         follower.close()
         emit(
             "latency",
             found["p50_ms"],
             "ms",
-            {f"plain_{name}": value for name, value in reference.items() if name.endswith("_ms")},
+            {f"plain_{name}": value for name, value in reference.items() if name.endswith(("_ms", "_commit"))},
             engine=engine,
             **found,
             ratio_p99=found["p99_ms"] / reference["p99_ms"],

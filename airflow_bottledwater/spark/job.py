@@ -74,15 +74,34 @@ def _sent(name: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[SparkContext]:
+def _left_out(*names: str) -> Iterator[None]:
+    """Let imports of these packages fail, if they were not imported before."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def context(
+    name: str, properties: Mapping[str, str] | None = None, *, with_sql: bool = False
+) -> Iterator[SparkContext]:
     """The Spark context of a job, which is stopped at the end of the block. A job without SQL needs no session, which would take a
     second more.
 
+    :param with_sql: a session will be made of it.
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first.
     """
     from pyspark import SparkConf, SparkContext
 
-    made = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list((properties or {}).items())))
+    conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))
+    # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert, pyspark/sql/types.py), and these
+    # import pandas and Arrow if they can: a hundred megabytes that only SQL has a use for
+    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow"):
+        made = SparkContext.getOrCreate(conf)
     try:
         made.setLogLevel("ERROR")
         refuse_speculation(made.getConf().get("spark.speculation", ""))
@@ -96,7 +115,7 @@ def session(name: str, properties: Mapping[str, str]) -> Iterator[SparkSession]:
     """Like :func:`context`, with an SQL session, for a streaming query."""
     from pyspark.sql import SparkSession
 
-    with context(name, properties) as made:
+    with context(name, properties, with_sql=True) as made:
         yield SparkSession(made)
 
 

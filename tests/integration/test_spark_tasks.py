@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +27,19 @@ from tests.support.topics import Flow, assert_exactly_once_in_order
 
 # Spark's workers do not have this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_job_without_sql_imports_neither_pandas_nor_arrow() -> None:
+    code = (
+        "import sys; from airflow_bottledwater.spark import job\n"
+        "with job.context('x', {'spark.master': 'local[1]', 'spark.ui.enabled': 'false'}) as context:\n"
+        "    assert context.parallelize([1], 1).map(lambda x: x + 1).collect() == [2]\n"
+        "    print([m for m in ('pandas', 'pyarrow') if m in sys.modules])\n"
+        "import pandas"
+    )
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.fixture(scope="module")

@@ -65,8 +65,8 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bo
         # would see that it goes on
         supervise.start(folder, command, submit.environment(master=master), tied=True)
         with ExitStack() as undo:
-            # a job that was not told to begin has nothing to end in order
-            undo.callback(supervise.stop, folder, timeout=0)
+            # in order, so that Spark removes its own folders, in which a copy of the settings may be
+            undo.callback(supervise.stop, folder, timeout=10)
             snapshot = _prepare(pipeline, position, stopped)
             if stopped.is_set():
                 log.info("Terminated, shutting down...")

@@ -63,6 +63,7 @@ topic_partition_list_destroy = _function("rd_kafka_topic_partition_list_destroy"
 topic_partition_list_set_offset = _function(
     "rd_kafka_topic_partition_list_set_offset", _int, _pointer, _text, ctypes.c_int32, ctypes.c_int64
 )
+poll_set_consumer = _function("rd_kafka_poll_set_consumer", _int, _pointer)
 assign = _function("rd_kafka_assign", _int, _pointer, _pointer)
 queue_get_consumer = _function("rd_kafka_queue_get_consumer", _pointer, _pointer)
 queue_destroy = _function("rd_kafka_queue_destroy", None, _pointer)

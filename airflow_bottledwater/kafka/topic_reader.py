@@ -17,9 +17,9 @@ import numpy.typing as npt
 from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater import compiled as compiling
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.layout import Rows
-from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.clients import client_config, errors, passes, unknown_property
 
@@ -27,8 +27,8 @@ from airflow_bottledwater.kafka.clients import client_config, errors, passes, un
 _BLOCK = 10_000
 #: milliseconds to wait for a block
 _WAIT_MS = 500
-#: seconds without a record after which the brokers are taken for away
-_SILENCE = 60.0
+#: seconds without a record after which it is said what is waited for
+_SILENCE = 10.0
 _PARTITION_EOF = KafkaError._PARTITION_EOF
 
 #: the key of the hashes of record keys: another in each process, so that nobody can make keys that collide
@@ -199,11 +199,15 @@ class KeySet:
         self.hashes = hashes[:, 0]
 
 
-def blocks(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator[Block]:
+def blocks(
+    config: Mapping[str, str], topic: str, ends: Sequence[int], backoff: Backoff, *, size: int = _BLOCK
+) -> Iterator[Block]:
     """The committed records of a topic below these offsets. A block is empty while none arrive, so that whoever reads can end.
 
     :param ends: per partition, high watermarks.
-    :raises Outage: the brokers are away.
+    :param backoff: waits where no records come: the brokers are away, or a transaction is open there, which they end in time.
+    :param size: records of a block at most; many large ones need memory.
+    :raises Outage: it has waited too long.
     :raises Refused: they deny the topic.
     """
     warm_up()
@@ -212,12 +216,12 @@ def blocks(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterat
         return
     consumer = _open(config, topic, sorted(waited_for))
     queue = rd.queue_get_consumer(consumer)
-    addresses, messages = np.zeros(_BLOCK, dtype=np.int64), np.zeros(_BLOCK, dtype=rd.MESSAGE)
+    addresses, messages = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=rd.MESSAGE)
     limits = np.array(ends, dtype=np.int64)
     heard = time.monotonic()
     try:
         while waited_for:
-            count = max(0, rd.consume_batch_queue(queue, _WAIT_MS, addresses.ctypes.data, _BLOCK))  # -1: an error
+            count = max(0, rd.consume_batch_queue(queue, _WAIT_MS, addresses.ctypes.data, size))  # -1: an error
             _copy_messages(addresses, count, messages)
             found = messages[:count]
             try:
@@ -230,11 +234,13 @@ def blocks(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterat
                 waited_for -= set(read["partition"][after >= limits[read["partition"]]].tolist())
             finally:
                 _destroy(addresses, count)
-            heard = time.monotonic() if len(read) else heard
-            if time.monotonic() - heard > _SILENCE:
-                raise Outage(
-                    f"Kafka at {config.get('bootstrap.servers', '?')} gives no records of topic {topic!r}.",
-                    "Check the network and the broker.",
+            if len(read):
+                heard = time.monotonic()
+                backoff.over()
+            elif time.monotonic() - heard > _SILENCE:
+                backoff.wait(
+                    f"Kafka at {config.get('bootstrap.servers', '?')} gives no more records of topic {topic!r}: a transaction is open "
+                    "there, or the brokers do not answer"
                 )
     finally:
         rd.queue_destroy(queue)
@@ -269,10 +275,14 @@ def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> i
         )
     except rd.ConfigRefused as error:
         raise unknown_property(str(error)) from None
+    rd.poll_set_consumer(
+        consumer
+    )  # what is not a record comes by the same queue: a login that was refused, for example
     assigned = rd.topic_partition_list_new(len(partitions))
     for partition in partitions:
         rd.topic_partition_list_add(assigned, topic.encode(), partition)
         rd.topic_partition_list_set_offset(assigned, topic.encode(), partition, rd.BEGINNING)
-    rd.assign(consumer, assigned)
+    code = rd.assign(consumer, assigned)
     rd.topic_partition_list_destroy(assigned)
+    assert code == 0, rd.name(code)
     return consumer

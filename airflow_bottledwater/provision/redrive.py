@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 _SNAPSHOT = "r"
 #: bytes of dead letters that are treated at once
 _PORTION_BYTES = 32 << 20
+#: records that are read at once: dead letters may be large
+_BLOCK, _LARGE_BLOCK = 10_000, 100
 
 
 @dataclass(slots=True)
@@ -222,7 +224,8 @@ class _Redrive:
         return [_DeadLetter(key, json.loads(value)) for key, value in values if value is not None]
 
     def _blocks(self, topic: str) -> Iterator[Block]:
-        return blocks(self._pipeline.kafka, topic, self._ends(topic))
+        size = _LARGE_BLOCK if topic == self._dead_letters_topic else _BLOCK
+        return blocks(self._pipeline.kafka, topic, self._ends(topic), self._publishing.backoff, size=size)
 
     def _ends(self, topic: str) -> list[int]:
         return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])

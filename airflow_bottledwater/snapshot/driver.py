@@ -150,6 +150,8 @@ class _Driver:
         }  # fmt: skip
         meter = Meter(tables, self._claim.state)
         totals = self._work(holder, tasks, meter)
+        # nothing is read under it any more: it must not block others while a topic is swept
+        holder.close()
         # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()
         self._check_done(tables)

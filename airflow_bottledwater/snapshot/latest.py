@@ -1,10 +1,11 @@
-"""Which record is the latest of its key, for a topic with any number of keys, in bounded memory.
+"""Which records of a topic the snapshot has not found again, for a topic with any number of keys, in bounded memory.
 
 A table of hashes holds as many keys as fit. A topic with more is read several times, for one range of hashes after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.compiled import compiled
 from airflow_bottledwater.encoding.layout import Rows
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import Block
 
@@ -23,11 +25,14 @@ _FULL = 6
 #: hashes are divided by their upper 16 bits
 RANGES: Final = 1 << 16
 _RANGE_SHIFT = np.uint64(48)
-#: mixes the partition into the hash of a key: a key that another program wrote to several partitions has a latest record in each
+#: mixes the partition into the second half of a key's hash: a key that another program wrote to several partitions has a latest record
+#: in each of them
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+#: in place of the mixed partition, for the entry that says that the snapshot has found the key
+_FOUND = np.uint64(0xD1B54A32D192ED03)
 
-#: the latest record of a key: 128 bits of the key's hash, and ``at``, which is 0 where the place is empty; else one more than twice
-#: the record's offset, and one more if it has a value
+#: 128 bits of the hash, and ``at``, which is 0 where the place is empty; else one more than twice the latest record's offset, and one more
+#: if that has a value
 _ENTRY = np.dtype([("first", np.uint64), ("second", np.uint64), ("at", np.int64)])
 
 
@@ -46,26 +51,35 @@ def _place(table, first, second):
 
 
 @compiled
-def _hash(hashes, messages, i):
-    return hashes[i, 0] ^ (np.uint64(messages[i].partition + 1) * _MIX)
+def _mixed(second, partition):
+    return second ^ (np.uint64(partition + 1) * _MIX)
 
 
 @compiled
-def _note(table, used, messages, hashes, start, low, high):
+def _put(table, first, second, at):
+    """Enter a record that is later than the one that is entered; returns how many entries this adds."""
+    place = _place(table, first, second)
+    added = 1 if table[place].at == 0 else 0
+    if at > table[place].at:
+        table[place].first = first
+        table[place].second = second
+        table[place].at = at
+    return added
+
+
+@compiled
+def _note(table, used, messages, hashes, ends, start, low, high):
     """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table is full."""
-    limit = table.size // 8 * _FULL
+    limit = table.size // 8 * _FULL - 1  # a record makes up to two entries
     for i in range(start, messages.size):
-        first = _hash(hashes, messages, i)
+        first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
         if not low <= np.int64(first >> _RANGE_SHIFT) < high:
             continue
-        place = _place(table, first, hashes[i, 1])
-        if table[place].at == 0:
-            if used >= limit:
-                return i, used
-            used += 1
-            table[place].first = first
-            table[place].second = hashes[i, 1]
-        table[place].at = _at(messages[i])
+        if used >= limit:
+            return i, used
+        used += _put(table, first, _mixed(second, message.partition), _at(message))
+        if message.payload != 0 and message.offset >= ends[message.partition]:
+            used += _put(table, first, second ^ _FOUND, 1)
     return messages.size, used
 
 
@@ -76,13 +90,12 @@ def _enter(table, entries):
 
 
 @compiled
-def _find_current(table, messages, hashes, low, high, out):
-    """Mark the records with a value that are the latest of their keys."""
+def _find_stale(table, messages, hashes, low, high, out):
     for i in range(messages.size):
-        first = _hash(hashes, messages, i)
-        if messages[i].payload != 0 and low <= np.int64(first >> _RANGE_SHIFT) < high:
-            place = _place(table, first, hashes[i, 1])
-            out[i] = table[place].at == _at(messages[i])
+        first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
+        if message.payload != 0 and low <= np.int64(first >> _RANGE_SHIFT) < high:
+            latest = table[_place(table, first, _mixed(second, message.partition))].at == _at(message)
+            out[i] = latest and table[_place(table, first, second ^ _FOUND)].at == 0
 
 
 def warm_up() -> None:
@@ -93,55 +106,66 @@ def warm_up() -> None:
 def _note_nothing() -> None:
     table, nothing = np.zeros(1, dtype=_ENTRY), np.zeros(0, dtype=rd.MESSAGE)
     hashes = np.zeros((0, 2), dtype=np.uint64)
-    _note(table, 0, nothing, hashes, 0, 0, RANGES)
+    _note(table, 0, nothing, hashes, np.zeros(0, dtype=np.int64), 0, 0, RANGES)
     _enter(table, table[:0])
-    _find_current(table, nothing, hashes, 0, RANGES, np.zeros(0, dtype=np.bool_))
+    _find_stale(table, nothing, hashes, 0, RANGES, np.zeros(0, dtype=np.bool_))
 
 
 class LatestRecords:
-    """The latest record of each key whose hash is in ``[low, high)``. ``high`` sinks when the table is full; what is then outside
-    is for another reading of the topic.
+    """The latest records of the keys whose hashes are in ``[low, high)``, and which of these keys the snapshot has found. ``high`` sinks
+    when the table is full; what is then outside is for another reading of the topic.
 
     :param records: how many records there are at most.
+    :param ends: per partition, where the snapshot's records begin.
     :param low: where the range begins, of :data:`RANGES`.
     :param places: of the table at most, a power of two.
     """
 
-    def __init__(self, records: int, low: int, *, places: int = _PLACES) -> None:
+    def __init__(self, records: int, ends: Sequence[int], low: int, *, places: int = _PLACES) -> None:
         warm_up()
         size = 16
         while size < min(places, 2 * records):
             size *= 2
         self._table: Rows = np.zeros(size, dtype=_ENTRY)
+        self._ends = np.array(ends, dtype=np.int64)
         self._used = 0
         self.low, self.high = low, RANGES
 
     def note(self, block: Block) -> None:
-        """Enter a block's records; those of a partition come in order."""
+        """Enter a block's records; those of a partition come in order.
+
+        :raises Refused: the keys of a single range fill the table.
+        """
         i = 0
         while i < len(block):
-            i, self._used = _note(self._table, self._used, block.messages, block.hashes, i, self.low, self.high)
+            i, self._used = _note(
+                self._table, self._used, block.messages, block.hashes, self._ends, i, self.low, self.high
+            )
             if i < len(block):
                 self._halve()
 
     def _halve(self) -> None:
-        """Leave half of the range to another reading."""
-        self.high = self.low + max(1, (self.high - self.low) // 2)
-        ranges = (self._table["first"] >> _RANGE_SHIFT).astype(np.int64)
-        kept = self._table[(self._table["at"] != 0) & (ranges < self.high)]
-        if len(kept) == self._used:  # one part in 65,536 of all hashes fills it
-            raise MemoryError("A topic has more keys than can be compared.")
+        """Leave half of the range, or more, to another reading."""
+        kept = self._table[self._table["at"] != 0]
+        while len(kept) == self._used:
+            if self.high - self.low == 1:
+                raise Refused("A topic has more keys than can be compared.", "Publish the table to a new topic.")
+            self.high = self.low + (self.high - self.low) // 2
+            kept = kept[(kept["first"] >> _RANGE_SHIFT).astype(np.int64) < self.high]
         self._table[:] = np.zeros(1, dtype=_ENTRY)
         _enter(self._table, kept)
         self._used = len(kept)
 
-    def current(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Which of a block's records have a value and are the latest of their keys, of those in the range."""
+    def stale(self, block: Block) -> npt.NDArray[np.bool_]:
+        """Which of a block's records have a value, are the latest of their keys, and of keys that the snapshot has not found.
+
+        :param block: records before the snapshot's.
+        """
         found = np.zeros(len(block), dtype=np.bool_)
-        _find_current(self._table, block.messages, block.hashes, self.low, self.high, found)
+        _find_stale(self._table, block.messages, block.hashes, self.low, self.high, found)
         return found
 
-    def any_below(self, end: int) -> bool:
-        """Whether a key's latest record has a value and an offset below ``end``."""
+    def any_before(self) -> bool:
+        """Whether a latest record has a value and may lie before the snapshot's."""
         at = self._table["at"]
-        return bool(((at > 0) & (at % 2 == 0) & ((at - 1) // 2 < end)).any())
+        return bool(((at > 1) & (at % 2 == 0) & ((at - 1) // 2 < self._ends.max(initial=0))).any())

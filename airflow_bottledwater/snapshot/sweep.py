@@ -34,11 +34,12 @@ def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> 
 
     def work() -> None:
         nonlocal swept
+        swept = 0
         reached = Topics(session.pipeline.kafka).ends(pinned.topic, pinned.partitions)
         low = 0
         while low < RANGES:
-            latest = _read(session, pinned, reached, low)
-            if latest.any_below(max(ends)):
+            latest = _read(session, pinned, ends, reached, low)
+            if latest.any_before():
                 for keys in _stale(session, pinned, ends, latest):
                     session.transact([tombstones(session.index[pinned.topic], keys)], {})
                     swept += len(keys)
@@ -50,10 +51,12 @@ def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> 
     return swept
 
 
-def _read(session: PublishSession, pinned: PinnedTable, reached: Sequence[int], low: int) -> LatestRecords:
+def _read(
+    session: PublishSession, pinned: PinnedTable, ends: Sequence[int], reached: Sequence[int], low: int
+) -> LatestRecords:
     """The latest records of the keys whose hashes lie from ``low`` on, as many as memory is for."""
-    latest = LatestRecords(sum(reached), low)
-    for block in blocks(session.pipeline.kafka, pinned.topic, reached):
+    latest = LatestRecords(sum(reached), ends, low)
+    for block in blocks(session.pipeline.kafka, pinned.topic, reached, session.backoff):
         check_stopped()
         latest.note(block)
     return latest
@@ -62,9 +65,9 @@ def _read(session: PublishSession, pinned: PinnedTable, reached: Sequence[int], 
 def _stale(
     session: PublishSession, pinned: PinnedTable, ends: Sequence[int], latest: LatestRecords
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Partition and key of the latest records that lie below the plan's ends: what lies behind, the snapshot has published."""
-    for block in blocks(session.pipeline.kafka, pinned.topic, ends):
+    """Partition and key of the latest records of keys that the snapshot has not found again."""
+    for block in blocks(session.pipeline.kafka, pinned.topic, ends, session.backoff):
         check_stopped()
-        stale = np.flatnonzero(latest.current(block)).tolist()
+        stale = np.flatnonzero(latest.stale(block)).tolist()
         if stale:
             yield [(int(block.messages[i]["partition"]), block.key(i)) for i in stale]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +36,9 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
                 snapshot.take(context, pipeline, path, stopped)
         # a query needs properties that a context has from its beginning
         return stream.run(pipeline, path, bounded, stopped)
-    with ThreadPoolExecutor(1, "claim") as pool:
-        claimed = pool.submit(_begin, pipeline, stopped)
+    failed = threading.Event()
+    with ThreadPoolExecutor(1, "claim") as pool, _setting(failed):
+        claimed = pool.submit(_begin, pipeline, stopped, failed)
         with job.context(name) as context:
             snapshot.warm_workers(context, 1)
             start = claimed.result()
@@ -46,21 +50,34 @@ def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event
             return continuous.stream(context, pipeline, path, start, bounded, stopped)
 
 
-def _begin(pipeline: Pipeline, stopped: threading.Event) -> Start | None:
+@contextmanager
+def _setting(failed: threading.Event) -> Iterator[None]:
+    """Set the event if the block fails."""
+    try:
+        yield
+    except BaseException:
+        failed.set()
+        raise
+
+
+def _begin(pipeline: Pipeline, stopped: threading.Event, failed: threading.Event) -> Start | None:
     """The claimed stream; None if the snapshot comes first."""
-    return None if _prepared(stopped).snapshot else stream.begin(pipeline, stopped)
+    return None if _prepared(stopped, failed).snapshot else stream.begin(pipeline, stopped)
 
 
-def _prepared(stopped: threading.Event) -> Prepared:
+def _prepared(*ended: threading.Event) -> Prepared:
     """Wait until the command has made everything.
 
-    :raises StopRequested: the job is to end.
+    :param ended: events of which one is set when the job is to end.
+    :raises StopRequested: one is set.
     """
     folder = os.environ.get(RUN_DIRECTORY)
     if folder is None:  # submitted by hand: a snapshot that is complete is found to be
         return Prepared(snapshot=True)
     while (found := run_directory.read(Path(folder), Prepared)) is None:
-        if stopped.wait(_INTERVAL):
+        # not Event.wait, whose lock a signal's handler would need
+        time.sleep(_INTERVAL)
+        if any(each.is_set() for each in ended):
             raise StopRequested("The job was asked to stop before it began.")
     return found
 

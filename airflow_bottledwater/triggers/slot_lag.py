@@ -13,26 +13,30 @@ from airflow_bottledwater.hooks.source import SourceHook
 
 LAG_SQL = (
     "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
-    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s"
+    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
 )
 
 
 def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
     """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, so that it has to be read again.
 
-    :param row: wal_status, lag and retained bytes; None if the slot does not exist.
+    :param row: wal_status, lag and retained bytes, and whether it may be being created; None if the slot does not exist.
     """
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
-    wal_status, lag, retained = row
+    wal_status, lag, retained, in_the_making = row
     if wal_status == "lost":
         return {
             "status": "failed",
             "slot": slot,
             "message": f"Slot {slot!r} was invalidated: the WAL that it needs is gone. Drop it and start again with a snapshot.",
         }
-    # while a slot is being created, it has no position
-    if lag is not None and lag <= max_lag:
+    if lag is None:
+        if in_the_making:
+            return None
+        message = f"Slot {slot!r} has no position: it is physical, or its creation was interrupted. Look into pg_replication_slots."
+        return {"status": "failed", "slot": slot, "message": message}
+    if lag <= max_lag:
         return {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
     return None
 

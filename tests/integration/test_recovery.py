@@ -24,6 +24,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.provision.create import assume_complete
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.snapshot import sweep
 from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.store import state_topic_name
@@ -213,7 +214,9 @@ def test_dead_letters_are_not_touched_while_the_stream_runs(make_flow: MakeFlow)
 
 
 # ---------------------------------------------------------------------- lost slot, lost facts
-def test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has(make_flow: MakeFlow) -> None:
+def test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flow = make_flow(partitions=3)
     flow.execute("INSERT INTO a SELECT g, 'x', g FROM generate_series(1, 50) g")
     flow.create()
@@ -229,6 +232,15 @@ def test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has(make_
         flow.stream()
     drop(flow.pipeline, when="always")
     flow.create()
+    locks = "SELECT 1 FROM pg_locks WHERE relation = 'a'::regclass AND mode = 'AccessShareLock'"
+
+    def swept(*arguments: Any) -> int:
+        # an application that alters the table does not wait for it
+        until(lambda: not flow.execute(locks), "the snapshot's locks are gone", 5)
+        return original(*arguments)
+
+    original = sweep.sweep
+    monkeypatch.setattr(sweep, "sweep", swept)
     flow.snapshot()
     assert flow.compare("a").differences == []
     tombstones = [m.key["id"] for m in flow.read("a") if m.value is None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.scan import scan
@@ -49,7 +51,7 @@ def test_blocks_have_what_a_consumer_gives(kafka: KafkaBroker, topic: str) -> No
     assert ends[2] == 0
     wanted = [(m.partition(), m.offset(), m.key() or b"", m.value(), m.headers()) for m in scan(config, topic, ends)]
     found = []
-    for block in blocks(config, topic, ends):
+    for block in blocks(config, topic, ends, Backoff(30)):
         for i, message in enumerate(block.messages):
             assert (message["payload"] == 0) <= (message["len"] == 0)
             value = None if message["payload"] == 0 else int(message["len"])
@@ -66,15 +68,19 @@ def test_blocks_have_what_a_consumer_gives(kafka: KafkaBroker, topic: str) -> No
 def test_only_what_lies_below_the_ends_is_given(kafka: KafkaBroker, topic: str) -> None:
     config = {"bootstrap.servers": kafka.bootstrap}
     whole = {(m.partition(), m.offset()) for m in scan(config, topic, Topics(config).ends(topic, 3))}
-    read = [(int(m["partition"]), int(m["offset"])) for b in blocks(config, topic, [777, 20, 0]) for m in b.messages]
+    read = [
+        (int(m["partition"]), int(m["offset"]))
+        for b in blocks(config, topic, [777, 20, 0], Backoff(30))
+        for m in b.messages
+    ]
     assert len(read) == len(set(read))
     assert set(read) == {(p, o) for p, o in whole if o < [777, 20, 0][p]}
-    assert list(blocks(config, topic, [0, 0, 0])) == []
+    assert list(blocks(config, topic, [0, 0, 0], Backoff(30))) == []
 
 
 def test_a_reader_may_end_before_the_topic_does(kafka: KafkaBroker, topic: str) -> None:
     config = {"bootstrap.servers": kafka.bootstrap}
-    read = blocks(config, topic, Topics(config).ends(topic, 3))
+    read = blocks(config, topic, Topics(config).ends(topic, 3), Backoff(30))
     assert next(b for b in read if len(b)).key(0) is not None
     started = time.monotonic()
     read.close()
@@ -83,12 +89,37 @@ def test_a_reader_may_end_before_the_topic_does(kafka: KafkaBroker, topic: str) 
 
 def test_brokers_that_are_away_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_reader, "_SILENCE", 1.0)
-    with pytest.raises(Outage, match="gives no records of topic 'a'"):
-        for block in blocks({"bootstrap.servers": "127.0.0.1:9", "log_level": "0"}, "a", [5]):
+    with pytest.raises(Outage, match="gives no more records of topic 'a'"):
+        for block in blocks({"bootstrap.servers": "127.0.0.1:9", "log_level": "0"}, "a", [5], Backoff(2)):
             # whoever reads can end meanwhile
             assert not len(block)
 
 
+def test_a_transaction_that_is_open_is_waited_for(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another pipeline that shares the topic; its records are below the end already."""
+    monkeypatch.setattr(topic_reader, "_SILENCE", 1.0)
+    config = {"bootstrap.servers": kafka.bootstrap}
+    producer = Producer({**config, "transactional.id": f"{topic}-other"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"late", b"late", partition=0)
+    producer.flush()
+    timer = threading.Timer(4.0, producer.commit_transaction)
+    timer.start()
+    waited: list[str] = []
+    ends = Topics(config).ends(topic, 3)
+    keys = [
+        block.key(i)
+        for block in blocks(config, topic, ends, Backoff(30, report=waited.append))
+        for i in range(len(block))
+    ]
+    timer.join()
+    assert b"late" in keys
+    assert waited and "a transaction is open there" in waited[0]
+
+
 def test_a_property_that_is_none_is_refused() -> None:
     with pytest.raises(Refused, match="does not accept a property"):
-        next(blocks({"bootstrap.servers": "127.0.0.1:9", "socket.mss": "1"}, "a", [5]))
+        next(blocks({"bootstrap.servers": "127.0.0.1:9", "socket.mss": "1"}, "a", [5], Backoff(5)))

@@ -55,12 +55,12 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_slot_that_has_caught_up_ends_the_sensor_at_once(source: list[Any]) -> None:
-    source.append(("reserved", 10, 20))
+    source.append(("reserved", 10, 20, True))
     assert lag_sensor(max_lag="10").execute(CONTEXT) is None
 
 
 def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
-    source.append(("reserved", 11, 20))
+    source.append(("reserved", 11, 20, True))
     with pytest.raises(TaskDeferred) as raised:
         lag_sensor(slot="orders", max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
     trigger: Any = raised.value.trigger
@@ -69,12 +69,12 @@ def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
 
 
 def test_a_slot_that_is_being_created_is_not_called_invalidated(source: list[Any]) -> None:
-    source.append(("reserved", None, 20))
+    source.append(("reserved", None, 20, True))
     with pytest.raises(TaskDeferred):
         lag_sensor(slot="orders", max_lag=10).execute(CONTEXT)
 
 
-@pytest.mark.parametrize("row", [None, ("lost", 1, 1), ("lost", None, None)])
+@pytest.mark.parametrize("row", [None, ("lost", 1, 1, True), ("lost", None, None, True)])
 def test_a_slot_that_is_gone_fails_for_good(source: list[Any], row: Any) -> None:
     source.append(row)
     with pytest.raises(AirflowFailException, match="orders"):
@@ -114,7 +114,7 @@ def test_a_limit_that_is_no_number_is_refused(source: list[Any]) -> None:
 
 
 def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
-    source.extend([("reserved", 11, 20), ("reserved", 10, 20)])
+    source.extend([("reserved", 11, 20, True), ("reserved", 10, 20, True)])
     sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False)
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 

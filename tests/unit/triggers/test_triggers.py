@@ -216,12 +216,13 @@ def test_only_when_the_task_was_ended_the_job_is(monkeypatch: pytest.MonkeyPatch
     ("row", "status"),
     [
         (None, "failed"),
-        (("lost", 5, 5), "failed"),
-        (("reserved", None, 5), None),
-        (("reserved", 101, 500), None),
-        (("reserved", 100, 500), "ok"),
-        (("extended", 0, 500), "ok"),
-        (("unreserved", -8, 0), "ok"),
+        (("lost", 5, 5, False), "failed"),
+        (("reserved", None, 5, True), None),
+        (("reserved", None, 5, False), "failed"),
+        (("reserved", 101, 500, True), None),
+        (("reserved", 100, 500, True), "ok"),
+        (("extended", 0, 500, False), "ok"),
+        (("unreserved", -8, 0, True), "ok"),
     ],
 )
 def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None) -> None:

@@ -275,9 +275,8 @@ def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> i
         )
     except rd.ConfigRefused as error:
         raise unknown_property(str(error)) from None
-    rd.poll_set_consumer(
-        consumer
-    )  # what is not a record comes by the same queue: a login that was refused, for example
+    # what is not a record comes by the same queue: a login that was refused, for example
+    rd.poll_set_consumer(consumer)
     assigned = rd.topic_partition_list_new(len(partitions))
     for partition in partitions:
         rd.topic_partition_list_add(assigned, topic.encode(), partition)

@@ -13,7 +13,8 @@ from airflow_bottledwater.hooks.source import SourceHook
 
 LAG_SQL = (
     "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
-    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
+    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL"
+    " FROM pg_replication_slots WHERE slot_name = %s"
 )
 
 

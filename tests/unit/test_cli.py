@@ -221,7 +221,7 @@ def test_the_status_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> N
     report.show(REPORT, Console(markup=False, width=120))
     shown = capsys.readouterr().out
     assert "Slot shop: 1,234 bytes behind, keeps 5,678 bytes of WAL, reserved" in shown
-    assert re.search(r"Job: running \(\d+ s ago\), epoch 3 on h; {'rows': 7}", shown)
+    assert re.search(r"Job: running \([\d,]+ s ago\), epoch 3 on h; {'rows': 7}", shown)
     assert "Last error: [x] is away" in shown
     assert "Stream at (nothing streamed yet); snapshot complete" in shown
     assert "public.[a]" in shown
@@ -245,8 +245,9 @@ def test_the_status_is_json_for_programs() -> None:
 # ------------------------------------------------------------------ signals, with a job that waits in place of Spark's
 _COMMAND = """
 import signal, sys
-# under nohup it would be ignored
+# under nohup, or behind a shell's &, they would be ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from airflow_bottledwater import cli
 from airflow_bottledwater.spark import submit
 import airflow_bottledwater.provision.create as creation

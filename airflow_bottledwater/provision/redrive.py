@@ -26,7 +26,6 @@ from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, S
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position
@@ -155,7 +154,7 @@ class _Redrive:
         places = sorted(self._places(topics), key=lambda place: place.position)
         while places:
             n = _portion(places)
-            self._redrive(self._read(places[:n]), result)
+            self._redrive(self._read([place.key for place in places[:n]]), result)
             del places[:n]
         return result
 
@@ -214,14 +213,18 @@ class _Redrive:
                     found[key] = _Place(head.pos, key, len(value))
         return found.values()
 
-    def _read(self, places: Sequence[_Place]) -> list[_DeadLetter]:
+    def _read(self, keys: Sequence[bytes]) -> list[_DeadLetter]:
         """These dead letters, but for those that are gone meanwhile."""
-        wanted, found = KeySet([place.key for place in places]), dict[bytes, bytes | None]()
+        wanted, found = KeySet(keys), dict[bytes, bytes | None]()
         for block in self._blocks(self._dead_letters_topic):
             for i in block.having(wanted):
                 found[block.key(i)] = block.value(i)
-        values = [(place.key, found.get(place.key)) for place in places]
-        return [_DeadLetter(key, json.loads(value)) for key, value in values if value is not None]
+        return [_DeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        for block in self._blocks(self._events_topic):
+            for i in range(len(block)):
+                yield json.loads(block.value(i) or b"{}")
 
     def _blocks(self, topic: str) -> Iterator[Block]:
         size = _LARGE_BLOCK if topic == self._dead_letters_topic else _BLOCK
@@ -290,8 +293,7 @@ class _Redrive:
                     key, pos = block.key(i), (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
                     found[topic, key] = max(found.get((topic, key), ""), pos if pos.strip("0/") else "")
-        for message in scan(self._pipeline.kafka, self._events_topic, self._ends(self._events_topic)):
-            event = json.loads(message.value())
+        for event in self._events():
             if event.get("event") == "truncate":
                 for topic in set(event["topics"]) & set(wanted):
                     for key in wanted[topic]:
@@ -329,7 +331,7 @@ class _Redrive:
         def work() -> None:
             nonlocal begun
             # whether an attempt before this one was committed, the dead letter itself tells
-            if not begun or self._read([_Place(dead_letter.position, dead_letter.key, 0)]):
+            if not begun or self._read([dead_letter.key]):
                 begun = True
                 self._publishing.transact([records, tombstone], {})
 

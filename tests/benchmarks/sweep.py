@@ -14,7 +14,6 @@ import numpy as np
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import layout
 from airflow_bottledwater.kafka.publisher import Records
-from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.publish.session import PublishSession
@@ -22,6 +21,7 @@ from airflow_bottledwater.snapshot.sweep import sweep
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.records import pins
 from tests.benchmarks.common import Workload, emit, scaled
+from tests.support.scan import scan
 
 _KEYS = 2_000_000
 _GONE = 10

@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage, RecordError, Refused
-from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import redrive
+from tests.support.scan import scan
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 

@@ -13,10 +13,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.kafka import topic_reader
-from airflow_bottledwater.kafka.scan import scan
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support.scan import scan
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Reads a whole topic once, for a sweep and for dead letters, where Python's consumer is fast enough."""
+"""Reads a whole topic once with Python's consumer: what the package's own reader is compared with."""
 
 from __future__ import annotations
 

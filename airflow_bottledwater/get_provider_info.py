@@ -24,10 +24,10 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
-        "operators": _modules("preflight", "slot", "snapshot", "stream", room="operators"),
+        "operators": _modules("preflight", "slot", "snapshot", "spark", "stream", room="operators"),
         "sensors": _modules("slot_lag", "stream_error", room="sensors"),
-        "triggers": _modules("stream", "slot_lag", "stream_error", room="triggers"),
-        "hooks": _modules("pipeline", "schema_registry", "source", "spark_job", room="hooks"),
+        "triggers": _modules("job", "slot_lag", "stream_error", room="triggers"),
+        "hooks": _modules("pipeline", "schema_registry", "source", room="hooks"),
         "connection-types": [
             {
                 "connection-type": "schema_registry",

@@ -44,7 +44,13 @@ class BottledWaterTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         with self:
-            spark: dict[str, Any] = {"spark_conn_id": spark_conn_id, "stream_executor": (stream or {}).get("executor")}
+            of_stream = stream or {}
+            spark: dict[str, Any] = {
+                "spark_conn_id": spark_conn_id,
+                "stream_executor": of_stream.get("executor"),
+                "stream_deferrable": of_stream.get("deferrable", True),
+                "settings_file": of_stream.get("settings_file"),
+            }
             self.preflight = ReplicationPreflightOperator(task_id="preflight", **spark, **pipeline)
             self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **spark, **pipeline)
             self.snapshot = SnapshotToKafkaOperator(

@@ -1,30 +1,33 @@
-"""Runs Spark jobs from Airflow in client mode: submitted by the Spark provider's connection, and watched through a run directory.
+"""Submits Spark jobs from Airflow, with the command line of the Spark provider's connection.
 
-The provider's own client mode ends with the task that started it, and leaves the Python driver behind when it is killed. Here, the
-job is a family of processes of its own, so that data flows whether or not Airflow is up.
+In client mode the job is a family of processes of its own on the worker, with a run directory; in cluster mode spark-submit hands it to
+YARN or Kubernetes. Either way it does not end with the task: how it is watched is in :mod:`airflow_bottledwater.hooks.job_watch`, how it
+is stopped in :mod:`airflow_bottledwater.hooks.job_stop`. (The provider's own client mode ends with the task that started it, and leaves
+the Python driver behind when it is killed.)
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import socket
-import time
+import subprocess
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from airflow.sdk import BaseHook, conf
-
 from airflow_bottledwater.errors import JobFailed, Refused
-from airflow_bottledwater.hooks import connections
+from airflow_bottledwater.hooks.places import Place, connection_of
 from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.log import parse
-from airflow_bottledwater.spark.run_directory import Outcome, Owner
+from airflow_bottledwater.spark.run_directory import Submission
+
+log = logging.getLogger(__name__)
 
 #: prefixes of environment variables that a Spark job does not get: they hold Airflow's own secrets and connections
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
@@ -32,64 +35,25 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AI
 #: bytes of a job's log that are passed on at once
 _LOG_BYTES = 1 << 20
 
+#: what YARN calls an application, as spark-submit prints it
+_APPLICATION_ID = re.compile(r"application_\d+_\d+")
+
 
 class Identity(TypedDict):
     """Identifies a job; Airflow stores it between a task's tries.
 
-    :param folder: absolute path of the job's folder.
-    :param host: name of the host that it is on.
+    :param id: the job's id in Kafka.
+    :param host: name of the host that it was submitted on.
+    :param folder: in client mode the absolute path of its run directory there; otherwise empty.
+    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known; otherwise empty.
+    :param conn_id: the Spark connection.
     """
 
-    folder: str
+    id: str
     host: str
-
-
-def connection_of(conn_id: str) -> Any:
-    """Look up a Spark connection.
-
-    :raises Refused: it is not defined (the provider would then submit to YARN without an error).
-    :raises Outage: it could not be looked up.
-    """
-    return connections.connection(conn_id, kind="Spark")
-
-
-def deploy_mode(connection: Any) -> str:
-    """The deploy mode of a Spark connection: ``client`` (the default) or ``cluster``."""
-    return str(connection.extra_dejson.get("deploy-mode") or "client")
-
-
-def refuse_foreign_hosts(what: str, executor: str | None = None) -> None:
-    """Check that worker and triggerer share the host: only then can the triggerer watch and stop a detached process.
-
-    :param what: what needs it, for the message.
-    :param executor: the task's own executor; None for the first that is configured.
-    :raises Refused: the executor is not LocalExecutor.
-    """
-    executor = executor or conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
-    if "LocalExecutor" not in executor:
-        raise Refused(
-            f"{what} needs an Airflow whose worker and triggerer share the host; the executor is {executor}.",
-            "Configure LocalExecutor, too, and give it to this task (executor='LocalExecutor'), or run the 'bottledwater' command "
-            "as a service.",
-        )
-
-
-def refuse_stream(conn_id: str, *, mode: str | None = None, executor: str | None = None) -> None:
-    """Check that the stream's job can run with a Spark connection and an executor, before anything is changed.
-
-    :param conn_id: connection of type Spark.
-    :param mode: the deploy mode; None for the connection's.
-    :param executor: the executor of the stream's task; None for the first that is configured.
-    :raises Refused: there is no such connection, the deploy mode is cluster, or the executor is not LocalExecutor.
-    :raises Outage: the connection could not be looked up.
-    """
-    connection = connection_of(conn_id)
-    if (mode or deploy_mode(connection)) != "client":
-        raise Refused(
-            f"The stream in deploy-mode cluster (connection {conn_id!r}) is not supported yet.",
-            "Use a Spark connection with deploy-mode client and LocalExecutor, or run the 'bottledwater' command as a service.",
-        )
-    refuse_foreign_hosts("The stream", executor)
+    folder: str
+    application: str
+    conn_id: str
 
 
 def refuse_missing_binary(conn_id: str) -> None:
@@ -106,44 +70,68 @@ def refuse_missing_binary(conn_id: str) -> None:
         )
 
 
-class SparkJobHook(BaseHook):
-    """Prepares and starts Spark jobs.
+def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path]:
+    """Make a run directory for one job, with a settings file that only this user can read; returns the job's identity and the path of
+    the file.
+
+    The files of jobs that were killed earlier are removed, see :func:`supervise.sweep`.
+
+    :param kind: the job: ``snapshot`` or ``stream``.
+    """
+    home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow") / "bottledwater"
+    supervise.sweep(sorted(home.glob("*-*")))
+    job_id = uuid.uuid4().hex
+    folder = home / f"{kind}-{pipeline.slot}-{job_id[:12]}"
+    folder.mkdir(parents=True, mode=0o700)
+    run_directory.write(folder, Submission(job_id, kind))
+    pod = f"bottledwater-{kind}-{pipeline.slot.replace('_', '-')[:30].strip('-')}-{job_id[:8]}"
+    identity: Identity = {
+        "id": job_id,
+        "host": socket.gethostname(),
+        "folder": str(folder),
+        "application": pod if place.kubernetes else "",
+        "conn_id": place.conn_id,
+    }
+    return identity, pipeline.write(folder)
+
+
+def start(hook: Any, identity: Identity, application: str, *, tied: bool) -> None:
+    """Start a job in client mode, as a supervised family of processes.
 
     :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
+    :param application: the path of its entry point.
+    :param tied: whether the job ends with this process, for whatever reason that ends.
     """
-
-    def __init__(self, hook: Any) -> None:
-        super().__init__()
-        self._hook = hook
-
-    @staticmethod
-    def prepare(pipeline: Pipeline, name: str, owner: Owner) -> tuple[Identity, Path]:
-        """Make a run directory for one job, by which it can be found later, with a settings file that only this user can read; returns
-        the job's identity and the path of the file.
-
-        The files of jobs that were killed earlier are removed, see :func:`supervise.sweep`.
-
-        :param name: the job: ``snapshot`` or ``stream``.
-        :param owner: the DAG run that the job works for.
-        """
-        home = _home()
-        supervise.sweep(sorted(home.glob("*-*")))
-        folder = home / f"{name}-{pipeline.slot}-{uuid.uuid4().hex[:12]}"
-        folder.mkdir(parents=True, mode=0o700)
-        run_directory.write(folder, owner)
-        return {"folder": str(folder), "host": socket.gethostname()}, pipeline.write(folder)
-
-    def start(self, identity: Identity, application: str) -> None:
-        """Start the job.
-
-        :param application: the path of its entry point.
-        """
-        made = submission(self._hook, application)
-        supervise.start(Path(identity["folder"]), made.command, {**environment(master=made.master), **made.variables})
+    made = submission(hook, application)
+    supervise.start(
+        Path(identity["folder"]), made.command, {**environment(master=made.master), **made.variables}, tied=tied
+    )
 
 
-def _home() -> Path:
-    return Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow") / "bottledwater"
+def send(hook: Any, identity: Identity, application: str) -> Identity:
+    """Hand a job to a cluster; returns once the cluster has accepted it, with the identity, which is known better by then.
+
+    :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
+    :param application: the entry point; a path here, or ``local:`` and a path in the image.
+    :raises JobFailed: spark-submit failed; the message has the end of its output.
+    """
+    made = submission(hook, application)
+    tail: list[str] = []
+    found = identity["application"]
+    with subprocess.Popen(
+        made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env={**environment(master=made.master), **made.variables},
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        for line in child.stdout:
+            log.info("%s", line.rstrip())
+            tail = [*tail[-19:], line]
+            if made.master.startswith("yarn") and (match := _APPLICATION_ID.search(line)):
+                found = match[0]
+    if child.returncode:
+        raise JobFailed(f"spark-submit ended with exit code {child.returncode}.\n{''.join(tail)}")
+    shutil.rmtree(identity["folder"], ignore_errors=True)
+    return {**identity, "folder": "", "application": found}
 
 
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
@@ -152,65 +140,15 @@ def environment(base: Mapping[str, str] | None = None, *, master: str = "local")
     return submit.environment(kept, master=master)
 
 
-def is_here(identity: Identity) -> bool:
-    """Whether the job was started on this host; a job on another host cannot be watched."""
-    return identity["host"] == socket.gethostname()
-
-
-def running(identity: Identity) -> bool:
-    """Whether the job still runs.
-
-    :raises Refused: it was started on another host.
-    """
-    if not is_here(identity):
-        raise Refused(
-            f"The job was started on host {identity['host']}, this is {socket.gethostname()}.",
-            "Worker and triggerer must share the host. Clear the task: its next try takes the slot over.",
-        )
-    return supervise.running(Path(identity["folder"]))
-
-
-def stop_asked(identity: Identity) -> bool:
-    """Whether the job was stopped on its host, by :func:`stop`, and not by a request in Kafka."""
-    return supervise.stop_asked(Path(identity["folder"]))
-
-
-def left_behind(owner: Owner) -> list[Identity]:
-    """The jobs on this host that still run for the tasks of a DAG run.
-
-    When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is not stopped.
-    """
-    found: list[Identity] = []
-    for path in sorted(_home().glob(f"*/{Owner.FILE}")):
-        if run_directory.read(path.parent, Owner) == owner and supervise.running(path.parent):
-            found.append({"folder": str(path.parent), "host": socket.gethostname()})
-    return found
-
-
-def outcome(identity: Identity) -> Outcome:
-    """How an ended job ended."""
-    folder = Path(identity["folder"])
-    found = supervise.outcome(folder)
-    if found is not None:
-        return found
-    code = supervise.exit_code(folder)
-    return Outcome(
-        ok=False,
-        kind=JobFailed.__name__,
-        error=f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{supervise.log_tail(folder)}",
-        # it was killed: by the host, by hand, or out of memory; that need not happen again
-        transient=True,
-    )
-
-
-def stop(identity: Identity, *, timeout: float = 40.0) -> bool:
-    """End the job in order, and kill it after ``timeout`` seconds; returns whether it has ended."""
-    return supervise.stop(Path(identity["folder"]), timeout=timeout)
+def folder_here(identity: Identity) -> Path | None:
+    """The job's run directory, if it was started on this host in client mode: only then can its processes be seen."""
+    return Path(identity["folder"]) if identity["folder"] and identity["host"] == socket.gethostname() else None
 
 
 def forget(identity: Identity) -> None:
-    """Remove an ended job's folder."""
-    shutil.rmtree(identity["folder"], ignore_errors=True)
+    """Remove an ended job's folder, if it is on this host."""
+    if (folder := folder_here(identity)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 #: called with the level and the text of each line of a job's log
@@ -222,31 +160,31 @@ class LogFollower:
 
     :param write: called with each line. A line that does not begin a record (of a traceback, for example) has the level of the last
         record.
-    :param past: how many bytes of the existing log to begin with; None for all of it.
     """
 
-    def __init__(self, identity: Identity, write: Write, *, past: int | None = None) -> None:
-        self._reader = supervise.LogReader(Path(identity["folder"]), past=past)
+    def __init__(self, write: Write) -> None:
         self._write = write
         self._level = logging.INFO
 
-    def follow(self) -> None:
-        """Pass on the new lines, up to a limit of bytes."""
-        for line in self._reader.read(_LOG_BYTES):
+    def lines(self, lines: list[str]) -> None:
+        """Pass lines on."""
+        for line in lines:
             record = parse(line)
             if record is not None:
                 self._level = record.level
             self._write(self._level, line if record is None else record.message)
 
 
-def wait(identity: Identity, write: Write, *, interval: float = 1.0) -> Outcome:
-    """Follow a job's log until the job has ended; returns its outcome.
+class FileFollower(LogFollower):
+    """Follows the log in a run directory on this host.
 
-    :param interval: seconds between two checks.
+    :param past: how many bytes of the existing log to begin with; None for all of it.
     """
-    follower = LogFollower(identity, write)
-    while running(identity):
-        follower.follow()
-        time.sleep(interval)
-    follower.follow()
-    return outcome(identity)
+
+    def __init__(self, folder: Path, write: Write, *, past: int | None = None) -> None:
+        super().__init__(write)
+        self._reader = supervise.LogReader(folder, past=past)
+
+    def follow(self) -> None:
+        """Pass on the new lines, up to a limit of bytes."""
+        self.lines(self._reader.read(_LOG_BYTES))

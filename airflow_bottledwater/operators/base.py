@@ -12,7 +12,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.spark.run_directory import Owner
 
 #: the operators' own parameters; all other settings of :class:`~airflow_bottledwater.settings.Pipeline` are given in ``settings``
 PIPELINE_FIELDS: Sequence[str] = (
@@ -102,12 +101,6 @@ class PipelineMixin:
         return PipelineHook(
             self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings()
         )
-
-    def job_owner(self, context: Any, slot: str) -> Owner:
-        """The DAG run that a job works for, to be written into its folder: another task of the run can then find a job that was left
-        behind."""
-        ti: Any = context["ti"]
-        return Owner(ti.dag_id, ti.run_id, slot, self.postgres_conn_id)
 
     def trigger_arguments(self) -> dict[str, Any]:
         """The arguments with which a trigger makes the same hook: connection ids and settings, no secrets."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import PreflightError, Refused
-from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks import places, spark_job
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param spark_conn_id: connection of type Spark that snapshot and stream are going to use; None: it is not checked. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
+    :param stream_deferrable: whether the stream task is deferred, so that its job is not tied to it.
+    :param settings_file: that of snapshot and stream, on Kubernetes. (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "settings_file")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#e8f4fd"
 
@@ -55,6 +57,8 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         settings: Mapping[str, Any] | None = None,
         spark_conn_id: str | None = None,
         stream_executor: str | None = None,
+        stream_deferrable: bool = True,
+        settings_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -74,6 +78,8 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         )
         self.spark_conn_id = spark_conn_id
         self.stream_executor = stream_executor
+        self.stream_deferrable = stream_deferrable
+        self.settings_file = settings_file
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the checks; returns the tables and the warnings."""
@@ -99,7 +105,12 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         if not self.spark_conn_id:
             return []
         try:
-            spark_job.refuse_stream(self.spark_conn_id, executor=self.stream_executor)
+            places.check(
+                places.find(self.spark_conn_id),
+                detached=self.stream_deferrable,
+                executor=self.stream_executor,
+                settings_file=self.settings_file,
+            )
             if self.executor == self.stream_executor:  # otherwise, another host may submit it
                 spark_job.refuse_missing_binary(self.spark_conn_id)
         except Refused as error:

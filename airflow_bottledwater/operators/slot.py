@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks import job_stop, job_watch, places
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_bottledwater.settings import Pipeline
 
 
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
@@ -33,9 +35,11 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     :param spark_conn_id: connection of type Spark that the stream is going to use: if the stream cannot run with it, nothing is
         created. None: it is not checked. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
+    :param stream_deferrable: whether the stream task is deferred, so that its job is not tied to it.
+    :param settings_file: that of the stream, on Kubernetes. (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "settings_file")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#d4edda"
 
@@ -56,6 +60,8 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         settings: Mapping[str, Any] | None = None,
         spark_conn_id: str | None = None,
         stream_executor: str | None = None,
+        stream_deferrable: bool = True,
+        settings_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -75,6 +81,8 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         )
         self.spark_conn_id = spark_conn_id
         self.stream_executor = stream_executor
+        self.stream_deferrable = stream_deferrable
+        self.settings_file = settings_file
         self._stopped: threading.Event | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -86,7 +94,12 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         self._stopped = threading.Event()
         with failing():
             if self.spark_conn_id:
-                spark_job.refuse_stream(self.spark_conn_id, executor=self.stream_executor)
+                places.check(
+                    places.find(self.spark_conn_id),
+                    detached=self.stream_deferrable,
+                    executor=self.stream_executor,
+                    settings_file=self.settings_file,
+                )
             record = create(self.pipeline_hook.pipeline(), stopped=self._stopped)
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
@@ -100,7 +113,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     """Drop slot and publications; meant as the teardown of the slot's setup task.
 
     The slot holds the changes that are not yet published, so by default it is dropped only if the stream was stopped for good.
-    A job that this DAG run has left behind on this host is stopped first, which happens if its task was marked while no triggerer ran.
+    A job that this DAG run has left behind, on any host, is stopped first, which happens if its task was marked while no triggerer ran.
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -165,15 +178,16 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
             if self.when not in ("retired", "always", "never"):
                 raise SettingError("when", self.when, "retired, always or never")
             pipeline = self.pipeline_hook.pipeline()
-            self._stop_jobs(context, pipeline.slot)
+            self._stop_jobs(context, pipeline)
             done = drop(pipeline, when=self.when)
         self.log.info("%s", done)
         return done
 
-    def _stop_jobs(self, context: Context, slot: str) -> None:
-        for identity in spark_job.left_behind(self.job_owner(context, slot)):
+    def _stop_jobs(self, context: Context, pipeline: Pipeline) -> None:
+        ti: Any = context["ti"]
+        for identity in job_watch.left_behind(pipeline, ti.dag_id, ti.run_id):
             self.log.warning(
                 "A job of this run is still there, although its task has ended; it is stopped: %s", identity
             )
-            if spark_job.stop(identity):
-                spark_job.forget(identity)
+            job_stop.stop(pipeline, identity)
+            job_watch.forget(pipeline, identity)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
 from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, Outage
-from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks import job_stop, job_watch
+from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing, number
-from airflow_bottledwater.operators.snapshot import BottledWaterSparkOperator
-from airflow_bottledwater.spark.run_directory import Outcome
-from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger, stop_job
+from airflow_bottledwater.operators.spark import JOB, BottledWaterSparkOperator
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.triggers.job import PauseTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_JOB, _RESTARTS = "bottledwater_job", "bottledwater_restarts"
+_RESTARTS = "bottledwater_restarts"
 #: seconds of backoff before a job that failed for a transient reason is submitted again; doubled each time, up to the second number
 _BACKOFF, _LONGEST_BACKOFF = 2.0, 300.0
 #: seconds after which the count of restarts begins anew, if the job has made progress
@@ -33,7 +34,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. The job is stopped when the task is
     marked or cleared, by its timeout and by the teardown; the slot is kept.
 
-    The task always defers, whatever ``[operators] default_deferrable`` is: a stream has no end, and must not occupy a worker slot.
+    The task defers, whatever ``[operators] default_deferrable`` is: a stream has no end, and must not occupy a worker slot. With
+    ``deferrable=False`` the task stays instead, as the supervisor of its job, which ends with it: for workers that end with their task
+    (KubernetesExecutor).
 
     :param slot: name of the replication slot; it names the pipeline. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
@@ -48,18 +51,22 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
-    :param deploy_mode: ``client``; None: the connection's.
+    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
     :param name: the job's name in Spark; None: ``bottledwater-stream``. (templated)
     :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
     :param timeout: seconds after which the job is stopped and the task fails; None: never. ``execution_timeout`` is not
         enforced by Airflow while a task is deferred. (templated)
-    :param poll_interval: seconds between two checks of the job.
     :param restarts: how often a job that failed for a transient reason is submitted again without using up a try. (templated)
+    :param deferrable: whether the task is deferred while the stream runs.
+    :param poll_interval: seconds between two checks of the job.
+    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
+    :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
 
     job_name = "stream"
+    tied: ClassVar[bool] = True
     template_fields: Sequence[str] = (*BottledWaterSparkOperator.template_fields, "bounded", "timeout", "restarts")
     ui_color = "#cce5ff"
 
@@ -83,8 +90,11 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         name: str | None = None,
         bounded: bool | str = False,
         timeout: float | str | None = None,
-        poll_interval: float = 5.0,
         restarts: int | str = 10,
+        deferrable: bool = True,
+        poll_interval: float = 5.0,
+        start_timeout: float = 600.0,
+        settings_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -103,42 +113,49 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             conn_id=conn_id,
             deploy_mode=deploy_mode,
             name=name,
+            deferrable=deferrable,
+            poll_interval=poll_interval,
+            start_timeout=start_timeout,
+            settings_file=settings_file,
             **kwargs,
         )
         self.bounded = bounded
         self.timeout = timeout
-        self.poll_interval = poll_interval
         self.restarts = restarts
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Submit the job, or attach to the one of an earlier try, and defer."""
+        """Submit the job, or attach to the one of an earlier try; then defer, or stay with it until it ends."""
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             self._limits()
-            spark_job.refuse_stream(self.conn_id, mode=self.deploy_mode, executor=self.executor)
-            store: Any = context["task_state_store"]
-            known = self._earlier(store.get(_JOB), context, lambda identity: stop_job(pipeline, identity))
-            if known and spark_job.running(known):
-                self.log.info("The job still runs; attaching to it.")
-                self._identity = known
-            elif known and (outcome := spark_job.outcome(known)).ok and not outcome.stopped:
-                spark_job.forget(known)
-                return self._finish(outcome)
-            else:
-                if known:
-                    spark_job.forget(known)
+            place = self._place(detached=self.deferrable)
+            found = self._earlier(context, pipeline)
+            if isinstance(found, Ended):
+                return found.outcome.result
+            if found is None:
+                store: Any = context["task_state_store"]
                 store.set(_RESTARTS, {"count": 0, "at": time.time(), "position": None}, retention=NEVER_EXPIRE)
-                self._identity = self._start(context)
-        self._watch(self._identity)
+                found = self._submit(context, pipeline, place, bounded=_true(self.bounded))
+            self._identity = found
+        if not self.deferrable:
+            return self._stay(context, found)
+        self._defer_until_end(found, self._limits()[0])
 
-    def _start(self, context: Context) -> Identity:
-        store: Any = context["task_state_store"]
-        return self._submit(
-            context,
-            self.pipeline_hook.pipeline(),
-            lambda identity: store.set(_JOB, identity, retention=NEVER_EXPIRE),
-            bounded=_true(self.bounded),
-        )
+    def _stay(self, context: Context, identity: Identity) -> dict[str, Any]:
+        """Supervise the job in this process, until it ends in order or for good."""
+        timeout, _ = self._limits()
+        deadline = time.monotonic() + timeout if timeout else None
+        while True:
+            pipeline = self.pipeline_hook.pipeline()
+            left = None if deadline is None else max(0.1, deadline - time.monotonic())
+            ended = self._wait(pipeline, identity, left)
+            if ended is None:
+                self._end_at_deadline(identity)
+            judged = self._judge(context, identity, ended)
+            if isinstance(judged, dict):
+                return judged
+            time.sleep(max(0.0, judged - time.time()))
+            identity = self._submit_again(context)
 
     def _limits(self) -> tuple[float | None, int]:
         """``timeout`` and ``restarts`` as numbers, after templating.
@@ -146,21 +163,6 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         :raises SettingError: one is not a number.
         """
         return number("timeout", self.timeout), int(number("restarts", self.restarts) or 0)
-
-    def _watch(self, identity: Identity) -> NoReturn:
-        timeout, _ = self._limits()
-        self.defer(
-            trigger=StreamTrigger(
-                identity=identity,
-                poll_interval=self.poll_interval,
-                deadline=time.time() + timeout if timeout else None,
-                **self.trigger_arguments(),
-            ),
-            method_name="execute_complete",
-            # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not stopped
-            timeout=timedelta(seconds=timeout + 10 * self.poll_interval + 120) if timeout else None,
-        )
-        raise AssertionError("defer does not return")
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event: the job has ended, or its timeout has expired.
@@ -171,37 +173,49 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """
         if event is None or event.get("status") not in ("ended", "timeout"):
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
-        identity: Identity = event["identity"]
-        self._identity = identity
         if event["status"] == "timeout":
-            with failing():
-                stop_job(self.pipeline_hook.pipeline(), identity)
-            spark_job.forget(identity)
-            raise Outage(
-                f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
-                "The slot is kept.",
-            )
-        outcome = spark_job.outcome(identity)
-        if outcome.ok and outcome.stopped and spark_job.stop_asked(identity):
-            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
-            outcome = Outcome(
-                ok=False, error="It was stopped on its host, but its task still waits for it.", transient=True
-            )
-        if outcome.ok or not outcome.transient:
-            self.log.info("The job's log ends with:\n%s", event.get("log", ""))
-            spark_job.forget(identity)
-            return self._finish(outcome)
-        return self._again(context, identity, outcome)
+            self._identity = event["identity"]
+            self._end_at_deadline(event["identity"])
+        identity, ended = self._ended(event)
+        judged = self._judge(context, identity, ended)
+        if isinstance(judged, dict):
+            return judged
+        self.defer(trigger=PauseTrigger(until=judged), method_name="submit_again")
+        raise AssertionError("defer does not return")
 
-    def _again(self, context: Context, identity: Identity, outcome: Outcome) -> dict[str, Any]:
-        """Defer until a job that failed for a transient reason is to be submitted again, without using up a try; fail if there were
-        too many restarts."""
+    def _end_at_deadline(self, identity: Identity) -> NoReturn:
+        with failing():
+            pipeline = self.pipeline_hook.pipeline()
+            job_stop.stop(pipeline, identity)
+            job_watch.forget(pipeline, identity)
+        raise Outage(
+            f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
+            "The slot is kept.",
+        )
+
+    def _judge(self, context: Context, identity: Identity, ended: Ended) -> dict[str, Any] | float:
+        """The task's result after the job's end; or, if it failed for a transient reason, when it is to be submitted again (seconds since
+        1970), without using up a try.
+
+        :raises JobFailed: it failed for a transient reason too often.
+        :raises AirflowFailException: it failed for good.
+        """
+        outcome = ended.outcome
+        if outcome.ok and outcome.stopped and ended.asked:
+            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
+            outcome = Outcome(ok=False, error="The job was stopped, but its task still waits for it.", transient=True)
+        with failing():
+            pipeline = self.pipeline_hook.pipeline()
+            if outcome.ok or not outcome.transient:
+                self.log.info("The job's log ends with:\n%s", ended.log)
+            reached = None if outcome.ok or not outcome.transient else self._reached(pipeline)
+            self._leave(pipeline, identity, ended)
+        if outcome.ok or not outcome.transient:
+            return self._finish(outcome)
         store: Any = context["task_state_store"]
-        last = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
-        reached = self._reached()
+        last: dict[str, Any] = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
         before = 0 if self._was_well(last, reached, outcome) else last["count"]
         _, restarts = self._limits()
-        spark_job.forget(identity)
         if before >= restarts:
             return self._finish(outcome)
         pause = min(_BACKOFF * 2**before, _LONGEST_BACKOFF)
@@ -212,19 +226,22 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             before + 1,
             restarts,
         )
-        begins = time.time() + pause
+        begins: float = time.time() + pause
         position = last["position"] if reached is None else reached
         store.set(_RESTARTS, {"count": before + 1, "at": begins, "position": position}, retention=NEVER_EXPIRE)
-        self.defer(trigger=PauseTrigger(until=begins), method_name="submit_again")
-        raise AssertionError("defer does not return")
+        return begins
 
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> NoReturn:
         """Submit the job again, after the backoff."""
         if event is None or event.get("status") != "over":
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+        self._defer_until_end(self._submit_again(context), self._limits()[0])
+
+    def _submit_again(self, context: Context) -> Identity:
         with failing():
-            self._identity = self._start(context)
-        self._watch(self._identity)
+            place = self._place(detached=self.deferrable)
+            self._identity = self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
+        return self._identity
 
     @staticmethod
     def _was_well(last: dict[str, Any], reached: int | None, outcome: Outcome) -> bool:
@@ -237,13 +254,12 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         progress = reached is not None and last["position"] is not None and reached > last["position"]
         return progress or outcome.kind == Interrupted.__name__
 
-    def _reached(self) -> int | None:
+    def _reached(self, pipeline: Pipeline) -> int | None:
         """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such slot."""
         from airflow_bottledwater.postgres import slot
         from airflow_bottledwater.postgres.connect import session
 
         try:
-            pipeline = self.pipeline_hook.pipeline()
             with session(pipeline.postgres, "Reading the slot's position") as connection:
                 found = slot.state(connection, pipeline.slot)
         except BottledWaterError as error:
@@ -255,11 +271,12 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
-            known = store.get(_JOB)
+            known = store.get(JOB)
             ti: Any = context["ti"]
             if known and ti.try_number > ti.max_tries:
-                stop_job(self.pipeline_hook.pipeline(), known)
-                spark_job.forget(known)
+                pipeline = self.pipeline_hook.pipeline()
+                job_stop.stop(pipeline, known)
+                job_watch.forget(pipeline, known)
         return super().resume_execution(next_method, next_kwargs, context)
 
 

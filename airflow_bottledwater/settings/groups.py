@@ -155,6 +155,9 @@ class Pace:
         Bytes, "Size of a range of the snapshot: the unit of a Kafka transaction and of resuming."
     ] = 16 << 20
     batch_bytes: Annotated[Bytes, "Size at which a batch of the stream ends, at the next commit."] = 8 << 20
+    executor_timeout: Annotated[
+        Seconds, "How long the executors of a cluster have for a first task, in which they try what they need."
+    ] = 60.0
     keepalive_interval: Annotated[Seconds, "How often the position moves where nothing is to be published."] = 5.0
     heartbeat_interval: Annotated[Heartbeat, "How often a job writes its status."] = 2.0
 

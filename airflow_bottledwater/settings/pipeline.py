@@ -89,9 +89,14 @@ class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
         return Path(name)
 
     @classmethod
-    def read(cls, path: Path) -> Pipeline:
-        """The inverse of :meth:`write`."""
-        return cls.of(**json.loads(path.read_text()))
+    def read(cls, path: Path, **more: Any) -> Pipeline:
+        """The inverse of :meth:`write`.
+
+        :param more: settings that override those of the file.
+        :raises OSError: the file cannot be read.
+        :raises SettingError: a setting is unknown or not allowed.
+        """
+        return cls.of(**{**json.loads(path.read_text()), **more})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
+from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.state import control
 from airflow_bottledwater.state.claim import read_state
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 _GRACE = 30.0
 
 
-def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
+def _follow(file: SettingsFile, start: Start, bounded: bool) -> dict[str, int] | Failure:
     """Run the stream in the executor, including the job's status and log."""
     job.log_to_stderr()
 
@@ -35,7 +36,7 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
         # the driver, which only watches, does without it and its hundred megabytes
         from airflow_bottledwater.stream import engine
 
-        pipeline = job.load(path)
+        pipeline = file.load()
         job.check_attempt(pipeline, start.state_topic, start.job)
         return engine.follow(pipeline, start, bounded=bounded)
 
@@ -43,7 +44,7 @@ def _follow(path: str, start: Start, bounded: bool) -> dict[str, int] | Failure:
 
 
 def stream(
-    context: SparkContext, pipeline: Pipeline, path: str, start: Start, bounded: bool, stopped: threading.Event
+    context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
     """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns position and counters.
 
@@ -53,7 +54,7 @@ def stream(
 
     def work() -> None:
         try:
-            task = context.parallelize([start], 1).map(lambda claimed: _follow(path, claimed, bounded))
+            task = context.parallelize([start], 1).map(lambda claimed: _follow(file, claimed, bounded))
             outcome.append(received(task.collect()[0]))
         except BaseException as error:
             outcome.append(error)

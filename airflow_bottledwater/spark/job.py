@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import re
 import signal
+import socket
 import sys
-import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import run_directory
 from airflow_bottledwater.spark.error_codec import unpack
-from airflow_bottledwater.spark.run_directory import Driver, Outcome, RunRecord
+from airflow_bottledwater.spark.run_directory import Driver, RunRecord
 from airflow_bottledwater.spark.submit import refuse_speculation
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 
@@ -46,18 +51,36 @@ _DEATHS = (
 )
 
 
-def load(name: str) -> Pipeline:
-    """Read the settings file, at its path or where Spark's ``--files`` put it.
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """Where a job, and each of its executors, finds the pipeline's settings.
 
-    In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through Spark.
-
-    :raises Refused: the file is in none of these places.
+    :param path: the file, which alone contains secrets.
+    :param more: settings without secrets, which override those of the file.
     """
-    path = Path(name)
-    for place in (path, Path.cwd() / path.name, _sent(path.name)):
-        if place is not None and place.exists():
-            return Pipeline.read(place)
-    raise Refused(f"The settings file {name!r} is not on this host.", "Submit with --files in a cluster.")
+
+    path: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Pipeline:
+        """Read the settings file, at its path or where Spark's ``--files`` put it.
+
+        In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through Spark.
+
+        :raises Refused: the file is in none of these places, or may not be read.
+        :raises SettingError: a setting is not allowed.
+        """
+        path = Path(self.path)
+        for place in (path, Path.cwd() / path.name, _sent(path.name)):
+            if place is not None and place.exists():
+                try:
+                    return Pipeline.read(place, **self.more)
+                except OSError as error:
+                    raise Refused(f"The settings file {str(place)!r} cannot be read: {error.strerror}.") from error
+        raise Refused(
+            f"The settings file {self.path!r} is not on host {socket.gethostname()}.",
+            "Spark has not sent it (--files); on Kubernetes, mount the secret that holds it in the driver and in the executors.",
+        )
 
 
 def _sent(name: str) -> Path | None:
@@ -119,6 +142,10 @@ def session(name: str, properties: Mapping[str, str]) -> Iterator[SparkSession]:
         yield SparkSession(made)
 
 
+#: how a Python worker says that it lacks a package, when it is given a function of it
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
 def translate(error: BaseException) -> BaseException:
     """The error of this package that Spark has wrapped. If a process of the job has died (killed, out of memory), an :class:`Outage`,
     since the job may work when it is submitted again. Any other error is returned unchanged."""
@@ -130,6 +157,17 @@ def translate(error: BaseException) -> BaseException:
     text = str(error)
     if (found := unpack(text)) is not None:
         return found
+    if (missing := _MISSING.search(text)) is not None:
+        return Refused(
+            f"The executors' Python has no module {missing[1]!r}.",
+            "Install airflow-provider-bottledwater[spark] for it, in the driver's version, in the image or in the archive of the "
+            "environment, and name that Python (PYSPARK_PYTHON, or spark.pyspark.python).",
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return Refused(
+            "Driver and executors have different versions of Python.",
+            "Name the same version for both (PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, or spark.pyspark.python).",
+        )
     if any(sign in text for sign in _DEATHS):
         return Outage("A Python process of the job died (killed, or out of memory).", "See the job's log.")
     return error
@@ -156,44 +194,69 @@ def log_to_stderr() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
-    """The command line of a job: ``--pipeline FILE [--bounded]``.
+#: what a job does: with the pipeline, where executors find its settings, whether it is bounded, and the event that ends it
+Work = Callable[[Pipeline, SettingsFile, bool, Stop], dict[str, Any]]
+
+
+def run(kind: str, title: str, work: Work) -> None:
+    """The command line of a job: ``--pipeline FILE [--settings JSON] [--job ID] [--bounded]``.
 
     SIGTERM and SIGINT end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient failure,
-    since a host that reboots sends the same signals. The outcome (counts or error) is written into the run directory, if there is one.
+    since a host that reboots sends the same signals. The job reports itself in Kafka (:mod:`airflow_bottledwater.state.jobs`), and its
+    outcome (counts or error) is also written into the run directory, if there is one.
+
+    :param kind: snapshot, stream or pipeline.
     """
 
     @click.command(help=title)
     @click.option("--pipeline", "path", required=True, help="The settings file (secrets are only there).")
+    @click.option(
+        "--settings", default="{}", help="Settings without secrets, as JSON; they override those of the file."
+    )
+    @click.option(
+        "--job", "job_id", default="", help="The id by which the job is watched; a new one if it is not given."
+    )
     @click.option("--bounded", is_flag=True, help="End when everything is published that is committed now.")
-    def command(path: str, bounded: bool) -> None:
-        sys.exit(_run(work, path, bounded))
+    def command(path: str, settings: str, job_id: str, bounded: bool) -> None:
+        file = SettingsFile(path, json.loads(settings))
+        sys.exit(_run(kind, work, file, job_id or uuid.uuid4().hex, bounded))
 
     log_to_stderr()
     command()
 
 
-def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]], path: str, bounded: bool) -> int:
+def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) -> int:
+    from airflow_bottledwater.state.jobs import JobReporter, LogTail
+
+    tail = LogTail()
+    logging.getLogger().addHandler(tail)
     stopped = Stop(_asked)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: stopped.interrupt(number))
     leave(Driver(os.getpid()))
-    counts: dict[str, Any] = {}
+    reporter: JobReporter | None = None
     try:
-        counts = work(load(path), path, bounded, stopped)
+        pipeline = file.load()
+        reporter = JobReporter(pipeline, job_id, kind, tail, stopped.set)
+        reporter.start()
+        outcome = Outcome(ok=True, counts=work(pipeline, file, bounded, stopped))
     except StopRequested as error:
         log.info("%s", error)
         stopped.set()
+        outcome = Outcome(ok=True)
     except BaseException as raised:
         failure = translate(raised)
         if not isinstance(failure, BottledWaterError):
             # Spark raises an error of its own if the same signal has ended its processes
             failure = stopped.interruption or failure
-        return _fail(failure)
-    if (interruption := stopped.interruption) is not None:
-        return _fail(interruption)
-    leave(Outcome(ok=True, stopped=stopped.is_set(), counts=counts))
-    return EXIT_OK
+        outcome = _failed(failure)
+    if outcome.ok:
+        interruption = stopped.interruption
+        outcome = _failed(interruption) if interruption else replace(outcome, stopped=stopped.is_set())
+    leave(outcome)
+    if reporter is not None:
+        reporter.finish(outcome)
+    return EXIT_OK if outcome.ok else EXIT_TRANSIENT if outcome.transient else EXIT_FAILED
 
 
 def _asked() -> bool:
@@ -202,16 +265,14 @@ def _asked() -> bool:
     return folder is not None and stop_asked(Path(folder))
 
 
-def _fail(failure: BaseException) -> int:
+def _failed(failure: BaseException) -> Outcome:
     from airflow_bottledwater.policy import transient
 
     if isinstance(failure, BottledWaterError):
         log.error("%s: %s", type(failure).__name__, failure)
     else:
         log.exception("The job failed.", exc_info=failure)
-    kind, passes = type(failure).__name__, transient(failure)
-    leave(Outcome(ok=False, kind=kind, error=str(failure)[:4000], transient=passes))
-    return EXIT_TRANSIENT if passes else EXIT_FAILED
+    return Outcome(ok=False, kind=type(failure).__name__, error=str(failure)[:4000], transient=transient(failure))
 
 
 def leave(record: RunRecord) -> None:

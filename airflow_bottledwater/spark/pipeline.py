@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import StopRequested
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job, run_directory, snapshot, stream
+from airflow_bottledwater.spark import executors, job, run_directory, snapshot, stream
+from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.run_directory import Prepared
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
 
@@ -27,27 +28,28 @@ if TYPE_CHECKING:
 _INTERVAL = 0.05
 
 
-def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     snapshot.import_driver()
     name = f"bottledwater {pipeline.slot}"
     if pipeline.engine != "continuous":
         if _prepared(stopped).snapshot:
             with job.context(name) as context:
-                snapshot.take(context, pipeline, path, stopped)
+                snapshot.take(context, pipeline, file, stopped)
         # a query needs properties that a context has from its beginning
-        return stream.run(pipeline, path, bounded, stopped)
+        return stream.run(pipeline, file, bounded, stopped)
     failed = threading.Event()
     with ThreadPoolExecutor(1, "claim") as pool, _setting(failed):
         claimed = pool.submit(_begin, pipeline, stopped, failed)
         with job.context(name) as context:
+            executors.check(context, pipeline, file)
             snapshot.warm_workers(context, 1)
             start = claimed.result()
             if start is None:
-                snapshot.take(context, pipeline, path, stopped)
+                snapshot.take(context, pipeline, file, stopped)
                 start = stream.begin(pipeline, stopped)
             from airflow_bottledwater.spark import continuous
 
-            return continuous.stream(context, pipeline, path, start, bounded, stopped)
+            return continuous.stream(context, pipeline, file, start, bounded, stopped)
 
 
 @contextmanager
@@ -84,4 +86,4 @@ def _prepared(*ended: threading.Event) -> Prepared:
 
 def main() -> None:
     """Entry point of ``spark_jobs/pipeline.py``."""
-    job.run("Publish a consistent snapshot, and then every committed change.", _work)
+    job.run("pipeline", "Publish a consistent snapshot, and then every committed change.", _work)

@@ -1,4 +1,4 @@
-"""The records in a job's run directory, typed: for whom it runs, its processes, the request to stop it, its progress, and how it ended.
+"""The records in a job's run directory, typed: its id in Kafka, its processes, the request to stop it, its progress, and how it ended.
 
 Each is a JSON file. A file that does not exist yet and one that a full disk has left empty are both read as no record.
 """
@@ -8,22 +8,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from airflow_bottledwater.model.outcome import Outcome
+
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """The DAG run that the job works for, so that another task of the run can find a job that was left behind."""
+class Submission:
+    """What is in Kafka of the job, so that the supervisor can report the end of one that was killed.
 
-    FILE: ClassVar[str] = "owner.json"
-    dag_id: str
-    run_id: str
-    slot: str
-    postgres_conn_id: str
+    :param id: the job's id in the shared topic, see :func:`airflow_bottledwater.state.control_records.job_key`.
+    :param kind: snapshot, stream or pipeline.
+    """
+
+    FILE: ClassVar[str] = "submission.json"
+    id: str
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,33 +101,7 @@ class Progress:
     rows_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job has ended, as it reports itself.
-
-    :param ok: whether it ended without an error.
-    :param stopped: whether it ended early, because it was asked to stop.
-    :param kind: the class of its error.
-    :param error: the error's message.
-    :param transient: whether the same job may be submitted again.
-    :param counts: what a job without an error reports of its work; in the file, they are on one level with the other fields.
-    """
-
-    FILE: ClassVar[str] = "outcome.json"
-    ok: bool
-    stopped: bool = False
-    kind: str = ""
-    error: str = ""
-    transient: bool = False
-    counts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The result of a job that ended without an error: its counts, and whether it was stopped."""
-        return {**self.counts, **({"stopped": True} if self.stopped else {})}
-
-
-RunRecord = Owner | Supervisor | Driver | Prepared | StopAsked | Exit | Progress | Outcome
+RunRecord = Submission | Supervisor | Driver | Prepared | StopAsked | Exit | Progress | Outcome
 
 R = TypeVar("R", bound=RunRecord)
 

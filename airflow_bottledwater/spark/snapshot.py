@@ -11,8 +11,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job, run_directory
+from airflow_bottledwater.spark import executors, job, run_directory
 from airflow_bottledwater.spark.error_codec import Failure, received, returned
+from airflow_bottledwater.spark.job import SettingsFile
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
     from airflow_bottledwater.snapshot.task import LaneTask
 
 
-def _run_lane(path: str, task: LaneTask) -> dict[str, int] | Failure:
+def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, int] | Failure:
     """Run a lane, in an executor."""
     from airflow_bottledwater.snapshot import lane
 
     def work() -> dict[str, int]:
-        pipeline = job.load(path)
+        pipeline = file.load()
         job.check_attempt(pipeline, task.state_topic, task.job)
         return lane.run(pipeline, task)
 
     return returned(work)
 
 
-def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+def run_lanes(context: SparkContext, file: SettingsFile, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
     """Run each lane as a Spark job of its own, so that the first failure of a lane is noticed at once, and ends the others.
 
     :raises BottledWaterError: the error of the first lane that failed.
@@ -42,7 +43,7 @@ def run_lanes(context: SparkContext, path: str, tasks: Sequence[LaneTask]) -> li
 
     def one(task: LaneTask) -> None:
         try:
-            (result,) = context.parallelize([task], 1).map(lambda it: _run_lane(path, it)).collect()
+            (result,) = context.parallelize([task], 1).map(lambda it: _run_lane(file, it)).collect()
             ended.put(received(result))
         except BaseException as error:
             ended.put(error)
@@ -85,17 +86,18 @@ def import_driver() -> None:
     ).start()
 
 
-def take(context: SparkContext, pipeline: Pipeline, path: str, stopped: threading.Event) -> dict[str, Any]:
+def take(context: SparkContext, pipeline: Pipeline, file: SettingsFile, stopped: threading.Event) -> dict[str, Any]:
     """Take the snapshot, with lanes as tasks of this context; returns what it did.
 
     :raises BottledWaterError: see :func:`airflow_bottledwater.snapshot.driver.run`.
     """
+    executors.check(context, pipeline, file, count=pipeline.lanes)
     # before the snapshot is taken: its locks and its horizon are not held while workers start
     warm_workers(context, pipeline.lanes)
 
     from airflow_bottledwater.snapshot import driver
 
-    lanes = functools.partial(run_lanes, context, path)
+    lanes = functools.partial(run_lanes, context, file)
     return asdict(driver.run(pipeline, lanes, stopped=stopped, report=_leave_progress))
 
 
@@ -103,12 +105,12 @@ def _leave_progress(found: SnapshotProgress) -> None:
     job.leave(run_directory.Progress(found.rows, found.bytes, found.total_bytes, found.rows_per_second))
 
 
-def _work(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     import_driver()
     with job.context(f"bottledwater snapshot {pipeline.slot}") as context:
-        return take(context, pipeline, path, stopped)
+        return take(context, pipeline, file, stopped)
 
 
 def main() -> None:
     """Entry point of ``spark_jobs/snapshot.py``."""
-    job.run("Publish a consistent snapshot of the pipeline's tables.", _work)
+    job.run("snapshot", "Publish a consistent snapshot of the pipeline's tables.", _work)

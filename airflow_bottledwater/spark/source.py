@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.publish.batch import Batch
     from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.spark.job import SettingsFile
     from airflow_bottledwater.stream.publisher import StreamPublisher
     from airflow_bottledwater.stream.source import ChangeSource
     from airflow_bottledwater.stream.start import Start
@@ -43,12 +44,12 @@ _POLL = 0.1
 class Assignment:
     """What the reader and the worker need to know of the job.
 
-    :param pipeline: path of the settings file, which alone contains secrets.
+    :param file: where the pipeline's settings are; it is not a secret itself.
     :param start: the claimed stream.
     :param bounded: whether the stream ends once everything is published that was committed at its start.
     """
 
-    pipeline: str
+    file: SettingsFile
     start: Start
     bounded: bool
 
@@ -158,10 +159,9 @@ class Reader(DataSourceStreamReader):
 
 
 def _settings(assignment: Assignment) -> tuple[Pipeline, Backoff]:
-    from airflow_bottledwater.spark.job import load
     from airflow_bottledwater.stream.engine import stream_backoff
 
-    pipeline = load(assignment.pipeline)
+    pipeline = assignment.file.load()
     return pipeline, stream_backoff(pipeline)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark import executors, job
+from airflow_bottledwater.spark.job import SettingsFile
 
 # Spark starts while the rest is imported, which takes a second
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
         return begin(pipeline)
 
 
-def run(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Stream, in a Spark application of its own; returns position and counters.
 
-    :param path: the settings file, for executors.
+    :param file: the settings, for executors.
     :param bounded: whether to end once everything is published that was committed at the start, instead of running until stopped.
     """
     name = f"bottledwater stream {pipeline.slot}"
@@ -70,10 +71,11 @@ def run(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) 
         claimed = pool.submit(begin, pipeline, stopped)
         if pipeline.engine == "continuous":
             with job.context(name) as context:
+                executors.check(context, pipeline, file)
                 start = claimed.result()
                 from airflow_bottledwater.spark import continuous
 
-                return continuous.stream(context, pipeline, path, start, bounded, stopped)
+                return continuous.stream(context, pipeline, file, start, bounded, stopped)
         # a new checkpoint at every start, since only the slot and the state topic count
         memory = Path("/dev/shm")
         with (
@@ -82,13 +84,14 @@ def run(pipeline: Pipeline, path: str, bounded: bool, stopped: threading.Event) 
             ) as checkpoint,
             job.session(name, _TUNING) as spark,
         ):
-            return _stream(spark, pipeline, path, claimed.result(), bounded, stopped, checkpoint)
+            executors.check(spark.sparkContext, pipeline, file)
+            return _stream(spark, pipeline, file, claimed.result(), bounded, stopped, checkpoint)
 
 
 def _stream(
     spark: SparkSession,
     pipeline: Pipeline,
-    path: str,
+    file: SettingsFile,
     start: Start,
     bounded: bool,
     stopped: threading.Event,
@@ -106,7 +109,7 @@ def _stream(
         contextlib.closing(Reader(pipeline.kafka, start.state_topic)) as records,
     ):
         target = engine.flush_target(pipeline) if bounded else None
-        assignment = Assignment(path, start, bounded)
+        assignment = Assignment(file, start, bounded)
         spark.dataSource.register(BottledWaterSource)
         frame = spark.readStream.format(FORMAT).option("assignment", assignment.to_option()).load()
         query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
@@ -158,4 +161,4 @@ def _stop(query: StreamingQuery) -> None:
 
 def main() -> None:
     """Entry point of ``spark_jobs/stream.py``."""
-    job.run("Publish every committed change, in order.", run)
+    job.run("stream", "Publish every committed change, in order.", run)

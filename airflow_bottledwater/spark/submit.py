@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from airflow_bottledwater.errors import Refused
 
@@ -37,9 +41,21 @@ def job_file(name: str) -> Path:
     raise Refused(f"The job file {name}.py is not installed.", "Reinstall airflow-provider-bottledwater.")
 
 
-def arguments(settings: Path | str, *, bounded: bool = False) -> list[str]:
-    """The command-line arguments of the job itself; they contain no secrets."""
-    return ["--pipeline", str(settings), *(["--bounded"] if bounded else [])]
+def arguments(
+    settings: Path | str, *, bounded: bool = False, job_id: str = "", more: Mapping[str, Any] | None = None
+) -> list[str]:
+    """The command-line arguments of the job itself; they contain no secrets.
+
+    :param settings: the settings file.
+    :param job_id: the id by which the job is watched; empty for a new one.
+    :param more: settings without secrets that the file does not have.
+    """
+    return [
+        "--pipeline", str(settings),
+        *(["--settings", json.dumps(more)] if more else []),
+        *(["--job", job_id] if job_id else []),
+        *(["--bounded"] if bounded else []),
+    ]  # fmt: skip
 
 
 def is_local(master: str) -> bool:
@@ -47,13 +63,50 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def conf_for(master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: bool = False) -> dict[str, str]:
     """Spark's properties for a job; those of the user override the others.
 
+    :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit.
     :raises Refused: see :func:`refuse_speculation`.
     """
     refuse_speculation(str((conf or {}).get(_SPECULATION, "")))
-    return {**(LOCAL_CONF if is_local(master) else {}), **(conf or {})}
+    if is_local(master):
+        ours = LOCAL_CONF
+    elif cluster:
+        ours = _CLUSTER_CONF
+    else:
+        address = driver_address(master)
+        ours = {"spark.driver.host": address} if address else {}
+    return {**ours, **(conf or {}), **(_UNWATCHED if cluster else {})}
+
+
+#: a job that has died is submitted again by Airflow, with its back-off; YARN would also start one again that has failed for good
+_CLUSTER_CONF = {"spark.yarn.maxAppAttempts": "1"}
+#: spark-submit returns as soon as the cluster has accepted the job
+_UNWATCHED = {"spark.yarn.submit.waitAppCompletion": "false", "spark.kubernetes.submission.waitAppCompletion": "false"}
+
+
+def driver_address(master: str) -> str | None:
+    """The address under which a cluster's executors reach a driver on this host: that of the interface towards the master. Spark's own
+    choice is the address of the host's name, which often is a loopback address.
+
+    :returns: None if it is not known, or if ``SPARK_LOCAL_IP`` or ``SPARK_LOCAL_HOSTNAME`` set it.
+    """
+    if os.environ.get("SPARK_LOCAL_IP") or os.environ.get("SPARK_LOCAL_HOSTNAME"):
+        return None
+    # spark://a:7077,b:7077 with standby masters; k8s://https://host:443; "yarn" names none: the address of the default route
+    first = master.removeprefix("k8s://").partition("://")[2] or master.partition("://")[2]
+    found = urlsplit(f"//{first.split(',')[0]}") if first else None
+    host, port = (found.hostname, found.port) if found is not None and found.hostname else ("192.0.2.1", 9)
+    try:
+        for family, kind, _, _, target in socket.getaddrinfo(host, port or 443, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)  # sends nothing
+                address = str(probe.getsockname()[0])
+                return f"[{address}]" if ":" in address else address
+    except OSError:
+        pass
+    return None
 
 
 _SPECULATION = "spark.speculation"
@@ -82,6 +135,25 @@ def environment(base: Mapping[str, str] | None = None, *, master: str = "local")
         env.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     return env
+
+
+def cancel(master: str, application: str, namespace: str | None, environment: Mapping[str, str]) -> list[str] | None:
+    """The command that ends an application in a cluster, by the means of its manager.
+
+    :param application: what the manager calls it: YARN's application id, or the driver's pod.
+    :param namespace: the pod's namespace; None for ``default``.
+    :returns: None if the manager has no such command, or if it is not installed.
+    """
+    path = environment.get("PATH")
+    if master.startswith("k8s://"):
+        binary = shutil.which("spark-submit", path=path)
+        return [binary, "--master", master, "--kill", f"{namespace or 'default'}:{application}"] if binary else None
+    if master.startswith("yarn"):
+        # what `yarn application` runs; Spark has it too, and reads HADOOP_CONF_DIR
+        binary = shutil.which("spark-class", path=path)
+        program = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
+        return [binary, program, "application", "-kill", application] if binary else None
+    return None
 
 
 def command(

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from airflow_bottledwater import processes
-from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.errors import JobFailed, StopRequested
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.spark import run_directory as records
-from airflow_bottledwater.spark.run_directory import Driver, Exit, Outcome, StopAsked, Supervisor
+from airflow_bottledwater.spark.run_directory import Driver, Exit, StopAsked, Submission, Supervisor
 
 #: the environment variable with the job's run directory, into which it writes its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
@@ -197,10 +198,16 @@ class LogReader:
         return whole.decode(errors="replace").splitlines()
 
 
-def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
-    """Ask the job to end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run."""
+def ask(run_directory: Path) -> None:
+    """Record that the job is to stop: a signal that reaches it from now on does not count as one from outside the pipeline, and a job
+    that has not started yet does not start."""
     if run_directory.is_dir():
         records.write(run_directory, StopAsked(time.time()))
+
+
+def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
+    """Ask the job to end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run."""
+    ask(run_directory)
     me = records.read(run_directory, Supervisor)
     if me is not None and running(run_directory):
         driver = records.read(run_directory, Driver)
@@ -294,14 +301,42 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
     rest.pop(os.getpid(), None)
     processes.send(rest, signal.SIGKILL)
     code = child.wait()
-    _remove_settings(folder)
     try:
         records.write(folder, Exit(code, time.time()))
     except OSError:
         pass  # the folder was removed, so nobody will read the record
+    if outcome(folder) is None:
+        _report_death(folder)
+    _remove_settings(folder)
     if orphaned or (tied and select.select([sys.stdin], [], [], 0)[0]):
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def death(run_directory: Path) -> Outcome:
+    """The outcome of a job that has ended without writing one: it was killed, by the host, by hand, or out of memory, which need not
+    happen again; or spark-submit could not start it."""
+    code = exit_code(run_directory)
+    said = f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{log_tail(run_directory)}"
+    return Outcome(ok=False, kind=JobFailed.__name__, error=said, transient=True)
+
+
+def _report_death(folder: Path) -> None:
+    """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that does not come."""
+    submission = records.read(folder, Submission)
+    settings = next(folder.glob("pipeline-*.json"), None)
+    if submission is None or settings is None:
+        return
+    # imported only now: a supervisor lives as long as its job, and shall be small
+    from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.state import jobs
+
+    try:
+        jobs.report_end(
+            Pipeline.read(settings), submission.id, submission.kind, death(folder), log_tail(folder).splitlines()
+        )
+    except Exception as error:
+        print(f"The job's end could not be reported: {error}", file=sys.stderr)
 
 
 def _keep(folder: Path) -> None:

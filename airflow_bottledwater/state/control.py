@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError, Interrupted, Outage
+from airflow_bottledwater.errors import Interrupted, Outage
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
@@ -23,6 +23,7 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
+from airflow_bottledwater.state.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
     return status is not None and status.job.epoch == request.epoch and not status.over
 
 
-class Controller:
-    """A thread of the job that writes its heartbeats and reads the requests that are made to it.
+class Controller(Reporter):
+    """Writes the status of a pipeline's job at every heartbeat, and reads the requests that are made to it.
 
     A request to stop names the pipeline, and by its epoch the job that was seen last. It holds for that job, and for the next one if
     that continues it: a stop that is requested between a job's death and its restart must not be lost, and an old request that no
@@ -64,24 +65,14 @@ class Controller:
     """
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
+        super().__init__(pipeline, "status")
         self.name = cluster.pipeline(pipeline.slot)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, pipeline.engine)
         self.status.heartbeat = pipeline.heartbeat_interval
         self.stopped = threading.Event()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
-        self._pipeline, self._job = pipeline, job
-        self._ended = threading.Event()
-        self._control = store.Control(pipeline.kafka)
-        self._topics = Topics(pipeline.kafka)
-        self._silent = ""
-        #: whether the requests from before this job were handled: what a second reader finds was written while the job runs
-        self._heard = False
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self._job = job
 
     def finish(self, result: str, error: BaseException | None = None, *, permanent: bool = False) -> None:
         """End the thread and write the job's last status; a failure to write it is only logged.
@@ -92,14 +83,7 @@ class Controller:
         self.status.state = result
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
-        try:
-            self._write(wait=10.0)
-        except BottledWaterError as failure:
-            log.warning("The last status could not be written: %s", failure)
-        self._control.close()
+        self._finish()
 
     def finish_stopped(self) -> None:
         """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a transient failure."""
@@ -109,57 +93,21 @@ class Controller:
         else:
             self.finish("failed", error, permanent=False)
 
-    def _run(self) -> None:
-        reader: store.Reader | None = None
-        last_written = 0.0
-        while not self._ended.is_set():
-            try:
-                if reader is None:
-                    reader = self._listen()
-                for key, value in reader.poll(0.2):
-                    if key == request_key(self.name) and value is not None:
-                        self._hear(decode(StopRequest, value))
-                if time.monotonic() - last_written >= self._pipeline.heartbeat_interval:
-                    last_written = time.monotonic()
-                    self._write(wait=0)
-                self._silent = ""
-            except Exception as error:
-                # whatever it is, the thread goes on: without it, the job could be neither watched nor stopped
-                self._tell(error)
-                self._ended.wait(1.0)
-        if reader is not None:
-            reader.close()
-
-    def _tell(self, error: Exception) -> None:
-        """Log an error once, until the thread works again."""
-        if type(error).__name__ == self._silent:
-            return
-        self._silent = type(error).__name__
-        if isinstance(error, BottledWaterError):
-            log.info("Heartbeats and requests wait: %s", error)
-        else:
-            log.error("Heartbeats and requests do not work, the job goes on.", exc_info=error)
-
-    def _listen(self) -> store.Reader:
-        """A reader at the topic's end; a request that was written before is obeyed if it still holds, else removed."""
-        end = self._topics.ends(store.CONTROL_TOPIC, 1)[0]
-        reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
-        try:
-            records = reader.read_to(end, timeout=60.0)
-        except BaseException:
-            reader.close()
-            raise
+    def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
+        """Obey a request that was written before if it still holds, else remove it."""
         found = records.get(request_key(self.name))
         if found is None:
-            return reader
+            return
         request, status = decode(StopRequest, found), decode(StatusRecord, records.get(status_key(self.name)))
-        if self._heard or (request is not None and holds(request, status, self._job.epoch, time.time())):
+        if again or (request is not None and holds(request, status, self._job.epoch, time.time())):
             self._hear(request)
         elif request is None or request.epoch < self._job.epoch:
             log.info("A request to stop that an earlier job did not answer is removed: %s", found)
             self._control.write(request_key(self.name), None, wait=0)
-        self._heard = True
-        return reader
+
+    def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
+        if key == request_key(self.name) and value is not None:
+            self._hear(decode(StopRequest, value))
 
     def _hear(self, request: StopRequest | None) -> None:
         if request is None or request.epoch > self._job.epoch:

@@ -1,6 +1,6 @@
-"""The records of the shared state topic, typed: the status of a pipeline's job, a request to it, and the owner of a data topic.
+"""The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the owner of a data topic.
 
-Keys: ``status/<pipeline>``, ``request/<pipeline>`` and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
+Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>`` and ``request/<pipeline>``, and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
 is malformed is read as if it were not there. A field that this version does not know is left out; one that is missing has its default.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.outcome import Outcome
 
 #: the last states of a job that ended in order, and of one that did not
 _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"
@@ -26,6 +27,20 @@ def status_key(name: str) -> str:
 def request_key(name: str) -> str:
     """The key of a request to a pipeline's job."""
     return f"request/{name}"
+
+
+#: the prefix of the keys of all submitted jobs
+JOBS = "job/"
+
+
+def job_key(job_id: str) -> str:
+    """The key of a submitted job; the id is made by whoever submits it."""
+    return f"{JOBS}{job_id}"
+
+
+def stop_key(job_id: str) -> str:
+    """The key of a request to a submitted job."""
+    return f"stop/{job_id}"
 
 
 def owners_prefix(topic: str) -> str:
@@ -87,6 +102,62 @@ class StatusRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The task of Airflow that has submitted a job, so that another task of its run can find and stop the job.
+
+    :param host: the host that it was submitted on.
+    :param folder: its run directory there; empty if there is none.
+    :param conn_id: the Spark connection.
+    """
+
+    dag_id: str
+    run_id: str
+    host: str
+    folder: str
+    conn_id: str
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A submitted job: announced by whoever submits it, then written by its driver at every heartbeat, wherever that runs, until its
+    end. It says whether the job lives and how it ended; what the job works on is in the :class:`StatusRecord` of its pipeline.
+
+    :param kind: snapshot, stream or pipeline.
+    :param host: the host of the driver; empty until it runs.
+    :param application: what the cluster's manager calls it: YARN's application id, or the driver's pod; empty in client mode.
+    :param outcome: how it ended; None until then.
+    :param asked: whether this submission was asked to stop (and not the pipeline, whichever job works on it).
+    :param lines: how many lines it has logged.
+    :param log: the last of them.
+    :param heartbeat: seconds after which it writes this again.
+    :param at: seconds since 1970, by the clock of the job's host.
+    """
+
+    kind: str
+    slot: str
+    owner: Owner | None = None
+    host: str = ""
+    pid: int = 0
+    application: str = ""
+    outcome: Outcome | None = None
+    asked: bool = False
+    lines: int = 0
+    log: list[str] = field(default_factory=list)
+    heartbeat: float = 2.0
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStop:
+    """A request to a submitted job to stop.
+
+    :param at: seconds since 1970.
+    """
+
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequest:
     """A request to a pipeline's job to stop; for which job obeys it, see :class:`airflow_bottledwater.state.control.Controller`.
 
@@ -115,7 +186,7 @@ class OwnerRecord:
     at: float = 0.0
 
 
-ControlRecord = StatusRecord | StopRequest | OwnerRecord
+ControlRecord = StatusRecord | StopRequest | OwnerRecord | JobRecord | JobStop
 
 R = TypeVar("R", bound=ControlRecord)
 

@@ -1,104 +1,25 @@
-"""The trigger that waits until a pipeline's job ends, reports an error, or does not report any more. All triggers with the same Kafka
-settings share one reader."""
+"""The trigger that waits until a pipeline's job ends, reports an error, or does not report any more."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import AsyncIterator
+from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 
-if TYPE_CHECKING:
-    from airflow_bottledwater.state import store
-
 #: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its first report,
 #: and one that failed for a transient reason is submitted again after a pause
 _HEARTBEATS, _OUTAGES = 10, 2
-
-
-class SharedStatus:
-    """The statuses of all pipelines in one Kafka, read only once for all users in this process; closed when the last user releases it."""
-
-    _of: ClassVar[dict[str, SharedStatus]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, kafka: dict[str, str]) -> None:
-        self._kafka = kafka
-        self._users = 0
-        self._reading = threading.Lock()
-        self._reader: store.Reader | None = None
-        self._read = 0.0
-        self._changed: dict[str, float] = {}
-
-    @classmethod
-    def acquire(cls, kafka: dict[str, str]) -> SharedStatus:
-        """The shared instance for these properties; its user has to call :meth:`release` once."""
-        with cls._lock:
-            found = cls._of.setdefault(cls._key(kafka), cls(kafka))
-            found._users += 1
-            return found
-
-    def release(self) -> None:
-        """Release the instance; the call of its last user closes the reader."""
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return
-            # a user that comes later gets a new instance
-            del self._of[self._key(self._kafka)]
-        with self._reading:
-            if self._reader is not None:
-                self._reader.close()
-            self._reader = None
-
-    @staticmethod
-    def _key(kafka: dict[str, str]) -> str:
-        return json.dumps(kafka, sort_keys=True)
-
-    def get(self, name: str, *, now: bool = False) -> tuple[StatusRecord | None, float]:
-        """A pipeline's status, at most a second old (None if there is none), and when it last changed, by this process's monotonic
-        clock (0 if it has not changed since the first read).
-
-        :param name: the pipeline's name, see :meth:`Cluster.pipeline`.
-        :param now: whether to read to the present end of the topic, which also makes sure that Kafka answers.
-        :raises Outage: Kafka does not answer.
-        """
-        # imported here, since they import confluent-kafka, which a DAG processor does not need
-        from airflow_bottledwater.kafka.topics import Topics
-        from airflow_bottledwater.state import store
-
-        with self._reading:
-            first = self._reader is None
-            if self._reader is None or now:
-                topics = Topics(self._kafka)
-                if store.CONTROL_TOPIC not in topics.describe([store.CONTROL_TOPIC]):
-                    return None, 0.0
-                end = topics.ends(store.CONTROL_TOPIC, 1)[0]
-                self._reader = self._reader or store.Reader(self._kafka, store.CONTROL_TOPIC, committed=False)
-                before = dict(self._reader.values)
-                self._reader.read_to(end, timeout=30.0)
-                if not first:
-                    self._note(key for key, value in self._reader.values.items() if before.get(key) != value)
-                self._read = time.monotonic()
-            if time.monotonic() - self._read > 1.0:
-                while changes := self._reader.poll(0.5):
-                    self._note(key for key, _ in changes)
-                self._read = time.monotonic()
-            key = status_key(name)
-            return decode(StatusRecord, self._reader.values.get(key)), self._changed.get(key, 0.0)
-
-    def _note(self, keys: Iterable[str]) -> None:
-        self._changed.update(dict.fromkeys(keys, time.monotonic()))
 
 
 def limit(pipeline: Pipeline, max_silence: float) -> float:
@@ -171,7 +92,7 @@ class Watch:
     def __init__(
         self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
     ) -> None:
-        self._statuses = SharedStatus.acquire(pipeline.kafka)
+        self._records = SharedRecords.acquire(pipeline.kafka)
         self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
         self._longest = limit(pipeline, max_silence)
@@ -195,9 +116,9 @@ class Watch:
         return event
 
     def _evaluate(self, *, now: bool) -> dict[str, Any] | None:
-        status, changed = self._statuses.get(self._name, now=now)
+        found, changed = self._records.get(status_key(self._name), now=now)
         return evaluate(
-            status,
+            decode(StatusRecord, found),
             silent=time.monotonic() - max(changed, self._began),
             longest=self._longest,
             earlier=self._earlier,
@@ -207,16 +128,17 @@ class Watch:
     def close(self) -> None:
         """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
         with self._fetching:
-            self._statuses.release()
+            self._records.release()
 
 
 def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
-    """Fetch a pipeline's status once, and when it last changed, see :meth:`SharedStatus.get`."""
-    statuses = SharedStatus.acquire(pipeline.kafka)
+    """Fetch a pipeline's status once, and when it last changed, see :meth:`SharedRecords.get`."""
+    shared = SharedRecords.acquire(pipeline.kafka)
     try:
-        return statuses.get(cluster.pipeline(pipeline.slot), now=now)
+        found, changed = shared.get(status_key(cluster.pipeline(pipeline.slot)), now=now)
+        return decode(StatusRecord, found), changed
     finally:
-        statuses.release()
+        shared.release()
 
 
 class StreamErrorTrigger(BaseTrigger):

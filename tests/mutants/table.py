@@ -13,6 +13,7 @@ _SUPERVISE, _CLI, _HOOKS = (
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
 _TASKS = "tests/integration/test_spark_tasks.py"
+_WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -747,13 +748,13 @@ MUTANTS = (
     Mutant(
         "a job that was stopped while its task waits is submitted again",
         "operators/stream.py",
-        " and spark_job.stop_asked(identity):",
+        " and ended.asked:",
         " and False:",
         f"{_STREAM_OPERATOR}::test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again",
     ),
     Mutant(
         "a trigger that moves to another triggerer stops nothing",
-        "triggers/stream.py",
+        "triggers/job.py",
         "if await self._still_waits():",
         "if False:",
         "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
@@ -824,20 +825,48 @@ MUTANTS = (
     Mutant(
         "the teardown stops its run's jobs",
         "operators/slot.py",
-        "            self._stop_jobs(context, pipeline.slot)\n",
+        "            self._stop_jobs(context, pipeline)\n",
         "",
         f"{_OPERATORS}::test_the_teardown_stops_what_its_run_has_left",
     ),
     Mutant(
-        "a job of another host is taken over",
-        "operators/snapshot.py",
-        "if not spark_job.is_here(known):",
-        "if False:",
-        f"{_OPERATORS}::test_a_retry_of_the_snapshot_on_another_host_takes_over",
+        "a job that fell silent is fenced before it is replaced",
+        "operators/spark.py",
+        "        if ended.lost:\n",
+        "        if False:\n",
+        f"{_STREAM_OPERATOR}::test_a_job_that_fell_silent_is_fenced_before_it_is_submitted_again",
+    ),
+    Mutant(
+        "a job counts as dead by the reader's clock",
+        "hooks/job_watch.py",
+        "silent = time.monotonic() - max(changed, self._began)",
+        "silent = time.time() - (record.at if record else 0.0)",
+        f"{_WATCH}::test_a_job_is_dead_by_the_readers_clock",
+    ),
+    Mutant(
+        "an outage of Kafka is not a job's silence",
+        "hooks/job_watch.py",
+        "        except BottledWaterError:\n            self._began = time.monotonic()\n",
+        "        except BottledWaterError:\n",
+        f"{_WATCH}::test_an_outage_of_kafka_is_not_a_jobs_silence",
+    ),
+    Mutant(
+        "a job that does not answer is fenced",
+        "hooks/job_stop.py",
+        "        _fence(pipeline)\n",
+        "",
+        f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
+    ),
+    Mutant(
+        "a worker that ends with its task keeps no job",
+        "hooks/places.py",
+        "if detached and not place.cluster",
+        "if False and not place.cluster",
+        "tests/unit/hooks/test_places.py::test_what_goes_together",
     ),
     Mutant(
         "a cleared snapshot's earlier job is ended first",
-        "operators/snapshot.py",
+        "operators/spark.py",
         'if is_first_try(context["ti"], self.retries):',
         "if False:",
         f"{_OPERATORS}::test_a_cleared_snapshot_ends_the_earlier_job_first",
@@ -957,9 +986,9 @@ MUTANTS = (
     ),
     Mutant(
         "no error ends the control thread",
-        "state/control.py",
-        "            except Exception as error:\n                # whatever it is",
-        "            except BottledWaterError as error:\n                # whatever it is",
+        "state/reporter.py",
+        "            except Exception as error:\n                self._tell(error)",
+        "            except BottledWaterError as error:\n                self._tell(error)",
         f"{_CONTROL}::test_an_error_in_the_control_thread_does_not_end_it",
     ),
     Mutant(

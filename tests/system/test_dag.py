@@ -434,7 +434,7 @@ def test_a_stream_that_is_deferred_shows_no_password(system: System, stream: Str
     decrypt = Fernet(secrets["fernet_key"]).decrypt
     # Airflow stores them as they are where the task's side could not encrypt them
     kept = {path: text if text.startswith("{") else decrypt(text.encode()).decode() for path, text in rows}
-    assert folder in kept["airflow_bottledwater.triggers.stream.StreamTrigger"]
+    assert folder in kept["airflow_bottledwater.triggers.job.JobTrigger"]
     assert not any(MARKER in text for text in kept.values())
     # supervisor, JVM, driver, the source and the worker at least
     assert len(system.jobs()) >= 5

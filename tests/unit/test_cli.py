@@ -253,13 +253,9 @@ from airflow_bottledwater.spark import submit
 import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.state.status as status
 
-job = (
-    "from airflow_bottledwater.spark import job; job.load = lambda path: None; import sys;"
-    " sys.exit(job._run(lambda p, f, b, stopped: stopped.wait() and {}, None, False))"
-)
 creation.create = lambda *_, **__: None
 status.snapshot_is_complete = lambda pipeline: True
-submit.command = lambda *_, **__: [sys.executable, "-c", job]
+submit.command = lambda *_, **__: [sys.executable, "-m", "tests.support.stand_in"]
 cli.main()
 """
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,14 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError
+from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.hooks.places import Place
 from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
 from airflow_bottledwater.hooks.source import SourceHook
-from airflow_bottledwater.hooks.spark_job import SparkJobHook
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
-from airflow_bottledwater.spark.run_directory import Owner
 
 Connect = Callable[..., None]
 
@@ -205,20 +202,6 @@ def test_the_registrys_connection_can_be_tried(connect: Connect, monkeypatch: py
     assert SchemaRegistryHook().test_connection() == (True, "The registry answers.")
 
 
-@pytest.mark.parametrize(
-    "executor", ["CeleryExecutor", "KubernetesExecutor", "LocalKubernetesExecutor", "CeleryExecutor,LocalExecutor"]
-)
-def test_a_detached_job_needs_one_host(monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
-    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
-    with pytest.raises(Refused, match=executor.partition(",")[0]):
-        spark_job.refuse_foreign_hosts("The stream")
-    spark_job.refuse_foreign_hosts("The stream", "LocalExecutor")
-    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor,CeleryExecutor")
-    spark_job.refuse_foreign_hosts("The stream")
-    with pytest.raises(BottledWaterError, match="CeleryExecutor"):
-        spark_job.refuse_foreign_hosts("The stream", "CeleryExecutor")
-
-
 def test_a_job_gets_nothing_of_airflows_secrets() -> None:
     given = {
         "AIRFLOW_CONN_POSTGRES_DEFAULT": PASSWORD, "AIRFLOW__CORE__FERNET_KEY": "f", "AIRFLOW_VAR_X": "v", "_AIRFLOW_X": "x",
@@ -227,6 +210,9 @@ def test_a_job_gets_nothing_of_airflows_secrets() -> None:
     kept = spark_job.environment(given)
     assert set(kept) == {"HOME", "PATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"}
     assert kept["PATH"].endswith(":/bin")
+
+
+IDENTITY: Any = {"id": "j", "folder": "/nowhere", "host": "", "application": "", "conn_id": "spark_default"}
 
 
 def test_only_where_the_executors_are_here_the_driver_is_told_to_use_loopback() -> None:
@@ -244,12 +230,14 @@ def test_a_job_is_started_as_the_spark_provider_would(
     """With the provider that is installed: what is read of its private parts is there."""
     connect("spark_default", conn_type="spark", host=host, extra={"deploy-mode": "client", "queue": "cdc"})
     started: list[Any] = []
-    monkeypatch.setattr(supervise, "start", lambda folder, command, environment: started.append((command, environment)))
+    monkeypatch.setattr(
+        supervise, "start", lambda folder, command, environment, tied: started.append((command, environment))
+    )
     provider = SparkSubmitHook(
         conf={"spark.ui.enabled": "false"}, conn_id="spark_default", name="n", num_executors=3, driver_memory="1g",
         application_args=["--pipeline", "x.json"], env_vars={"TZ": "UTC", "N": 5}, files="x.json",
     )  # fmt: skip
-    SparkJobHook(provider).start({"folder": "/nowhere", "host": ""}, "job.py")
+    spark_job.start(provider, IDENTITY, "job.py", tied=False)
     ((command, environment),) = started
     assert command == [
         "spark-submit", "--master", host, "--conf", "spark.ui.enabled=false", "--files", "x.json", "--num-executors", "3",
@@ -257,27 +245,6 @@ def test_a_job_is_started_as_the_spark_provider_would(
     ]  # fmt: skip
     assert (environment["TZ"], environment["N"]) == ("UTC", "5")
     assert ("SPARK_LOCAL_IP" in environment) == loopback
-
-
-def test_jobs_of_a_run_are_found_by_whom_they_work_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    owner = Owner("d", "r", "orders", "pg")
-    assert spark_job.left_behind(owner) == []
-    pipeline = Pipeline.of(
-        postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, output_format="json", slot="orders"
-    )
-    made = {}
-    for name, for_whom in (("ours", owner), ("ended", owner), ("of another run", replace(owner, run_id="s"))):
-        made[name], settings = SparkJobHook.prepare(pipeline, "stream", for_whom)
-        assert settings.stat().st_mode & 0o77 == 0 and Path(made[name]["folder"]).stat().st_mode & 0o77 == 0
-        if name != "ended":
-            supervise.start(Path(made[name]["folder"]), ["sleep", "100"], dict(os.environ))
-    try:
-        assert spark_job.left_behind(owner) == [made["ours"]]
-    finally:
-        for identity in made.values():
-            assert spark_job.stop(identity, timeout=0.1)
-    assert spark_job.left_behind(owner) == [] and spark_job.stop_asked(made["ours"])
 
 
 def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,23 +256,18 @@ def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatc
     old.mkdir(parents=True)
     (old / "pipeline-x.json").write_text("secret")
     (old / "supervisor.json").write_text(json.dumps({"pid": 1, "started": 1, "host": socket.gethostname()}))
-    SparkJobHook.prepare(pipeline, "stream", Owner("d", "r", "orders", "pg"))
+    identity, settings = spark_job.prepare(pipeline, "stream", Place("spark_default", False, "local[2]"))
+    assert settings.stat().st_mode & 0o77 == 0 and Path(identity["folder"]).stat().st_mode & 0o77 == 0
     assert old.exists() and not (old / "pipeline-x.json").exists()
 
 
-def test_a_job_of_another_host_is_not_judged() -> None:
-    with pytest.raises(Refused, match="elsewhere"):
-        spark_job.running({"folder": "/nowhere", "host": "elsewhere"})
-
-
-def following(identity: dict[str, str], **arguments: Any) -> tuple[spark_job.LogFollower, list[str]]:
+def following(folder: Path, **arguments: Any) -> tuple[spark_job.FileFollower, list[str]]:
     lines: list[str] = []
-    return spark_job.LogFollower(identity, lambda level, line: lines.append(line), **arguments), lines
+    return spark_job.FileFollower(folder, lambda level, line: lines.append(line), **arguments), lines
 
 
 def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = {"folder": str(tmp_path), "host": ""}
-    follower, lines = following(identity)
+    follower, lines = following(tmp_path)
     follower.follow()
     log = tmp_path / "job.log"
     log.write_text("one\ntwo\nthr")
@@ -317,7 +279,7 @@ def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     follower.follow()
     assert lines == ["one", "two", "three", "four"]
     # another triggerer does not repeat everything
-    follower, lines = following(identity, past=5)
+    follower, lines = following(tmp_path, past=5)
     follower.follow()
     assert lines == ["four"]
     # and a line without an end does not stop it
@@ -342,8 +304,7 @@ def test_a_jobs_lines_keep_their_level_and_lose_their_time(tmp_path: Path) -> No
         "2026-01-02 03:04:05,681 NOTICE is no level\n"
     )
     found: list[tuple[str, str]] = []
-    identity = {"folder": str(tmp_path), "host": ""}
-    spark_job.LogFollower(identity, lambda level, line: found.append((logging.getLevelName(level), line))).follow()
+    spark_job.FileFollower(tmp_path, lambda level, line: found.append((logging.getLevelName(level), line))).follow()
     assert found == [
         ("INFO", "before anything"),
         ("INFO", "Published 5 records"),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
-import json
-import os
 import pickle
-import socket
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +14,14 @@ from typing import Any
 import pytest
 from airflow.models import dagbag, taskinstance
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
-from airflow_bottledwater import errors, processes
-from airflow_bottledwater.hooks import spark_job
-from airflow_bottledwater.hooks.spark_job import SparkJobHook
+from airflow_bottledwater import errors
+from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
+from airflow_bottledwater.hooks.job_watch import Ended
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
@@ -32,8 +31,7 @@ from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import supervise
-from airflow_bottledwater.spark.run_directory import Outcome, Owner
+from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -210,6 +208,7 @@ def test_operators_tell_permanent_from_transient(
             raise error
 
         monkeypatch.setattr(module, function, fails)
+        monkeypatch.setattr(job_watch, "left_behind", lambda *_: [])
         with pytest.raises(expected):
             operator(task_id="t").execute(CONTEXT)
 
@@ -227,6 +226,7 @@ def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "airflow_bottledwater.provision.drop.drop", lambda pipeline, when: asked.append(when) or "Dropped."
     )
+    monkeypatch.setattr(job_watch, "left_behind", lambda *_: [])
     with pytest.raises(AirflowFailException, match="retired, always or never"):
         DropReplicationSlotOperator(task_id="t", when="sometimes").execute(CONTEXT)
     assert DropReplicationSlotOperator(task_id="t", when="always").execute(CONTEXT) == "Dropped."
@@ -272,11 +272,12 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("extra", "executor", "problem", "advised"),
     [
-        ({"deploy-mode": "cluster"}, "LocalExecutor", "deploy-mode cluster", {"extra": {"deploy-mode": "client"}}),
-        ({}, "CeleryExecutor,LocalExecutor", "executor is CeleryExecutor", {"executor": "LocalExecutor"}),
+        ({"deploy-mode": "cluster"}, "LocalExecutor", "no deploy-mode cluster", {"extra": {"deploy-mode": "client"}}),
+        ({}, "KubernetesExecutor,LocalExecutor", "of KubernetesExecutor", {"stream_executor": "LocalExecutor"}),
+        ({}, "KubernetesExecutor", "of KubernetesExecutor", {"stream_deferrable": False}),
         (None, "LocalExecutor", "no Spark connection 'spark_other'", {"extra": {}}),
     ],
-    ids=["cluster mode", "executor", "no connection"],
+    ids=["cluster mode", "executor", "executor, staying", "no connection"],
 )
 def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
     connect: Any,
@@ -289,7 +290,7 @@ def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
     if extra is not None:
-        connect("spark_other", conn_type="spark", host="yarn", extra=extra)
+        connect("spark_other", conn_type="spark", host="spark://m:7077", extra=extra)
     operators: list[Any] = [ReplicationPreflightOperator, CreateReplicationSlotOperator]
     for operator in operators:
         with pytest.raises(AirflowFailException, match=problem):
@@ -299,9 +300,10 @@ def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
     assert checked == ["preflight", "preflight", "create"]
     # as it advises
     if "extra" in advised:
-        connect("spark_other", conn_type="spark", host="yarn", extra=advised["extra"])
+        connect("spark_other", conn_type="spark", host="spark://m:7077", extra=advised["extra"])
     for operator in operators:
-        operator(task_id="t", spark_conn_id="spark_other", stream_executor=advised.get("executor")).execute(CONTEXT)
+        given = {name: value for name, value in advised.items() if name != "extra"}
+        operator(task_id="t", spark_conn_id="spark_other", **given).execute(CONTEXT)
 
 
 @pytest.mark.usefixtures("connections", "checked")
@@ -325,44 +327,58 @@ def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, mon
 
 
 # ------------------------------------------------------------------ the snapshot's job
-OLD, NEW = ({"folder": f"/tmp/nowhere/{name}", "host": socket.gethostname()} for name in ("old", "new"))
+OLD: Any = {
+    "id": "old",
+    "folder": "/tmp/nowhere/old",
+    "host": "elsewhere",
+    "application": "",
+    "conn_id": "spark_default",
+}
+NEW: Any = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
 
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> SimpleNamespace:
-    """Jobs that are not there: who lives, and what was done."""
+    """Jobs that are not there: how each ended, and what was done."""
+    died = Ended(Outcome(ok=False, error="killed", transient=True))
     world = SimpleNamespace(
-        done=[], living=set(), result=Outcome(ok=True, counts={"rows": 7}), stops=True, complete=False
+        done=[], living=set(), earlier=died, end=Ended(Outcome(ok=True, counts={"rows": 7})), complete=False
     )
+
+    def wait(self: Any, pipeline: Any, identity: Any) -> Ended:
+        world.done.append(f"wait {identity['id']}")
+        return world.end
+
+    def stop(pipeline: Any, identity: Any, **_: Any) -> None:
+        world.done.append(f"stop {identity['id']}")
+        world.living.discard(identity["id"])
+
     monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda pipeline: world.complete)
-
-    def stop(identity: Any, **_: Any) -> bool:
-        world.done.append(f"stop {identity['folder'][-3:]}")
-        if world.stops:
-            world.living.discard(identity["folder"])
-        return bool(world.stops)
-
-    prepared = (NEW, tmp_path / "pipeline-x.json")
-    monkeypatch.setattr(SparkJobHook, "prepare", staticmethod(lambda *_: prepared))
-    monkeypatch.setattr(SparkJobHook, "start", lambda self, identity, application: world.done.append("start"))
+    monkeypatch.setattr("airflow_bottledwater.state.jobs.announce", lambda pipeline, job_id, *_: None)
+    monkeypatch.setattr(spark_job, "prepare", lambda *_: (NEW, tmp_path / "pipeline-x.json"))
+    monkeypatch.setattr(spark_job, "start", lambda *_, tied: world.done.append("start tied" if tied else "start"))
+    monkeypatch.setattr(spark_job, "send", lambda hook, identity, _: world.done.append("send") or identity)
+    monkeypatch.setattr(SnapshotToKafkaOperator, "_wait", wait)
     monkeypatch.setattr(
-        spark_job, "wait", lambda identity, write: world.done.append(f"wait {identity['folder'][-3:]}") or world.result
+        job_watch, "still_runs", lambda pipeline, known: None if known["id"] in world.living else world.earlier
     )
-    monkeypatch.setattr(supervise, "running", lambda folder: str(folder) in world.living)
-    monkeypatch.setattr(spark_job, "stop", stop)
-    monkeypatch.setattr(spark_job, "forget", lambda identity: world.done.append(f"forget {identity['folder'][-3:]}"))
+    monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: world.done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr(job_stop, "stop", stop)
     return world
 
 
-def snapshot_of(known: Any, *, try_number: int = 2, max_tries: int = 2, retries: int = 2) -> tuple[Any, dict[str, Any]]:
+def snapshot_of(
+    known: Any, *, try_number: int = 2, max_tries: int = 2, retries: int = 2, **arguments: Any
+) -> tuple[Any, dict[str, Any]]:
     values = {"bottledwater_job": known}
-    store = SimpleNamespace(get=values.get, set=lambda key, value: values.update({key: value}))
+    store = SimpleNamespace(get=values.get, set=lambda key, value, retention: values.update({key: value}))
     ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t")
-    return SnapshotToKafkaOperator(task_id="t", retries=retries).execute({"task_state_store": store, "ti": ti}), values
+    operator = SnapshotToKafkaOperator(task_id="t", retries=retries, **arguments)
+    return operator.execute({"task_state_store": store, "ti": ti}), values
 
 
 def test_a_retry_of_the_snapshot_follows_a_job_that_runs(jobs: SimpleNamespace) -> None:
-    jobs.living.add(OLD["folder"])
+    jobs.living.add("old")
     assert snapshot_of(OLD)[0] == {"rows": 7}
     assert jobs.done == ["wait old", "forget old"]
 
@@ -378,61 +394,68 @@ def test_a_snapshot_that_is_complete_starts_no_job(jobs: SimpleNamespace) -> Non
     assert jobs.done == []
 
 
-@pytest.mark.parametrize("tries", [(2, 2), (4, 5)])
-def test_a_retry_of_the_snapshot_on_another_host_takes_over(jobs: SimpleNamespace, tries: tuple[int, int]) -> None:
-    """On Kubernetes each try, and each life of a cleared task, has a host of its own; the new job's claim ends the old one."""
-    snapshot_of({**OLD, "host": "pod-1"}, try_number=tries[0], max_tries=tries[1])
-    assert jobs.done == ["start", "wait new", "forget new"]
-
-
 def test_a_cleared_snapshot_ends_the_earlier_job_first(jobs: SimpleNamespace) -> None:
-    jobs.living.add(OLD["folder"])
+    jobs.living.add("old")
     snapshot_of(OLD, try_number=5, max_tries=5, retries=1)
     assert jobs.done == ["stop old", "forget old", "start", "wait new", "forget new"]
-    jobs.done.clear()
-    jobs.stops = False
-    with pytest.raises(AirflowFailException, match="does not end"):
-        snapshot_of(OLD, try_number=5, max_tries=5, retries=1)
-    assert jobs.done == ["stop old"]
 
 
 def test_a_snapshot_that_was_interrupted_is_left_for_a_retry(jobs: SimpleNamespace) -> None:
-    jobs.result = Outcome(ok=False, kind="Interrupted", error="SIGTERM from outside", transient=True)
+    jobs.end = Ended(Outcome(ok=False, kind="Interrupted", error="SIGTERM from outside", transient=True))
     with pytest.raises(errors.JobFailed, match="SIGTERM"):
         snapshot_of(None)
-    jobs.result = Outcome(ok=True, stopped=True)
+    jobs.end = Ended(Outcome(ok=True, stopped=True))
     with pytest.raises(AirflowFailException, match="Clear the task"):
         snapshot_of(None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "deferrable", "defers"),
+    [("client", None, False), ("cluster", None, True), ("client", True, True), ("cluster", False, False)],
+)
+def test_a_snapshot_in_a_cluster_occupies_no_worker(
+    jobs: SimpleNamespace, connect: Any, mode: str, deferrable: bool | None, defers: bool
+) -> None:
+    connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": mode})
+    sent = "send" if mode == "cluster" else "start"
+    if not defers:
+        assert snapshot_of(None, deferrable=deferrable)[0] == {"rows": 7}
+        assert jobs.done == [sent, "wait new", "forget new"]
+        return
+    with pytest.raises(TaskDeferred) as raised:
+        snapshot_of(None, deferrable=deferrable)
+    assert jobs.done == [sent]
+    event = {"status": "ended", "identity": raised.value.trigger.identity, **jobs.end.as_event()}
+    assert SnapshotToKafkaOperator(task_id="t").execute_complete(CONTEXT, event) == {"rows": 7}
+    with pytest.raises(errors.JobFailed, match="not known"):
+        SnapshotToKafkaOperator(task_id="t").execute_complete(CONTEXT, {"status": "timeout"})
 
 
 # ------------------------------------------------------------------ the teardown
 @pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize("when", ["retired", "always", "never"])
-def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str) -> None:
+def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Marked while no triggerer runs, a stream's job is stopped by nobody else."""
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    pipeline = ReplicationPreflightOperator(task_id="t").pipeline_hook.pipeline()
-    owner = Owner("d", "r", "bottledwater", "postgres_default")
-    folders = []
-    for for_whom in (owner, replace(owner, run_id="another")):
-        identity, _ = SparkJobHook.prepare(pipeline, "stream", for_whom)
-        folders.append(Path(identity["folder"]))
-        supervise.start(folders[-1], ["sleep", "100"], dict(os.environ))
-    left = json.loads((folders[0] / "supervisor.json").read_text())
-    running = []
+    done: list[str] = []
+    ours = Owner(CONTEXT["ti"].dag_id, CONTEXT["ti"].run_id, "h", "/f", "spark_default")
+    jobs = {
+        "a": JobRecord("stream", "bottledwater", ours),
+        "b": JobRecord("stream", "bottledwater", dataclasses.replace(ours, run_id="another")),
+        "c": JobRecord("stream", "another", ours),
+        "d": JobRecord("stream", "bottledwater", ours, outcome=Outcome(ok=True)),
+        "e": JobRecord("stream", "bottledwater"),
+    }
     monkeypatch.setattr(
-        "airflow_bottledwater.provision.drop.drop",
-        lambda pipeline, when: running.append(list(map(supervise.running, folders))),
+        "airflow_bottledwater.state.jobs.records", lambda pipeline: {job_key(k): encode(v) for k, v in jobs.items()}
     )
-    try:
-        # a command without a driver is given five seconds
-        DropReplicationSlotOperator(task_id="t", when=when).execute(CONTEXT)
-        # before the slot is dropped or kept
-        assert running == [[False, True]]
-        assert processes.started(left["pid"]) is None and not folders[0].exists()
-    finally:
-        for folder in folders:
-            supervise.stop(folder, timeout=0.1)
+    monkeypatch.setattr(
+        job_stop, "stop", lambda pipeline, identity: done.append(f"stop {identity['id']} {identity['folder']}")
+    )
+    monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr("airflow_bottledwater.provision.drop.drop", lambda pipeline, when: done.append("drop"))
+    DropReplicationSlotOperator(task_id="t", when=when).execute(CONTEXT)
+    # before the slot is dropped or kept
+    assert done == ["stop a /f", "forget a", "drop"]
 
 
 def test_the_task_group_is_the_pipeline() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,15 +13,15 @@ from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_bottledwater.errors import JobFailed, Outage, SlotInUse
-from airflow_bottledwater.hooks import spark_job
-from airflow_bottledwater.hooks.spark_job import SparkJobHook
-from airflow_bottledwater.operators import stream
+from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
+from airflow_bottledwater.hooks.job_watch import Ended
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
-from airflow_bottledwater.spark.run_directory import Outcome
-from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger
+from airflow_bottledwater.state import jobs
+from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 
-OLD = {"folder": "/tmp/nowhere/old", "host": socket.gethostname()}
-NEW = {"folder": "/tmp/nowhere/new", "host": socket.gethostname()}
+OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "conn_id": "spark_default"}
+NEW = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
 
 pytestmark = pytest.mark.usefixtures("connections")
 
@@ -42,49 +41,53 @@ class Store:
 
 
 class World:
-    """Jobs that are not there: who lives, how each ended, and what was done, in order."""
+    """Jobs that are not there: how each ended, and what was done, in order."""
 
     def __init__(self) -> None:
         self.living: set[str] = set()
-        self.outcomes: dict[str, Outcome] = {}
+        self.ends: dict[str, Ended] = {}
         self.done: list[str] = []
         self.arguments: list[str] = []
-        self.asked: set[str] = set()
         self.reached: int | None = None
 
     def end(self, identity: dict[str, str], **outcome: Any) -> None:
-        self.living.discard(identity["folder"])
-        self.outcomes[identity["folder"]] = Outcome(**outcome)
+        self.living.discard(identity["id"])
+        self.ends[identity["id"]] = Ended(Outcome(**outcome))
+
+    def how(self, identity: Any) -> Ended | None:
+        if identity["id"] in self.living:
+            return None
+        return self.ends.get(identity["id"], Ended(Outcome(ok=False, error="killed", transient=True)))
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     made = World()
 
-    def start(self: Any, identity: Any, application: str) -> None:
-        made.done.append("start")
-        made.arguments = list(self._hook._application_args)
-        made.living.add(identity["folder"])
+    def start(hook: Any, identity: Any, application: str, *, tied: bool) -> None:
+        made.done.append("start tied" if tied else "start")
+        made.arguments = list(hook._application_args)
+        made.living.add(identity["id"])
 
-    def stop_job(pipeline: Any, identity: Any, **_: Any) -> None:
-        made.done.append(f"stop {identity['folder'][-3:]}")
-        made.living.discard(identity["folder"])
+    def send(hook: Any, identity: Any, application: str) -> Any:
+        made.done.append("send")
+        made.arguments = [application, *hook._application_args, *map(str, (hook._conf or {}).items())]
+        return {**identity, "folder": "", "application": "application_1_2"}
+
+    def stop(pipeline: Any, identity: Any, **_: Any) -> None:
+        made.done.append(f"stop {identity['id']}")
+        made.living.discard(identity["id"])
 
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
-    monkeypatch.setattr(
-        SparkJobHook, "prepare", staticmethod(lambda pipeline, name, owner: (NEW, tmp_path / "pipeline-x.json"))
-    )
-    monkeypatch.setattr(SparkJobHook, "start", start)
-    monkeypatch.setattr(spark_job, "running", lambda identity: identity["folder"] in made.living)
-    monkeypatch.setattr(
-        spark_job,
-        "outcome",
-        lambda identity: made.outcomes.get(identity["folder"], Outcome(ok=False, error="killed", transient=True)),
-    )
-    monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"forget {identity['folder'][-3:]}"))
-    monkeypatch.setattr(spark_job, "stop_asked", lambda identity: identity["folder"] in made.asked)
-    monkeypatch.setattr(stream, "stop_job", stop_job)
-    monkeypatch.setattr(StreamToKafkaOperator, "_reached", lambda self: made.reached)
+    monkeypatch.setattr(spark_job, "prepare", lambda pipeline, kind, place: (NEW, tmp_path / "pipeline-x.json"))
+    monkeypatch.setattr(spark_job, "start", start)
+    monkeypatch.setattr(spark_job, "send", send)
+    monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"remove {identity['id']}"))
+    monkeypatch.setattr(jobs, "announce", lambda pipeline, job_id, *_: None)
+    monkeypatch.setattr(job_watch, "still_runs", lambda pipeline, identity: made.how(identity))
+    monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr(job_stop, "stop", stop)
+    monkeypatch.setattr(StreamToKafkaOperator, "_reached", lambda self, pipeline: made.reached)
     return made
 
 
@@ -97,11 +100,11 @@ def context(store: Store, *, try_number: int = 1, max_tries: int = 0) -> dict[st
     return {"task_state_store": store, "ti": ti}
 
 
-def deferred(act: Callable[[], Any]) -> StreamTrigger:
+def deferred(act: Callable[[], Any]) -> JobTrigger:
     with pytest.raises(TaskDeferred) as raised:
         act()
     assert raised.value.method_name == "execute_complete"
-    assert isinstance(raised.value.trigger, StreamTrigger)
+    assert isinstance(raised.value.trigger, JobTrigger)
     return raised.value.trigger
 
 
@@ -114,7 +117,7 @@ def paused(made: StreamToKafkaOperator, store: Store, event: dict[str, Any]) -> 
     return raised.value.trigger.until - time.time()
 
 
-def again(made: StreamToKafkaOperator, store: Store) -> StreamTrigger:
+def again(made: StreamToKafkaOperator, store: Store) -> JobTrigger:
     return deferred(lambda: made.submit_again(context(store), {"status": "over"}))
 
 
@@ -130,10 +133,10 @@ def test_first_it_submits_stores_who_the_job_is_and_defers(world: World) -> None
 
 
 def test_who_the_job_is_is_stored_before_it_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def died(*_: Any) -> None:
+    def died(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SparkJobHook, "start", died)
+    monkeypatch.setattr(spark_job, "start", died)
     store = Store()
     made = operator()
     with pytest.raises(KeyboardInterrupt):
@@ -150,7 +153,7 @@ def test_bounded_may_come_as_text(world: World, bounded: Any, given: bool) -> No
 
 
 def test_a_retry_attaches_to_a_job_that_runs(world: World) -> None:
-    world.living.add(OLD["folder"])
+    world.living.add(OLD["id"])
     store = Store(bottledwater_job=OLD)
     trigger = deferred(lambda: operator(retries=2).execute(context(store, try_number=2, max_tries=2)))
     assert world.done == []
@@ -163,14 +166,11 @@ def test_a_retry_after_a_job_that_died_submits(world: World) -> None:
     assert world.done == ["forget old", "start"] and trigger.identity == NEW
 
 
-def test_a_retry_on_another_host_takes_over(world: World) -> None:
-    """A container that was made anew, for example: its claim ends the old job, if there still is one."""
-    store = Store(bottledwater_job={**OLD, "host": "elsewhere"})
-    for tries in ({"try_number": 3, "max_tries": 2}, {"try_number": 4, "max_tries": 5}):
-        trigger = deferred(lambda tries=tries: operator(retries=2).execute(context(store, **tries)))
-        assert world.done == ["start"] and trigger.identity == NEW == store.values["bottledwater_job"]
-        world.done.clear()
-        store.values["bottledwater_job"] = {**OLD, "host": "elsewhere"}
+def test_a_retry_after_a_job_that_fell_silent_fences_it_and_submits(world: World) -> None:
+    """It may only be frozen: its record, with the request to stop, stays for it."""
+    world.ends["old"] = Ended(Outcome(ok=False, error="silent", transient=True), lost=True)
+    deferred(lambda: operator(retries=2).execute(context(Store(bottledwater_job=OLD), try_number=3, max_tries=2)))
+    assert world.done == ["stop old", "remove old", "start"]
 
 
 @pytest.mark.parametrize(("try_number", "max_tries", "retries"), [(2, 1, 0), (5, 6, 2), (1, 2, 2)])
@@ -178,7 +178,7 @@ def test_a_cleared_task_stops_the_old_job_before_it_submits(
     world: World, try_number: int, max_tries: int, retries: int
 ) -> None:
     """Clearing sets max_tries to try_number + retries and adds one to try_number; the state stays."""
-    world.living.add(OLD["folder"])
+    world.living.add(OLD["id"])
     store = Store(bottledwater_job=OLD)
     trigger = deferred(
         lambda: operator(retries=retries).execute(context(store, try_number=try_number, max_tries=max_tries))
@@ -193,7 +193,7 @@ def test_a_cleared_task_does_not_submit_while_the_old_job_cannot_be_stopped(
     def in_use(*_: Any, **__: Any) -> None:
         raise SlotInUse("Slot 'orders' is in use.")
 
-    monkeypatch.setattr(stream, "stop_job", in_use)
+    monkeypatch.setattr(job_stop, "stop", in_use)
     with pytest.raises(SlotInUse):
         operator().execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
     assert world.done == []
@@ -236,12 +236,24 @@ def test_a_limit_that_is_no_number_is_refused_before_the_job_starts(world: World
     assert world.done == []
 
 
-@pytest.mark.parametrize("executor", ["CeleryExecutor", "KubernetesExecutor"])
-def test_another_executor_is_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
-    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
-    with pytest.raises(AirflowFailException, match=executor):
+def test_workers_that_end_with_their_task_are_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor")
+    with pytest.raises(AirflowFailException, match="deferrable=False"):
         operator().execute(context(Store()))
     assert world.done == []
+    # as it advises
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda *_: Ended(Outcome(ok=True, counts={"position": "0/5"})))
+    assert operator(deferrable=False).execute(context(Store())) == {"position": "0/5"}
+    assert world.done == ["start tied", "forget new"]
+
+
+@pytest.mark.parametrize(
+    "executor", ["LocalExecutor", "CeleryExecutor", "airflow.providers.edge3.executors.EdgeExecutor"]
+)
+def test_workers_that_live_on_are_not_refused(world: World, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
+    deferred(lambda: operator().execute(context(Store())))
+    assert world.done == ["start"]
 
 
 @pytest.mark.parametrize("name", ["postgres_default", "spark_default"])
@@ -252,20 +264,33 @@ def test_a_missing_connection_is_refused_at_once(world: World, monkeypatch: pyte
     assert world.done == []
 
 
-def test_cluster_mode_is_refused_at_once(world: World, connect: Any) -> None:
+def test_in_cluster_mode_it_is_sent_and_watched(world: World, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor")
     connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "cluster"})
-    with pytest.raises(AirflowFailException, match="cluster"):
+    store = Store()
+    trigger = deferred(lambda: operator().execute(context(store)))
+    assert world.done == ["send"]
+    assert (
+        trigger.identity == store.values["bottledwater_job"] == {**NEW, "folder": "", "application": "application_1_2"}
+    )
+    # the file is where YARN puts it
+    assert world.arguments[1:3] == ["--pipeline", "pipeline-x.json"]
+    assert "('spark.yarn.submit.waitAppCompletion', 'false')" in world.arguments
+
+
+def test_a_standalone_cluster_has_no_python_drivers(world: World, connect: Any) -> None:
+    connect("spark_default", conn_type="spark", host="spark://m", port=7077, extra={"deploy-mode": "cluster"})
+    with pytest.raises(AirflowFailException, match="deploy-mode to client"):
         operator().execute(context(Store()))
     # as it advises
-    connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "client"})
+    connect("spark_default", conn_type="spark", host="spark://m", port=7077, extra={"deploy-mode": "client"})
     deferred(lambda: operator().execute(context(Store())))
 
 
 def test_what_the_refusal_of_an_executor_advises_is_not_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor,LocalExecutor")
-    with pytest.raises(AirflowFailException, match="executor='LocalExecutor'") as raised:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor,LocalExecutor")
+    with pytest.raises(AirflowFailException, match="executor='LocalExecutor'"):
         operator().execute(context(Store()))
-    assert "deploy-mode cluster" not in str(raised.value)
     deferred(lambda: operator(executor="LocalExecutor").execute(context(Store())))
 
 
@@ -274,13 +299,16 @@ def test_speculative_execution_is_refused_in_all_of_its_forms(world: World, valu
     with pytest.raises(AirflowFailException, match="speculation"):
         operator(conf={"spark.speculation": value}).execute(context(Store()))
     # nothing is left of it
-    assert world.done == ["forget new"]
+    assert world.done == ["remove new"]
+    world.done.clear()
     deferred(lambda: operator(conf={"spark.speculation": "false"}).execute(context(Store())))
 
 
 # ------------------------------------------------------------------ execute_complete
-def ended(identity: dict[str, str] = OLD, **more: Any) -> dict[str, Any]:
-    return {"status": "ended", "identity": identity, "log": "", **more}
+def ended(world: World, identity: dict[str, str] = OLD) -> dict[str, Any]:
+    how = world.how(identity)
+    assert how is not None
+    return {"status": "ended", "identity": identity, **how.as_event()}
 
 
 @pytest.mark.parametrize("event", [None, {}, {"status": "running"}, {"status": "error", "identity": OLD}])
@@ -291,20 +319,20 @@ def test_an_event_that_is_not_known_fails(world: World, event: dict[str, Any] | 
 
 def test_a_job_that_ended_well_is_the_tasks_result(world: World) -> None:
     world.end(OLD, ok=True, counts={"position": "0/5"})
-    assert operator().execute_complete(context(Store()), ended()) == {"position": "0/5"}
+    assert operator().execute_complete(context(Store()), ended(world)) == {"position": "0/5"}
     assert world.done == ["forget old"]
 
 
 def test_a_permanent_failure_is_not_retried(world: World) -> None:
     world.end(OLD, ok=False, error="Slot 'orders' was invalidated.", transient=False)
     with pytest.raises(AirflowFailException, match="invalidated"):
-        operator().execute_complete(context(Store()), ended())
+        operator().execute_complete(context(Store()), ended(world))
 
 
 def test_a_job_that_died_is_submitted_again_after_a_pause(world: World) -> None:
     """In which no worker waits for it."""
     store = Store(bottledwater_job=OLD)
-    assert 1 < paused(operator(), store, ended()) <= 2
+    assert 1 < paused(operator(), store, ended(world)) <= 2
     assert world.done == ["forget old"]
     trigger = again(operator(), store)
     assert world.done == ["forget old", "start"]
@@ -323,11 +351,11 @@ def test_an_event_that_ends_no_pause_fails(world: World, event: Any) -> None:
 def test_it_is_submitted_with_longer_and_longer_pauses_and_not_for_ever(world: World) -> None:
     store, pauses = Store(), []
     for _ in range(10):
-        pauses.append(round(paused(operator(restarts="10"), store, ended())))
+        pauses.append(round(paused(operator(restarts="10"), store, ended(world))))
     assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     world.done.clear()
     with pytest.raises(JobFailed, match="killed"):
-        operator(restarts="10").execute_complete(context(store), ended())
+        operator(restarts="10").execute_complete(context(store), ended(world))
     assert world.done == ["forget old"]
 
 
@@ -353,22 +381,47 @@ def test_the_count_starts_anew_behind_a_job_that_worked(
     store = Store(bottledwater_restarts={"count": 7, "at": time.time() - ran, "position": position})
     world.end(OLD, ok=False, error="away", transient=True, kind=kind)
     world.reached = reached
-    paused(operator(), store, ended())
+    paused(operator(), store, ended(world))
     kept = store.values["bottledwater_restarts"]
     assert kept["count"] == (1 if anew else 8)
     assert kept["position"] == (position if reached is None else reached)
 
 
 def test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again(world: World) -> None:
-    """By a triggerer that had to give the trigger to another one. A stop through Kafka is a person's: the task succeeds."""
+    """By a triggerer that had to give the trigger to another one. A stop of the pipeline is a person's: the task succeeds."""
     world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
-    assert operator().execute_complete(context(Store()), ended())["position"] == "0/5"
-    world.asked.add(OLD["folder"])
+    assert operator().execute_complete(context(Store()), ended(world))["position"] == "0/5"
+    world.ends["old"] = Ended(Outcome(ok=True, stopped=True), asked=True)
     world.done.clear()
     store = Store()
-    paused(operator(), store, ended())
+    paused(operator(), store, ended(world))
     again(operator(), store)
     assert world.done == ["forget old", "start"]
+
+
+def test_a_job_that_fell_silent_is_fenced_before_it_is_submitted_again(world: World) -> None:
+    world.ends["old"] = Ended(Outcome(ok=False, error="silent", transient=True), lost=True)
+    paused(operator(), Store(), ended(world))
+    assert world.done == ["stop old", "remove old"]
+
+
+def test_without_deferring_it_is_submitted_again_in_the_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = iter(
+        [Ended(Outcome(ok=False, error="killed", transient=True)), Ended(Outcome(ok=True, counts={"position": "0/9"}))]
+    )
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda *_: next(ends))
+    monkeypatch.setattr("airflow_bottledwater.operators.stream._BACKOFF", 0.01)
+    store = Store()
+    assert operator(deferrable=False).execute(context(store)) == {"position": "0/9"}
+    assert world.done == ["start tied", "forget new", "start tied", "forget new"]
+    assert store.values["bottledwater_restarts"]["count"] == 1
+
+
+def test_without_deferring_its_timeout_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda self, pipeline, identity, timeout: None)
+    with pytest.raises(Outage, match="timeout of 5 s"):
+        operator(deferrable=False, timeout=5.0).execute(context(Store()))
+    assert world.done == ["start tied", "stop new", "forget new"]
 
 
 def test_after_its_time_the_job_is_stopped_and_the_task_fails(world: World) -> None:
@@ -388,16 +441,13 @@ def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_num
     assert world.done == stopped
 
 
-def test_killed_on_the_worker_it_stops_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[Any] = []
-    monkeypatch.setattr(spark_job, "stop", lambda identity: killed.append(identity) or True)
-    world.done.clear()
+def test_killed_on_the_worker_it_stops_the_job(world: World) -> None:
     made = operator()
     made.on_kill()
-    assert killed == []
+    assert world.done == []
     deferred(lambda: made.execute(context(Store())))
     made.on_kill()
-    assert killed == [NEW] and world.done[-1] == "forget new"
+    assert world.done == ["start", "stop new", "forget new"]
 
 
 def test_it_can_be_copied(world: World) -> None:

@@ -21,12 +21,14 @@ def test_the_settings_are_found_where_a_cluster_puts_them(tmp_path: Path, monkey
     here.mkdir()
     monkeypatch.chdir(here)
     sent = PIPELINE.write(here)
-    assert job.load(f"/of/the/host/that/submitted/{sent.name}") == PIPELINE
+    assert job.SettingsFile(f"/of/the/host/that/submitted/{sent.name}").load() == PIPELINE
     sent.unlink()
     with pytest.raises(Refused, match="--files"):
-        job.load(f"/of/the/host/that/submitted/{sent.name}")
+        job.SettingsFile(f"/of/the/host/that/submitted/{sent.name}").load()
     there = PIPELINE.write(tmp_path)
-    assert job.load(str(there)) == PIPELINE
+    assert job.SettingsFile(str(there)).load() == PIPELINE
+    # from Kubernetes' secret come the connections, the rest is in the arguments
+    assert job.SettingsFile(str(there), {"slot": "orders"}).load() == PIPELINE.with_(slot="orders")
 
 
 def test_the_settings_are_found_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +37,7 @@ def test_the_settings_are_found_through_spark(tmp_path: Path, monkeypatch: pytes
     sent = PIPELINE.write(tmp_path)
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
     monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
-    assert job.load(f"/elsewhere/{sent.name}") == PIPELINE
+    assert job.SettingsFile(f"/elsewhere/{sent.name}").load() == PIPELINE
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_speculative_execution_is_refused(value: str, refused: bool) -> None:
         with pytest.raises(Refused, match="speculation"):
             submit.conf_for("local[2]", {"spark.speculation": value})
     else:
-        assert submit.conf_for("yarn", {"spark.speculation": value}) == {"spark.speculation": value}
+        assert submit.conf_for("yarn", {"spark.speculation": value})["spark.speculation"] == value
 
 
 def test_a_driver_does_without_compiled_code() -> None:

@@ -18,9 +18,12 @@ import pytest
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.spark import job, run_directory, supervise
 from airflow_bottledwater.spark.error_codec import pack
-from airflow_bottledwater.spark.run_directory import Outcome, Supervisor
+from airflow_bottledwater.spark.run_directory import Supervisor
+from airflow_bottledwater.state import jobs
+from tests.support import stand_in
 from tests.support.waiting import until
 
 
@@ -300,10 +303,7 @@ def test_a_signal_that_nobody_asked_for_is_no_stop(
 
 
 #: a real job's entry point, with a work that waits to be stopped
-JOB = (
-    f"{sys.executable} -c 'import sys, logging; from airflow_bottledwater.spark import job; job.load = lambda path: None;"
-    " sys.exit(job._run(lambda p, f, b, stopped: stopped.wait() and {}, None, False))'"
-)
+JOB = f"{sys.executable} -m tests.support.stand_in"
 
 
 @pytest.mark.parametrize("who", ["supervisor", "driver", "we"])
@@ -332,10 +332,11 @@ def test_what_was_stopped_before_it_started_does_not_start(tmp_path: Path) -> No
 
 def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., dict[str, object]]) -> int:
     monkeypatch.setenv(supervise.RUN_DIRECTORY, str(folder))
-    monkeypatch.setattr(job, "load", lambda path: None)
+    for where, name in ((jobs, "JobReporter"), (job.SettingsFile, "load")):
+        monkeypatch.setattr(where, name, getattr(where, name))  # to have it back
     kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return job._run(work, "x", False)
+        return stand_in.run(work)
     finally:
         for signum, handler in kept.items():
             signal.signal(signum, handler)

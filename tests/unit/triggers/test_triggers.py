@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from airflow_bottledwater.errors import Outage, Refused
-from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks import job_stop, spark_job
+from airflow_bottledwater.hooks.job_watch import Ended
+from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
-from airflow_bottledwater.triggers import slot_lag, stream, stream_error
+from airflow_bottledwater.triggers import job, slot_lag, stream_error
+from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
-from airflow_bottledwater.triggers.stream import PauseTrigger, StreamTrigger
-from airflow_bottledwater.triggers.stream_error import SharedStatus, StreamErrorTrigger
+from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger
 from tests.support.status import status_of
 
 PIPELINE: dict[str, Any] = {
@@ -29,18 +30,18 @@ PIPELINE: dict[str, Any] = {
     "schema_registry_conn_id": None,
     "settings": {"slot": "orders", "tables": ["a", "b"], "output_format": "json"},
 }
-IDENTITY = {"folder": "/tmp/nowhere", "host": socket.gethostname()}
+IDENTITY = {"id": "j", "folder": "/tmp/nowhere", "host": "elsewhere", "application": "", "conn_id": "spark_default"}
 
 
-def watching(**arguments: Any) -> StreamTrigger:
-    return StreamTrigger(**{"identity": IDENTITY, **PIPELINE, "poll_interval": 0.01, **arguments})
+def watching(**arguments: Any) -> JobTrigger:
+    return JobTrigger(**{"identity": IDENTITY, **PIPELINE, "poll_interval": 0.01, **arguments})
 
 
 @pytest.mark.parametrize(
     "trigger",
     [
-        StreamTrigger(identity=IDENTITY, **PIPELINE, poll_interval=2.5, deadline=1e9),
-        StreamTrigger(identity=IDENTITY, **PIPELINE),
+        JobTrigger(identity=IDENTITY, **PIPELINE, poll_interval=2.5, deadline=1e9),
+        JobTrigger(identity=IDENTITY, **PIPELINE),
         PauseTrigger(until=1e9),
         SlotLagTrigger(postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5),
         StreamErrorTrigger(
@@ -66,7 +67,7 @@ def test_a_trigger_is_stored_as_plain_values(trigger: Any) -> None:
 def test_a_trigger_is_stored_without_secrets(connections: str) -> None:
     operator = StreamToKafkaOperator(task_id="stream", tables=["a"])
     assert operator.pipeline_hook.pipeline().kafka["sasl.password"] == connections
-    _, arguments = StreamTrigger(identity=IDENTITY, **operator.trigger_arguments()).serialize()
+    _, arguments = JobTrigger(identity=IDENTITY, **operator.trigger_arguments()).serialize()
     assert connections[:5] not in json.dumps(arguments, ensure_ascii=False)
 
 
@@ -94,27 +95,49 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture(autouse=True)
 def readers_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """None that another test has left."""
-    monkeypatch.setattr(SharedStatus, "_of", {})
+    monkeypatch.setattr(SharedRecords, "_of", {})
 
 
-def test_a_job_that_ended_is_one_event_with_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "job.log").write_text("".join(f"line {i}\n" for i in range(100)))
-    looks = iter([True, True, False])
-    monkeypatch.setattr(spark_job, "running", lambda identity: next(looks))
-    identity = {**IDENTITY, "folder": str(tmp_path)}
-    (event,) = events(watching(identity=identity))
-    assert (event["status"], event["identity"]) == ("ended", identity)
-    assert event["log"].splitlines() == [f"line {i}" for i in range(80, 100)]
+class Looks:
+    """What a watch finds, look for look: None while the job runs, an error, or its end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Ended | Exception | None) -> None:
+        self.found, self.closed = list(found), 0
+        monkeypatch.setattr(job, "JobWatch", lambda *_, **__: self)
+
+    def fetch(self) -> Ended | None:
+        found = self.found.pop(0) if self.found else None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed += 1
 
 
+@pytest.mark.usefixtures("connections")
+def test_a_job_that_ended_is_one_event_with_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Ended(Outcome(ok=True, counts={"position": "0/5"}), log="the last line")
+    looks = Looks(monkeypatch, None, Outage("Kafka is away"), end)
+    (event,) = events(watching())
+    assert (event.pop("status"), event.pop("identity")) == ("ended", IDENTITY)
+    assert Ended.of_event(json.loads(json.dumps(event))) == end
+    assert looks.closed == 1
+
+
+@pytest.mark.usefixtures("connections")
 def test_the_deadline_is_one_event_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_job, "running", lambda identity: True)
+    looks = Looks(monkeypatch)
+    assert events(watching(deadline=time.time() - 1)) == [{"status": "timeout", "identity": IDENTITY}]
+    # also while nothing can be seen
+    looks.found = [Outage("Kafka is away")]
     assert events(watching(deadline=time.time() - 1)) == [{"status": "timeout", "identity": IDENTITY}]
 
 
+@pytest.mark.usefixtures("connections")
 def test_no_task_is_woken_at_once(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     """Airflow's scheduler may still take the end of the deferring process for the end of the task."""
-    monkeypatch.setattr(spark_job, "running", lambda identity: False)
+    Looks(monkeypatch, Ended(Outcome(ok=True)))
     events(watching())
     assert events(PauseTrigger(until=time.time() - 5)) == [{"status": "over"}]
     assert pauses == [3.0, 3.0]
@@ -123,16 +146,6 @@ def test_no_task_is_woken_at_once(monkeypatch: pytest.MonkeyPatch, pauses: list[
 def test_a_pause_lasts_until_its_time(pauses: list[float]) -> None:
     assert events(PauseTrigger(until=time.time() + 300)) == [{"status": "over"}]
     assert 295 < pauses[0] <= 300
-
-
-def test_the_jobs_lines_keep_their_level(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "job.log").write_text("2026-01-02 03:04:05,678 WARNING Waiting: Kafka is away\n")
-    monkeypatch.setattr(spark_job, "running", lambda identity: False)
-    with caplog.at_level("INFO", logger=stream.__name__):
-        events(watching(identity={**IDENTITY, "folder": str(tmp_path)}))
-    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("WARNING", "Waiting: Kafka is away")]
 
 
 # ------------------------------------------------------------------ connections that cannot be looked up now
@@ -162,26 +175,27 @@ def test_a_trigger_waits_for_a_connection_and_fails_without_one(
     assert len(pauses) == 3
 
 
-@pytest.mark.usefixtures("connections")
-def test_killed_by_a_user_it_stops_the_job_first_and_then_frees_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(spark_job, "stop", lambda identity, timeout: done.append("stop") or True)
-    monkeypatch.setattr(stream, "stop_job", lambda pipeline, identity, timeout: done.append(pipeline.slot))
-    asyncio.run(watching().on_kill())
-    assert done == ["stop", "orders"]
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to the job."""
+    made: list[str] = []
+    monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, timeout: made.append(f"stop {pipeline.slot}"))
+    monkeypatch.setattr(job_stop, "end_processes", lambda identity: made.append("end processes"))
+    monkeypatch.setattr(spark_job, "forget", lambda identity: made.append("forget"))
+    return made
 
 
 @pytest.mark.usefixtures("connections")
-def test_killed_while_the_source_is_away_it_still_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_the_source_is_away_it_still_stops_the_job(
+    monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
     def away(*_: Any, **__: Any) -> None:
         raise Outage("PostgreSQL cannot be reached")
 
-    done: list[str] = []
-    monkeypatch.setattr(spark_job, "stop", lambda identity, timeout: done.append("stop") or True)
-    monkeypatch.setattr(stream, "stop_job", away)
+    monkeypatch.setattr(job_stop, "stop", away)
     asyncio.run(watching().on_kill())
     asyncio.run(watching(postgres_conn_id="nowhere").on_kill())
-    assert done == ["stop", "stop"]
+    assert done == ["end processes", "forget"] * 2
 
 
 @pytest.mark.usefixtures("connections")
@@ -189,7 +203,9 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(monkeypatch: pyt
     ("state", "stops"),
     [("deferred", False), ("failed", True), ("success", True), (None, True), ("scheduled", True), (OSError(), True)],
 )
-def test_only_when_the_task_was_ended_the_job_is(monkeypatch: pytest.MonkeyPatch, state: Any, stops: bool) -> None:
+def test_only_when_the_task_was_ended_the_job_is(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], state: Any, stops: bool
+) -> None:
     """Airflow cancels a trigger in the same way when it gives it to another triggerer."""
     asked: list[dict[str, Any]] = []
 
@@ -199,15 +215,11 @@ def test_only_when_the_task_was_ended_the_job_is(monkeypatch: pytest.MonkeyPatch
             raise state
         return {"r": {"stream": state}}
 
-    done: list[str] = []
-    monkeypatch.setattr(stream.RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    monkeypatch.setattr(spark_job, "stop", lambda identity, timeout: done.append("stop") or True)
-    monkeypatch.setattr(stream, "stop_job", lambda *_, **__: done.append("free"))
-    monkeypatch.setattr(spark_job, "forget", lambda identity: done.append("forget"))
+    monkeypatch.setattr(job.RuntimeTaskInstance, "get_task_states", staticmethod(states))
     trigger = watching()
     trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
     asyncio.run(trigger.on_kill())
-    assert done == (["stop", "free", "forget"] if stops else [])
+    assert done == (["stop orders", "forget"] if stops else [])
     assert asked == [{"dag_id": "d", "task_ids": ["stream"], "run_ids": ["r"], "map_index": -1}]
 
 
@@ -301,7 +313,7 @@ class Clock:
         self.away = False
         self.late: StatusRecord | None = None
         monkeypatch.setattr(stream_error.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(SharedStatus, "get", self.get)
+        monkeypatch.setattr(SharedRecords, "get", self.get)
 
     def get(self, name: str, *, now: bool = False) -> tuple[StatusRecord | None, float]:
         if self.away:
@@ -373,7 +385,7 @@ def test_a_stream_that_never_starts_ends_the_trigger(clock: Clock, monkeypatch: 
     assert event["status"] == "failed" and "No stream has reported" in event["message"]
     assert 1160 <= clock.now < 1180
     # and lets go of the reader
-    assert SharedStatus._of == {}
+    assert SharedRecords._of == {}
 
 
 class Reader:
@@ -420,7 +432,7 @@ def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(reade
     assert len(readers) == 3
     for each in (later, elsewhere):
         each.close()
-    assert [reader.closed for reader in readers] == [1, 1, 1] and SharedStatus._of == {}
+    assert [reader.closed for reader in readers] == [1, 1, 1] and SharedRecords._of == {}
 
 
 def test_a_record_that_is_not_a_jobs_says_nothing(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +460,7 @@ def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], monkeypatch: 
     monkeypatch.setattr(Reader, "read_to", away)
     with pytest.raises(Outage):
         stream_error.read(pipeline, CLUSTER)
-    assert [reader.closed for reader in readers] == [1, 1] and SharedStatus._of == {}
+    assert [reader.closed for reader in readers] == [1, 1] and SharedRecords._of == {}
 
 
 def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +477,7 @@ def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monke
     go_on.set()
     for thread in (looking, closing):
         thread.join(10)
-    assert [reader.closed for reader in readers] == [1] and SharedStatus._of == {}
+    assert [reader.closed for reader in readers] == [1] and SharedRecords._of == {}
 
 
 @pytest.mark.usefixtures("connections")
@@ -484,4 +496,4 @@ def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], mo
             await run
 
     asyncio.run(cancelled())
-    assert [reader.closed for reader in readers] == [1] and SharedStatus._of == {}
+    assert [reader.closed for reader in readers] == [1] and SharedRecords._of == {}

@@ -1,4 +1,4 @@
-"""The triggers of the stream operator: one watches the stream's job, the other waits before the job is submitted again."""
+"""The triggers of the operators that run jobs: one watches a job, the other waits before it is submitted again."""
 
 from __future__ import annotations
 
@@ -6,43 +6,28 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.hooks import job_stop, spark_job
+from airflow_bottledwater.hooks.job_watch import JobWatch
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import supervise
 
 log = logging.getLogger(__name__)
 
 #: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of the deferring
 #: process for the end of the task
 _SETTLED = 3.0
-#: seconds for stopping the job in on_kill, which has 30 s ([triggerer] on_kill_timeout)
-_STOP_SECONDS = 20.0
+#: seconds for the job to end in order in on_kill, which has 30 s ([triggerer] on_kill_timeout)
+_STOP_SECONDS = 12.0
 #: seconds in on_kill for Airflow's answer about the task's state
 _ASK_SECONDS = 3.0
-
-
-def stop_job(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> None:
-    """Stop a job in order, kill it after ``timeout`` seconds, and end its replication connection on the server. The slot is kept.
-
-    :raises SlotInUse: the slot did not become free.
-    :raises Outage: the source does not answer.
-    """
-    from airflow_bottledwater.postgres import slot
-    from airflow_bottledwater.postgres.connect import session
-
-    spark_job.stop(identity, timeout=timeout)
-    with session(pipeline.postgres, "Freeing the slot", application="bottledwater stop") as connection:
-        slot.release(connection, pipeline.slot, timeout=5)
 
 
 class PauseTrigger(BaseTrigger):
@@ -65,8 +50,9 @@ class PauseTrigger(BaseTrigger):
         yield TriggerEvent({"status": "over"})
 
 
-class StreamTrigger(BaseTrigger):
-    """Waits for the end of a stream job, or for its deadline; stops the job when a user ends the task.
+class JobTrigger(BaseTrigger):
+    """Waits for the end of a job, or for its deadline; stops the job when a user ends the task. The job may be on any host: it is watched
+    through Kafka.
 
     :param identity: the job's identity.
     :param postgres_conn_id: connection of type Postgres, with which the slot is freed.
@@ -74,6 +60,7 @@ class StreamTrigger(BaseTrigger):
     :param schema_registry_conn_id: the pipeline's connection of type Schema Registry.
     :param settings: the pipeline's other settings; no secrets.
     :param poll_interval: seconds between two checks.
+    :param start_timeout: seconds in which the job has to report for the first time.
     :param deadline: when the job is to be stopped, in seconds since 1970; None: never.
     """
 
@@ -86,6 +73,7 @@ class StreamTrigger(BaseTrigger):
         schema_registry_conn_id: str | None,
         settings: dict[str, Any],
         poll_interval: float = 5.0,
+        start_timeout: float = 600.0,
         deadline: float | None = None,
     ) -> None:
         super().__init__()
@@ -95,7 +83,10 @@ class StreamTrigger(BaseTrigger):
         self.schema_registry_conn_id = schema_registry_conn_id
         self.settings = settings
         self.poll_interval = poll_interval
+        self.start_timeout = start_timeout
         self.deadline = deadline
+        #: looked up when the watch begins: while Airflow ends a trigger, it may not answer the trigger any more
+        self._pipeline: Pipeline | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
@@ -106,6 +97,7 @@ class StreamTrigger(BaseTrigger):
             "schema_registry_conn_id",
             "settings",
             "poll_interval",
+            "start_timeout",
             "deadline",
         )
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
@@ -113,19 +105,45 @@ class StreamTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
         await asyncio.sleep(max(_SETTLED, self.poll_interval))
-        # only the last part of an existing log: it may be months long, and another triggerer may have passed it on already
-        follower = spark_job.LogFollower(self.identity, lambda level, line: log.log(level, "%s", line), past=64 << 10)
-        while True:
-            await asyncio.to_thread(follower.follow)
-            if not await asyncio.to_thread(spark_job.running, self.identity):
-                await asyncio.to_thread(follower.follow)
-                tail = await asyncio.to_thread(supervise.log_tail, Path(self.identity["folder"]), 20)
-                yield TriggerEvent({"status": "ended", "identity": self.identity, "log": tail})
-                return
-            if self.deadline is not None and time.time() > self.deadline:
-                yield TriggerEvent({"status": "timeout", "identity": self.identity})
-                return
-            await asyncio.sleep(self.poll_interval)
+        watch: JobWatch | None = None
+        try:
+            while True:
+                try:
+                    watch = watch or await self._begin()
+                    ended = await asyncio.to_thread(watch.fetch)
+                except Outage as error:
+                    log.warning("The job cannot be seen: %s", error)
+                    ended = None
+                if ended is not None:
+                    yield TriggerEvent({"status": "ended", "identity": self.identity, **ended.as_event()})
+                    return
+                if self.deadline is not None and time.time() > self.deadline:
+                    yield TriggerEvent({"status": "timeout", "identity": self.identity})
+                    return
+                await asyncio.sleep(self.poll_interval)
+        finally:
+            if watch is not None:
+                # not in the triggerer's event loop, since it may wait for Kafka
+                await asyncio.to_thread(watch.close)
+
+    async def _begin(self) -> JobWatch:
+        """Begin to watch.
+
+        :raises Outage: a connection could not be looked up.
+        """
+        self._pipeline = await self._hook.apipeline()
+        return JobWatch(
+            self._pipeline,
+            self.identity,
+            start_timeout=self.start_timeout,
+            write=lambda level, line: log.log(level, "%s", line),
+            # only the last part of an existing log: it may be months long, and another triggerer may have passed it on already
+            past=64 << 10,
+        )
+
+    @property
+    def _hook(self) -> PipelineHook:
+        return PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
 
     async def on_kill(self) -> None:
         """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run."""
@@ -133,16 +151,13 @@ class StreamTrigger(BaseTrigger):
             log.info("The trigger was given to another triggerer; the job goes on.")
             return
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
-        # first on the host, which needs no connection
-        stopped = await asyncio.to_thread(spark_job.stop, self.identity, timeout=_STOP_SECONDS)
         try:
-            hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
-            pipeline = await hook.apipeline()
-            await asyncio.to_thread(stop_job, pipeline, self.identity, timeout=1.0)
+            pipeline = self._pipeline or await self._hook.apipeline()
+            await asyncio.to_thread(job_stop.stop, pipeline, self.identity, timeout=_STOP_SECONDS)
         except BottledWaterError as error:
-            log.warning("The slot could not be freed: %s", error)
-        if stopped:
-            await asyncio.to_thread(spark_job.forget, self.identity)
+            log.warning("The job could not be stopped in order: %s", error)
+            await asyncio.to_thread(job_stop.end_processes, self.identity)
+        await asyncio.to_thread(spark_job.forget, self.identity)
 
     async def _still_waits(self) -> bool:
         """Whether the task is still deferred. Airflow cancels a trigger in the same way when it has given it to another triggerer

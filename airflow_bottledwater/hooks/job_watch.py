@@ -1,0 +1,211 @@
+"""Watches a job through its record in Kafka, from any host.
+
+The job writes the record at every heartbeat, and its outcome at the end. It counts as dead when the record has not changed for ten
+heartbeats by this host's clock. Then it may be submitted again: the claim of the next job fences it, should it be alive after all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_bottledwater.errors import BottledWaterError, JobFailed
+from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.hooks.spark_job import FileFollower, Identity, LogFollower, Write
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import supervise
+from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
+
+log = logging.getLogger(__name__)
+
+#: how many heartbeats a living job may miss, and the seconds that it has in any case
+_HEARTBEATS, _SHORTEST_SILENCE = 10, 20.0
+#: seconds for the processes of a job on this host to end, once it has reported its end
+_GRACE = 20.0
+#: how many lines of its log belong to a job's end
+_TAIL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job that was watched has ended.
+
+    :param asked: whether this very job was asked to stop, and not its pipeline.
+    :param lost: whether it has only fallen silent: processes of it may still be there.
+    :param log: the last lines of its log.
+    """
+
+    outcome: Outcome
+    asked: bool = False
+    lost: bool = False
+    log: str = ""
+
+    def as_event(self) -> dict[str, Any]:
+        """As plain JSON values, for a trigger's event."""
+        return asdict(self)
+
+    @classmethod
+    def of_event(cls, event: dict[str, Any]) -> Ended:
+        """The inverse of :meth:`as_event`."""
+        return cls(Outcome(**event["outcome"]), event["asked"], event["lost"], event["log"])
+
+
+class JobWatch:
+    """Watches one job, and passes its log on; it has to be closed.
+
+    :param start_timeout: seconds in which a job has to report for the first time; on a cluster, it may wait in a queue.
+    :param write: called with each line of the job's log.
+    :param past: how many bytes of an existing log to begin with, if the job is on this host; None for all of it.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, identity: Identity, *, start_timeout: float, write: Write, past: int | None = None
+    ) -> None:
+        self._identity, self._start_timeout = identity, start_timeout
+        self._folder = spark_job.folder_here(identity)
+        if self._folder is not None and not self._folder.is_dir():
+            self._folder = None
+        self._shared = SharedRecords.acquire(pipeline.kafka)
+        self._follower = FileFollower(self._folder, write, past=past) if self._folder else LogFollower(write)
+        self._seen_lines = 0
+        self._fetching = threading.Lock()
+        self._began = time.monotonic()
+        self._ended_since = 0.0
+        #: whether the job has reported something since this watch began
+        self.reported = False
+
+    def fetch(self) -> Ended | None:
+        """Look once, and pass on what the job has logged since; returns how it has ended, or None while it runs. This call blocks.
+
+        :raises Outage: Kafka does not answer, and the job is not known to have ended; a silence then begins anew.
+        """
+        with self._fetching:
+            return self._fetch()
+
+    def _fetch(self) -> Ended | None:
+        try:
+            found = self._look(now=False)
+            if found is not None and found.lost:
+                # the silence may be Kafka's: make sure that it answers
+                found = self._look(now=True)
+        except BottledWaterError:
+            self._began = time.monotonic()
+            if self._folder is None or supervise.running(self._folder):
+                raise
+            # what can be seen here counts while Kafka does not answer
+            found = _ended_here(self._folder)
+        if isinstance(self._follower, FileFollower):
+            self._follower.follow()
+        return found
+
+    def _look(self, *, now: bool) -> Ended | None:
+        raw, changed = self._shared.get(job_key(self._identity["id"]), now=now)
+        record = decode(JobRecord, raw)
+        self.reported = changed > self._began
+        if record is not None:
+            self._pass_on(record)
+            if record.outcome is not None:
+                return self._finished(record, record.outcome)
+        silent = time.monotonic() - max(changed, self._began)
+        if record is not None and record.host:
+            longest = max(_SHORTEST_SILENCE, _HEARTBEATS * record.heartbeat)
+        elif self._folder is not None and not supervise.running(self._folder):
+            longest = _SHORTEST_SILENCE  # killed before it could report anything
+        else:
+            longest = self._start_timeout
+        return _lost(record, silent, self._folder) if silent > longest else None
+
+    def _pass_on(self, record: JobRecord) -> None:
+        """Pass on new lines of the record's log, unless the log itself can be read."""
+        new = min(record.lines - self._seen_lines, len(record.log))
+        self._seen_lines = record.lines
+        if new > 0 and not isinstance(self._follower, FileFollower):
+            self._follower.lines(record.log[-new:])
+
+    def _finished(self, record: JobRecord, outcome: Outcome) -> Ended | None:
+        """The end that a job has reported; None while its processes on this host are still about to end."""
+        self._ended_since = self._ended_since or time.monotonic()
+        if self._folder is None:
+            return Ended(outcome, record.asked, log="\n".join(record.log[-_TAIL:]))
+        if supervise.running(self._folder) and time.monotonic() - self._ended_since < _GRACE:
+            return None
+        return Ended(outcome, record.asked, log=supervise.log_tail(self._folder, _TAIL))
+
+    def close(self) -> None:
+        """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
+        with self._fetching:
+            self._shared.release()
+
+
+def _lost(record: JobRecord | None, silent: float, folder: Path | None) -> Ended:
+    where = f" on {record.host}" if record is not None and record.host else ""
+    said = f"The job{where} has not reported for {silent:.0f} s: it was killed, it hangs, or its host is gone."
+    if not where:
+        said = f"The job has not reported within {silent:.0f} s: it waits for the cluster, or Spark could not start it."
+    tail = "" if folder is None else supervise.log_tail(folder, _TAIL)
+    if record is not None and not tail:
+        tail = "\n".join(record.log[-_TAIL:])
+    outcome = Outcome(ok=False, kind=JobFailed.__name__, error=f"{said}\n{tail}".strip(), transient=True)
+    return Ended(outcome, lost=True, log=tail)
+
+
+def _ended_here(folder: Path) -> Ended:
+    """The end of a job on this host that Kafka does not know."""
+    return Ended(supervise.outcome(folder) or supervise.death(folder), log=supervise.log_tail(folder, _TAIL))
+
+
+def forget(pipeline: Pipeline, identity: Identity) -> None:
+    """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only logged."""
+    from airflow_bottledwater.state import jobs
+
+    spark_job.forget(identity)
+    try:
+        jobs.forget(pipeline, identity["id"])
+    except BottledWaterError as error:
+        log.info("The record of the job stays for a while: %s", error)
+
+
+def left_behind(pipeline: Pipeline, dag_id: str, run_id: str) -> list[Identity]:
+    """The jobs of a DAG run that have not reported their end, on any host.
+
+    When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is not stopped.
+
+    :raises Outage: Kafka does not answer.
+    """
+    from airflow_bottledwater.state import jobs
+
+    found: list[Identity] = []
+    for job_id, record in jobs.unfinished(pipeline, dag_id, run_id).items():
+        assert record.owner is not None
+        found.append(
+            {
+                "id": job_id,
+                "host": record.owner.host,
+                "folder": record.owner.folder,
+                "application": record.application,
+                "conn_id": record.owner.conn_id,
+            }
+        )
+    return found
+
+
+def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:
+    """Find out whether the job of an earlier try lives; returns None if it does. This takes some heartbeats if it does not.
+
+    A job that has not begun within that time counts as lost.
+
+    :raises Outage: Kafka does not answer.
+    """
+    watch = JobWatch(pipeline, identity, start_timeout=_SHORTEST_SILENCE, write=lambda level, line: None, past=0)
+    try:
+        while (found := watch.fetch()) is None and not watch.reported:
+            time.sleep(0.5)
+        return found
+    finally:
+        watch.close()

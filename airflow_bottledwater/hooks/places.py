@@ -1,0 +1,93 @@
+"""Where a job may run: which deploy modes, masters and executors go together. The table is in docs/operations.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.sdk import conf
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.hooks import connections
+
+#: executors whose workers are hosts that live on when a task has ended: a job may be left there as a detached process
+_KEEP_PROCESSES = ("LocalExecutor", "CeleryExecutor", "EdgeExecutor")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job is going to run.
+
+    :param conn_id: the Spark connection.
+    :param cluster: whether its driver runs in the cluster; otherwise on the worker's host.
+    :param master: Spark's master.
+    :param namespace: Kubernetes' namespace; None for the default.
+    """
+
+    conn_id: str
+    cluster: bool
+    master: str
+    namespace: str | None = None
+
+    @property
+    def kubernetes(self) -> bool:
+        """Whether the driver is a pod of its own."""
+        return self.cluster and self.master.startswith("k8s://")
+
+
+def connection_of(conn_id: str) -> Any:
+    """Look up a Spark connection.
+
+    :raises Refused: it is not defined (the provider would then submit to YARN without an error).
+    :raises Outage: it could not be looked up.
+    """
+    return connections.connection(conn_id, kind="Spark")
+
+
+def find(conn_id: str, *, mode: str | None = None) -> Place:
+    """Where jobs run that are submitted with a Spark connection.
+
+    :param conn_id: connection of type Spark.
+    :param mode: the deploy mode; None for the connection's, which is ``client`` unless it says otherwise.
+    :raises Refused: there is no such connection, or Spark cannot run Python in this way.
+    :raises Outage: the connection could not be looked up.
+    """
+    connection = connection_of(conn_id)
+    extra = connection.extra_dejson
+    host = str(connection.host or "yarn")
+    place = Place(
+        conn_id,
+        str(mode or extra.get("deploy-mode") or "client") == "cluster",
+        f"{host}:{connection.port}" if connection.port else host,
+        extra.get("namespace") or None,
+    )
+    if place.cluster and not place.master.startswith(("yarn", "k8s://")):
+        raise Refused(
+            f"Spark has no deploy-mode cluster for Python with the master {place.master!r} (connection {conn_id!r}).",
+            "Set the connection's deploy-mode to client: the driver then runs on Airflow's worker, the executors in the cluster. "
+            "Deploy-mode cluster needs YARN or Kubernetes.",
+        )
+    return place
+
+
+def check(place: Place, *, detached: bool, executor: str | None = None, settings_file: str | None = None) -> None:
+    """Check that a job can run in a place, before anything is changed.
+
+    :param detached: whether the job outlives the task's process on the worker.
+    :param executor: the task's own executor; None for the first that is configured.
+    :param settings_file: where the driver's pod has the connections, on Kubernetes.
+    :raises Refused: it cannot.
+    """
+    executor = executor or conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
+    if place.kubernetes and not settings_file:
+        raise Refused(
+            f"On Kubernetes (connection {place.conn_id!r}), the job's pods need a file with the connections.",
+            "Make a secret with it, mount it in driver and executors, and give its path as settings_file: see docs/operations.md, "
+            "Kubernetes.",
+        )
+    if detached and not place.cluster and not executor.endswith(_KEEP_PROCESSES):
+        raise Refused(
+            f"In deploy-mode client the stream is a process on Airflow's worker, and a worker of {executor} ends with its task.",
+            "Set deferrable=False on the stream: its task then stays, and is the job's supervisor. Or use a Spark connection with "
+            "deploy-mode cluster, or give the task another executor (executor='LocalExecutor' or 'CeleryExecutor', if configured).",
+        )

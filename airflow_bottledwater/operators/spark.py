@@ -1,0 +1,303 @@
+"""What the operators of snapshot and stream have in common: their job is submitted once, watched from anywhere, and found again by a
+retry."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused, SlotInUse
+from airflow_bottledwater.hooks import job_stop, job_watch, places, spark_job
+from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
+from airflow_bottledwater.hooks.places import Place
+from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, is_first_try
+from airflow_bottledwater.settings import SETTINGS, Pipeline
+from airflow_bottledwater.spark import submit
+from airflow_bottledwater.triggers.job import JobTrigger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.sdk import Context
+
+#: the key in the task's state for the job's identity
+JOB = "bottledwater_job"
+#: where the image of docs/examples/Dockerfile has the jobs
+_IN_IMAGE = "local:///opt/bottledwater/jobs"
+#: seconds for a job that has fallen silent to answer all the same, before it is replaced
+_LAST_CHANCE = 2.0
+
+
+class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
+    """Runs a job through spark-submit: what the operators of snapshot and stream have in common.
+
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
+    :param schemas: patterns of schemas whose tables are taken. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
+    :param allow_unkeyed: publish tables without a usable key. (templated)
+    :param skip_snapshot: start with the changes from now on. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
+    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
+    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param name: the job's name in Spark; None: ``bottledwater-snapshot`` or ``bottledwater-stream``. (templated)
+    :param deferrable: whether the task is deferred while its job runs.
+    :param poll_interval: seconds between two checks of the job.
+    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
+    :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
+
+    Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
+    """
+
+    job_name: str
+    #: whether a job in client mode ends with the task's process, unless the task is deferred
+    tied: ClassVar[bool] = False
+    application: str
+    conf: dict[Any, Any] | None
+    files: str | None
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        *PIPELINE_FIELDS,
+        "conn_id",
+        "settings_file",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **SparkSubmitOperator.template_fields_renderers,
+        **PIPELINE_RENDERERS,
+        "conf": "json",
+        "env_vars": "json",
+    }
+
+    def __init__(
+        self,
+        *,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str | None = None,
+        schemas: Sequence[str] | str | None = None,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        on_error: str = "exit",
+        allow_unkeyed: bool | str = False,
+        skip_snapshot: bool | str = False,
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        conn_id: str = "spark_default",
+        deploy_mode: str | None = None,
+        name: str | None = None,
+        deferrable: bool = True,
+        poll_interval: float = 5.0,
+        start_timeout: float = 600.0,
+        settings_file: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            conn_id=conn_id, deploy_mode=deploy_mode, name=name or f"bottledwater-{self.job_name}", **kwargs
+        )
+        self._set_pipeline(
+            slot=slot,
+            tables=tables,
+            schemas=schemas,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error=on_error,
+            allow_unkeyed=allow_unkeyed,
+            skip_snapshot=skip_snapshot,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
+        self.conn_id = conn_id
+        self.deploy_mode = deploy_mode
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.start_timeout = start_timeout
+        self.settings_file = settings_file
+        self._identity: Identity | None = None
+        #: what the user gave of application, conf and files, before a job adds its own
+        self._given: tuple[str, dict[Any, Any] | None, str | None] | None = None
+
+    def _get_hook(self) -> SparkSubmitHook:
+        """The provider's hook, with the templated connection id, which the provider's own operator does not template."""
+        self._conn_id = self.conn_id
+        try:
+            return super()._get_hook()
+        except RuntimeError as error:  # Kubernetes, without its provider
+            raise Refused(f"{error}.", "pip install apache-airflow-providers-cncf-kubernetes") from error
+
+    def _place(self, *, detached: bool) -> Place:
+        """Where the job is going to run.
+
+        :param detached: whether the job is to outlive the task's process.
+        :raises Refused: it cannot run there.
+        """
+        place = places.find(self.conn_id, mode=self.deploy_mode)
+        places.check(place, detached=detached, executor=self.executor, settings_file=self.settings_file)
+        return place
+
+    def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
+        """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows of."""
+        from airflow_bottledwater.state import jobs
+        from airflow_bottledwater.state.control_records import Owner
+
+        store: Any = context["task_state_store"]
+        ti: Any = context["ti"]
+        identity, settings = spark_job.prepare(pipeline, self.job_name, place)
+        try:
+            self._describe(pipeline, place, identity, settings, bounded)
+            hook = self._get_hook()
+            self._identity = identity
+            store.set(JOB, identity, retention=NEVER_EXPIRE)
+            owner = Owner(ti.dag_id, ti.run_id, identity["host"], identity["folder"], identity["conn_id"])
+            try:
+                jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"])
+            except BottledWaterError as error:
+                self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
+            if not place.cluster:
+                spark_job.start(hook, identity, self.application, tied=self.tied and not self.deferrable)
+                return identity
+            self._identity = identity = spark_job.send(hook, identity, self.application)
+        except BaseException:
+            spark_job.forget(identity)  # removes the settings file, too
+            raise
+        self.log.info("The cluster has accepted the job: %s", identity["application"] or "its name is not known yet")
+        store.set(JOB, identity, retention=NEVER_EXPIRE)
+        return identity
+
+    def _describe(self, pipeline: Pipeline, place: Place, identity: Identity, settings: Path, bounded: bool) -> None:
+        """Set what the provider's hook takes of the job: entry point, arguments, properties and files."""
+        self._given = self._given or (self.application, self.conf, self.files)
+        application, properties, files = self._given
+        self.conf = submit.conf_for(place.master, properties, cluster=place.cluster)
+        self.files = files
+        if place.kubernetes:
+            self.application = application or f"{_IN_IMAGE}/{self.job_name}.py"
+            self.conf = {"spark.kubernetes.driver.pod.name": identity["application"], **self.conf}
+            more = {k: v for k, v in pipeline.public().items() if v != SETTINGS[k].default}
+            path = str(self.settings_file)
+        else:
+            self.application = application or str(submit.job_file(self.job_name))
+            more = {}
+            path = settings.name if place.cluster else str(settings)
+            if not submit.is_local(place.master):
+                self.files = ",".join(filter(None, [files, str(settings)]))
+        self.application_args = submit.arguments(path, bounded=bounded, job_id=identity["id"], more=more)
+
+    def _earlier(self, context: Context, pipeline: Pipeline) -> Identity | Ended | None:
+        """The job of an earlier try: to attach to, or how it has ended in order. If the task was cleared since, that job is stopped
+        instead; if it has failed or fallen silent, it is replaced: then the result is None."""
+        store: Any = context["task_state_store"]
+        known: Identity | None = store.get(JOB)
+        if known is None:
+            return None
+        if is_first_try(context["ti"], self.retries):
+            self.log.info("The job of the task's earlier life is stopped first.")
+            job_stop.stop(pipeline, known)
+            job_watch.forget(pipeline, known)
+            return None
+        ended = job_watch.still_runs(pipeline, known)
+        if ended is None:
+            self.log.info("The job of an earlier try still runs; it is followed.")
+            return known
+        self._leave(pipeline, known, ended)
+        return ended if ended.outcome.ok and not ended.outcome.stopped else None
+
+    def _leave(self, pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
+        """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended; the request
+        to stop stays, should it wake up."""
+        if ended.lost:
+            self.log.warning("%s", ended.outcome.error)
+            try:
+                job_stop.stop(pipeline, identity, timeout=_LAST_CHANCE)
+            except (Outage, SlotInUse) as error:
+                self.log.warning("%s", error)  # the next job waits for it
+            spark_job.forget(identity)
+        else:
+            job_watch.forget(pipeline, identity)
+
+    def _defer_until_end(self, identity: Identity, timeout: float | None = None) -> NoReturn:
+        """Defer until the job ends.
+
+        :param timeout: seconds after which the trigger fires all the same.
+        """
+        self.defer(
+            trigger=JobTrigger(
+                identity=identity,
+                poll_interval=self.poll_interval,
+                start_timeout=self.start_timeout,
+                deadline=time.time() + timeout if timeout else None,
+                **self.trigger_arguments(),
+            ),
+            method_name="execute_complete",
+            # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not stopped
+            timeout=timedelta(seconds=timeout + 10 * self.poll_interval + 120) if timeout else None,
+        )
+        raise AssertionError("defer does not return")
+
+    def _wait(self, pipeline: Pipeline, identity: Identity, timeout: float | None = None) -> Ended | None:
+        """Wait in this process until the job ends, and pass its log on; returns how it has ended, or None after the time-out.
+
+        :param timeout: seconds; None: no limit.
+        """
+        deadline = time.monotonic() + timeout if timeout else None
+        watch = JobWatch(pipeline, identity, start_timeout=self.start_timeout, write=self._write)
+        try:
+            while deadline is None or time.monotonic() < deadline:
+                try:
+                    if (found := watch.fetch()) is not None:
+                        return found
+                except Outage as error:
+                    self.log.warning("The job cannot be seen: %s", error)
+                time.sleep(min(1.0, self.poll_interval))
+            return None
+        finally:
+            watch.close()
+
+    def _write(self, level: int, line: str) -> None:
+        self.log.log(level, "%s", line)
+
+    def _ended(self, event: dict[str, Any]) -> tuple[Identity, Ended]:
+        """The event of a trigger that has seen the job's end."""
+        self._identity = event["identity"]
+        return event["identity"], Ended.of_event({f.name: event[f.name] for f in dataclasses.fields(Ended)})
+
+    def _finish(self, outcome: Outcome) -> dict[str, Any]:
+        """Turn an ended job's outcome into that of the task.
+
+        :raises JobFailed: the job failed for a transient reason.
+        :raises AirflowFailException: it failed for good, so that a retry does not help.
+        """
+        if not outcome.ok:
+            message = f"The {self.job_name} job failed: {outcome.error}"
+            raise (JobFailed(message) if outcome.transient else AirflowFailException(message))
+        return outcome.result
+
+    def on_kill(self) -> None:
+        """End the job in order, and by force if it does not end."""
+        if self._identity is None:
+            return
+        try:
+            pipeline = self.pipeline_hook.pipeline()
+            job_stop.stop(pipeline, self._identity, timeout=20.0)
+            job_watch.forget(pipeline, self._identity)
+        except BottledWaterError as error:
+            self.log.warning("The job could not be stopped in order: %s", error)
+            job_stop.end_processes(self._identity)
+            spark_job.forget(self._identity)

@@ -1,0 +1,189 @@
+"""Submitted jobs in the shared state topic: announced, reported by themselves, watched and asked to stop, from any host.
+
+Whoever submits a job gives it an id, by which it is found here before it has a claim on its slot, and also if it never gets one.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.control_records import (
+    JOBS,
+    JobRecord,
+    JobStop,
+    Owner,
+    decode,
+    encode,
+    job_key,
+    stop_key,
+)
+from airflow_bottledwater.state.reporter import Reporter
+
+#: how many lines of a job's log travel with its record, and how many characters of each
+_LINES, _WIDTH = 40, 300
+#: seconds after which the record of a job is removed whose watcher did not remove it: more than a weekend
+_KEPT = 7 * 86400.0
+
+
+class LogTail(logging.Handler):
+    """Keeps the last lines of a job's log.
+
+    :ivar count: how many lines there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.count = 0
+        self._kept: collections.deque[str] = collections.deque(maxlen=_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record's lines."""
+        lines = self.format(record).splitlines()
+        self._kept.extend(line[:_WIDTH] for line in lines)
+        self.count += len(lines)
+
+    @property
+    def lines(self) -> list[str]:
+        """The last lines."""
+        return list(self._kept)
+
+
+class JobReporter(Reporter):
+    """Reports a job from the start of its driver to its end, and hears the request to stop it.
+
+    :param job_id: the id that its submitter gave it.
+    :param stop: called when it is asked to stop.
+    """
+
+    def __init__(self, pipeline: Pipeline, job_id: str, kind: str, tail: LogTail, stop: Callable[[], None]) -> None:
+        super().__init__(pipeline, "report")
+        self._id, self._tail, self._stop = job_id, tail, stop
+        self.record = JobRecord(kind, pipeline.slot)
+        self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
+        self.record.heartbeat = pipeline.heartbeat_interval
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write how the job has ended; a failure to write it is only logged."""
+        self.record.outcome = outcome
+        self._finish()
+
+    def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
+        announced = decode(JobRecord, records.get(job_key(self._id)))
+        if announced is not None:
+            self.record.owner = announced.owner
+            self.record.application = self.record.application or announced.application
+        self._hear_now(stop_key(self._id), records.get(stop_key(self._id)))
+        for key, raw in list(records.items()):
+            left = decode(JobRecord, raw) if key.startswith(JOBS) else None
+            if left is not None and left.slot == self.record.slot and time.time() - left.at > _KEPT:
+                for name in (key, stop_key(key.removeprefix(JOBS))):
+                    self._control.write(name, None, wait=0)
+
+    def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
+        if key == stop_key(self._id) and value is not None and not self.record.asked:
+            logging.getLogger(__name__).info("Asked to stop.")
+            self.record.asked = True
+            self._stop()
+
+    def _write(self, wait: float) -> None:
+        self.record.lines, self.record.log = self._tail.count, self._tail.lines
+        self.record.at = time.time()
+        self._control.write(job_key(self._id), encode(self.record), wait=wait)
+
+
+def application() -> str:
+    """What the cluster's manager calls this driver: YARN's application id, by its container's, or the driver's pod on Kubernetes.
+
+    YARN: ``CONTAINER_ID`` is ``container_[eEPOCH_]TIMESTAMP_APPLICATION_ATTEMPT_NUMBER``
+    (org.apache.hadoop.yarn.api.records.ContainerId.toString). Kubernetes: a pod's host name is its name, and Spark sets
+    ``SPARK_APPLICATION_ID`` in it (org.apache.spark.deploy.k8s.Constants.ENV_APPLICATION_ID).
+    """
+    found = re.match(r"container_(?:e\d+_)?(\d+_\d+)_\d+_\d+$", os.environ.get("CONTAINER_ID", ""))
+    if found is not None:
+        return f"application_{found[1]}"
+    return socket.gethostname() if os.environ.get("SPARK_APPLICATION_ID") else ""
+
+
+def _write(pipeline: Pipeline, key: str, value: dict[str, Any] | None, *, wait: float = 10.0) -> None:
+    control = store.Control(pipeline.kafka)
+    try:
+        control.write(key, value, wait=wait)
+    finally:
+        control.close()
+
+
+def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, application: str) -> None:
+    """Write the record of a job that is going to be submitted, so that it can be found and stopped before it runs.
+
+    :param application: see :class:`JobRecord`.
+    :raises Outage: Kafka does not take it.
+    """
+    record = JobRecord(kind, pipeline.slot, owner, application=application, at=time.time())
+    _write(pipeline, job_key(job_id), encode(record))
+
+
+def report_end(pipeline: Pipeline, job_id: str, kind: str, outcome: Outcome, log: list[str]) -> None:
+    """Report the end of a job that could not do it itself.
+
+    :raises Outage: Kafka does not take it.
+    """
+    before = decode(JobRecord, records(pipeline).get(job_key(job_id))) or JobRecord(kind, pipeline.slot)
+    if before.outcome is None:
+        before.outcome, before.log, before.at = outcome, [line[:_WIDTH] for line in log[-_LINES:]], time.time()
+        before.lines += len(before.log)
+        _write(pipeline, job_key(job_id), encode(before))
+
+
+def request_stop(pipeline: Pipeline, job_id: str) -> None:
+    """Ask a submitted job to stop, whether it runs already or not yet.
+
+    :raises Outage: Kafka does not take it.
+    """
+    _write(pipeline, stop_key(job_id), encode(JobStop(time.time())))
+
+
+def forget(pipeline: Pipeline, job_id: str) -> None:
+    """Remove a job's record and the request to it.
+
+    :raises Outage: Kafka does not take it.
+    """
+    control = store.Control(pipeline.kafka)
+    try:
+        control.write(job_key(job_id), None, wait=0)
+        control.write(stop_key(job_id), None)
+    finally:
+        control.close()
+
+
+def records(pipeline: Pipeline) -> store.RawRecords:
+    """All records of the shared topic.
+
+    :raises Outage: Kafka does not answer.
+    """
+    return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+
+
+def unfinished(pipeline: Pipeline, dag_id: str, run_id: str) -> dict[str, JobRecord]:
+    """The jobs of a DAG run on this pipeline's slot that have not reported their end, by their ids.
+
+    :raises Outage: Kafka does not answer.
+    """
+    found = {}
+    for key, raw in records(pipeline).items():
+        job = decode(JobRecord, raw) if key.startswith(JOBS) else None
+        if job is None or job.outcome is not None or job.owner is None or job.slot != pipeline.slot:
+            continue
+        if (job.owner.dag_id, job.owner.run_id) == (dag_id, run_id):
+            found[key.removeprefix(JOBS)] = job
+    return found

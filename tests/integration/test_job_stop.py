@@ -1,0 +1,215 @@
+"""Jobs on another host, as far as Airflow's host can see: watched, stopped in order, fenced when they do not answer, and the end of
+one that was killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_bottledwater.hooks import job_stop, job_watch
+from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.spark import run_directory, supervise
+from airflow_bottledwater.spark.run_directory import Submission
+from airflow_bottledwater.state import jobs, status
+from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
+from tests.support.topics import Flow
+from tests.support.waiting import until
+
+
+class Job:
+    """A stream in a process of its own, which Airflow's host cannot see."""
+
+    def __init__(self, flow: Flow, folder: Path) -> None:
+        self.flow, self.id = flow, uuid.uuid4().hex
+        self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "conn_id": "spark"}
+        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "elsewhere", "", "spark"), "")
+        folder.mkdir()
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(flow.pipeline.write(folder)), "--job", self.id],
+                stdout=log,
+                stderr=log,
+            )  # fmt: skip
+
+    def send(self, signum: int) -> None:
+        os.kill(self.process.pid, signum)
+
+    @property
+    def record(self) -> JobRecord | None:
+        return decode(JobRecord, jobs.records(self.flow.pipeline).get(job_key(self.id)))
+
+    def streams(self) -> None:
+        until(
+            lambda: (
+                (r := status.report(self.flow.pipeline).job)
+                and r.state == "streaming"
+                and r.job.pid == self.process.pid
+            ),
+            "it streams",
+        )
+
+    def end(self) -> Ended:
+        watch = JobWatch(self.flow.pipeline, self.identity, start_timeout=60, write=lambda level, line: None)
+        try:
+            return until(watch.fetch, "the job's end", 60)
+        finally:
+            watch.close()
+
+
+MakeJob = Callable[[], Job]
+
+
+@pytest.fixture
+def flow(database: str, kafka: KafkaBroker) -> Flow:
+    made = Flow(database, kafka, None, skip_snapshot=True, heartbeat_interval=0.2)
+    made.execute("CREATE TABLE a (id bigint PRIMARY KEY, name text)")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def make(flow: Flow, tmp_path: Path) -> Iterator[MakeJob]:
+    """Starts jobs; all of them end with the test."""
+    made: list[Job] = []
+
+    def one() -> Job:
+        made.append(Job(flow, tmp_path / f"job{len(made)}"))
+        return made[-1]
+
+    yield one
+    for job in made:
+        job.process.kill()
+        job.process.wait()
+
+
+def _insert(flow: Flow, first: int, last: int) -> None:
+    flow.execute(f"INSERT INTO a SELECT g, 'name ' || g FROM generate_series({first}, {last}) g")
+
+
+def _published(flow: Flow) -> list[int]:
+    return sorted(int(record.key["id"]) for record in flow.read("a"))
+
+
+def test_a_job_is_watched_and_stopped_from_another_host(
+    flow: Flow, make: MakeJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make()
+    job.streams()
+    _insert(flow, 1, 10)
+    record = until(lambda: (r := job.record) and r.host and r, "its report")
+    assert (record.host, record.pid, record.outcome) == (socket.gethostname(), job.process.pid, None)
+    assert record.owner is not None and record.owner.run_id == "r"
+    assert [found["id"] for found in job_watch.left_behind(flow.pipeline, "d", "r")] == [job.id]
+    assert job_watch.left_behind(flow.pipeline, "d", "another") == []
+    assert job_watch.still_runs(flow.pipeline, job.identity) is None
+    with caplog.at_level(logging.INFO):
+        job_stop.stop(flow.pipeline, job.identity)
+    assert "ended in order" in caplog.text and "is free" in caplog.text
+    end = job.end()
+    assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
+    assert job.process.wait(10) == 0
+    assert job_watch.left_behind(flow.pipeline, "d", "r") == []
+    job_watch.forget(flow.pipeline, job.identity)
+    assert job.record is None
+
+
+def test_a_stop_that_comes_before_the_job_holds(flow: Flow, make: MakeJob) -> None:
+    """It waits in YARN's queue, or Spark is still starting."""
+    job = make()
+    jobs.request_stop(flow.pipeline, job.id)
+    end = job.end()
+    assert end.outcome.ok and end.outcome.stopped and end.asked
+    assert job.process.wait(10) == 0
+
+
+def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob) -> None:
+    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.state import control
+
+    job = make()
+    job.streams()
+    with connect(flow.dsn) as connection:
+        assert control.request_stop(flow.pipeline, identify(connection)) is not None
+    end = job.end()
+    assert end.outcome.ok and end.outcome.stopped and not end.asked
+
+
+def test_a_job_that_was_killed_falls_silent(flow: Flow, make: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_watch, "_SHORTEST_SILENCE", 2.0)
+    job = make()
+    job.streams()
+    job.send(signal.SIGKILL)
+    end = job.end()
+    assert end.lost and end.outcome.transient and "has not reported" in end.outcome.error
+    found = job_watch.still_runs(flow.pipeline, job.identity)
+    assert found is not None and found.lost
+
+
+def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
+    flow: Flow, make: MakeJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host that stood still, or was cut off, and comes back."""
+    job = make()
+    job.streams()
+    _insert(flow, 1, 100)
+    until(lambda: len(_published(flow)) == 100, "its records")
+    job.send(signal.SIGSTOP)
+    _insert(flow, 101, 200)
+    with caplog.at_level(logging.INFO):
+        job_stop.stop(flow.pipeline, job.identity, timeout=2.0)
+    assert "has not answered" in caplog.text and "publishes nothing any more" in caplog.text
+    with psycopg.connect(flow.dsn) as connection:
+        row = connection.execute(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [flow.pipeline.slot]
+        ).fetchone()
+    assert row == (False,)
+    found = status.report(flow.pipeline).job
+    assert found is not None and found.state == "stopped"
+    successor = make()
+    successor.streams()
+    job.send(signal.SIGCONT)
+    _insert(flow, 201, 300)
+    until(lambda: len(_published(flow)) >= 300, "all records")
+    assert job.process.wait(60) is not None
+    time.sleep(1.0)
+    assert _published(flow) == list(range(1, 301))
+    assert successor.process.poll() is None, successor.log.read_text()
+
+
+def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_path: Path) -> None:
+    """So that nobody, wherever he is, has to wait for heartbeats that do not come."""
+    job_id = uuid.uuid4().hex
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run_directory.write(folder, Submission(job_id, "stream"))
+    settings = flow.pipeline.write(folder)
+    command = [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(settings), "--job", job_id]
+    supervise.start(folder, command, dict(os.environ))
+    try:
+        identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "conn_id": "s"}
+        assert job_watch.still_runs(flow.pipeline, identity) is None
+        driver = until(lambda: run_directory.read(folder, run_directory.Driver), "its driver")
+        os.kill(driver.pid, signal.SIGKILL)
+        began = time.monotonic()
+        watch = JobWatch(flow.pipeline, identity, start_timeout=60, write=lambda level, line: None)
+        end = until(watch.fetch, "its end", 15)
+        watch.close()
+        assert time.monotonic() - began < 15 and not end.lost
+        assert end.outcome.transient and "exit code -9" in end.outcome.error
+        assert not list(folder.glob("pipeline-*"))
+    finally:
+        supervise.stop(folder, timeout=1)

@@ -1,0 +1,76 @@
+"""Where a job may run, and what is said where it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.hooks import places
+from airflow_bottledwater.hooks.places import Place
+
+CLIENT = Place("spark_default", False, "spark://m:7077")
+YARN = Place("spark_default", True, "yarn")
+KUBERNETES = Place("spark_default", True, "k8s://https://k:443")
+
+
+@pytest.mark.parametrize(
+    ("place", "executor", "detached", "settings_file", "refused"),
+    [
+        (CLIENT, "LocalExecutor", True, None, ""),
+        (CLIENT, "CeleryExecutor", True, None, ""),
+        (CLIENT, "airflow.providers.edge3.executors.EdgeExecutor", True, None, ""),
+        (CLIENT, "KubernetesExecutor", True, None, "deferrable=False"),
+        (CLIENT, "airflow.providers.amazon.aws.executors.ecs.AwsEcsExecutor", True, None, "deferrable=False"),
+        # its workers are pods or the scheduler's own, as the task says: nobody can know
+        (CLIENT, "LocalKubernetesExecutor", True, None, "deferrable=False"),
+        (CLIENT, "KubernetesExecutor", False, None, ""),
+        (YARN, "KubernetesExecutor", True, None, ""),
+        (KUBERNETES, "LocalExecutor", True, None, "settings_file"),
+        (KUBERNETES, "KubernetesExecutor", True, "/etc/bottledwater/pipeline.json", ""),
+        # the first of several is the default
+        (CLIENT, "KubernetesExecutor,LocalExecutor", True, None, "deferrable=False"),
+        (CLIENT, "LocalExecutor,KubernetesExecutor", True, None, ""),
+    ],
+)
+def test_what_goes_together(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Place,
+    executor: str,
+    detached: bool,
+    settings_file: str | None,
+    refused: str,
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
+    if not refused:
+        places.check(place, detached=detached, settings_file=settings_file)
+        return
+    with pytest.raises(Refused, match=refused):
+        places.check(place, detached=detached, settings_file=settings_file)
+    if detached and not place.cluster:
+        places.check(place, detached=detached, executor="LocalExecutor", settings_file=settings_file)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "mode", "place"),
+    [
+        ("local[2]", None, None, Place("s", False, "local[2]")),
+        ("spark://m", 7077, "client", Place("s", False, "spark://m:7077")),
+        ("yarn", None, "cluster", Place("s", True, "yarn")),
+        ("k8s://https://k", 443, "cluster", Place("s", True, "k8s://https://k:443", "cdc")),
+        ("spark://m", 7077, "cluster", None),
+        ("local[2]", None, "cluster", None),
+    ],
+)
+def test_a_connection_says_where(
+    connect: Any, host: str, port: int | None, mode: str | None, place: Place | None
+) -> None:
+    extra = {"namespace": "cdc"} if host.startswith("k8s") else {}
+    connect("s", conn_type="spark", host=host, port=port, extra={**extra, **({"deploy-mode": mode} if mode else {})})
+    if place is None:
+        with pytest.raises(Refused, match="deploy-mode to client"):
+            places.find("s")
+        assert not places.find("s", mode="client").cluster
+    else:
+        assert places.find("s") == place

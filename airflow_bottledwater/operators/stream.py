@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, Outage
+from airflow_bottledwater import restarts as policy
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.operators.base import failing, number
@@ -21,10 +23,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _JOB, _RESTARTS = "bottledwater_job", "bottledwater_restarts"
-#: seconds of backoff before a job that failed for a transient reason is submitted again; doubled each time, up to the second number
-_BACKOFF, _LONGEST_BACKOFF = 2.0, 300.0
-#: seconds after which the count of restarts begins anew, if the job has made progress
-_STABLE = 600.0
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
@@ -84,7 +82,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         bounded: bool | str = False,
         timeout: float | str | None = None,
         poll_interval: float = 5.0,
-        restarts: int | str = 10,
+        restarts: int | str = policy.RESTARTS,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -127,7 +125,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             else:
                 if known:
                     spark_job.forget(known)
-                store.set(_RESTARTS, {"count": 0, "at": time.time(), "position": None}, retention=NEVER_EXPIRE)
+                store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
                 self._identity = self._start(context)
         self._watch(self._identity)
 
@@ -197,25 +195,22 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """Defer until a job that failed for a transient reason is to be submitted again, without using up a try; fail if there were
         too many restarts."""
         store: Any = context["task_state_store"]
-        last = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
-        reached = self._reached()
-        before = 0 if self._was_well(last, reached, outcome) else last["count"]
+        now = time.time()
+        last = policy.Restarts(**{"at": now, **(store.get(_RESTARTS) or {})})
+        again = last.after(outcome.kind, reached=self._reached(), now=now)
         _, restarts = self._limits()
         spark_job.forget(identity)
-        if before >= restarts:
+        if again.count > restarts:
             return self._finish(outcome)
-        pause = min(_BACKOFF * 2**before, _LONGEST_BACKOFF)
         self.log.warning(
             "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
             outcome.error,
-            pause,
-            before + 1,
+            again.pause,
+            again.count,
             restarts,
         )
-        begins = time.time() + pause
-        position = last["position"] if reached is None else reached
-        store.set(_RESTARTS, {"count": before + 1, "at": begins, "position": position}, retention=NEVER_EXPIRE)
-        self.defer(trigger=PauseTrigger(until=begins), method_name="submit_again")
+        store.set(_RESTARTS, asdict(again), retention=NEVER_EXPIRE)
+        self.defer(trigger=PauseTrigger(until=again.at), method_name="submit_again")
         raise AssertionError("defer does not return")
 
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> NoReturn:
@@ -226,30 +221,14 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             self._identity = self._start(context)
         self._watch(self._identity)
 
-    @staticmethod
-    def _was_well(last: dict[str, Any], reached: int | None, outcome: Outcome) -> bool:
-        """Whether the job has made progress before it ended, so that its end does not count as a repetition of the last failure.
-
-        Its running time alone does not show it: a job that only waits for a server runs as long as its ``outage_timeout``.
-        """
-        if time.time() - last["at"] <= _STABLE:
-            return False
-        progress = reached is not None and last["position"] is not None and reached > last["position"]
-        return progress or outcome.kind == Interrupted.__name__
-
     def _reached(self) -> int | None:
-        """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such slot."""
-        from airflow_bottledwater.postgres import slot
-        from airflow_bottledwater.postgres.connect import session
-
+        """The LSN up to which the slot is confirmed; None if it, or the connection, cannot be looked up."""
         try:
             pipeline = self.pipeline_hook.pipeline()
-            with session(pipeline.postgres, "Reading the slot's position") as connection:
-                found = slot.state(connection, pipeline.slot)
         except BottledWaterError as error:
             self.log.info("The slot's position is not known: %s", error)
             return None
-        return None if found is None else found.confirmed
+        return policy.reached(pipeline)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""

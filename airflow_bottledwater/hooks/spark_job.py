@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 
 from airflow.sdk import BaseHook, conf
 
-from airflow_bottledwater.errors import JobFailed, Refused
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.hooks import connections
 from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.settings import Pipeline
@@ -189,18 +189,7 @@ def left_behind(owner: Owner) -> list[Identity]:
 
 def outcome(identity: Identity) -> Outcome:
     """How an ended job ended."""
-    folder = Path(identity["folder"])
-    found = supervise.outcome(folder)
-    if found is not None:
-        return found
-    code = supervise.exit_code(folder)
-    return Outcome(
-        ok=False,
-        kind=JobFailed.__name__,
-        error=f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{supervise.log_tail(folder)}",
-        # it was killed: by the host, by hand, or out of memory; that need not happen again
-        transient=True,
-    )
+    return supervise.final_outcome(Path(identity["folder"]))
 
 
 def stop(identity: Identity, *, timeout: float = 40.0) -> bool:

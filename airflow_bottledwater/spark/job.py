@@ -159,7 +159,7 @@ def log_to_stderr() -> None:
 def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]]) -> None:
     """The command line of a job: ``--pipeline FILE [--bounded]``.
 
-    SIGTERM and SIGINT end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient failure,
+    SIGTERM, SIGINT and SIGHUP end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient failure,
     since a host that reboots sends the same signals. The outcome (counts or error) is written into the run directory, if there is one.
     """
 
@@ -175,7 +175,7 @@ def run(title: str, work: Callable[[Pipeline, str, bool, threading.Event], dict[
 
 def _run(work: Callable[[Pipeline, str, bool, threading.Event], dict[str, Any]], path: str, bounded: bool) -> int:
     stopped = Stop(_asked)
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda number, _: stopped.interrupt(number))
     leave(Driver(os.getpid()))
     counts: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """A small supervisor for client mode: a job is a detached family of processes, identified by its run directory.
 
 Run as a module, this is the job's parent process: it records its process id, runs spark-submit, limits the size of the log, ends
-everything in order on SIGTERM, and records the exit code. The functions are for other processes on the host, which start, watch and
+everything in order on SIGTERM, SIGINT and SIGHUP, and records the exit code. The functions are for other processes on the host, which start, watch and
 stop a job by its run directory.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from airflow_bottledwater import processes
-from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.errors import JobFailed, StopRequested
 from airflow_bottledwater.spark import run_directory as records
 from airflow_bottledwater.spark.run_directory import Driver, Exit, Outcome, StopAsked, Supervisor
 
@@ -103,6 +103,18 @@ def exit_code(run_directory: Path) -> int | None:
     """The exit code of the job; None while it runs, or if its supervisor was killed."""
     found = records.read(run_directory, Exit)
     return None if found is None else found.code
+
+
+def final_outcome(run_directory: Path) -> Outcome:
+    """How an ended job has ended. One that died without writing its outcome counts as a transient failure: it was killed by its host, by
+    hand, or was out of memory, which need not happen again."""
+    found = outcome(run_directory)
+    if found is not None:
+        return found
+    code = exit_code(run_directory)
+    shown = "unknown" if code is None else code
+    error = f"The job ended without a word (exit code {shown}).\n{log_tail(run_directory)}"
+    return Outcome(ok=False, kind=JobFailed.__name__, error=error, transient=True)
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
@@ -266,8 +278,8 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
         nonlocal stopping
         stopping = stopping or time.monotonic()
 
-    signal.signal(signal.SIGTERM, on_term)
-    signal.signal(signal.SIGINT, on_term)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, on_term)
     _introduce(folder, os.getpid())
     asked = orphaned = False
     looked = 0.0

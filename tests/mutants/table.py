@@ -705,9 +705,9 @@ MUTANTS = (
     ),
     Mutant(
         "a job's lines keep their levels",
-        "cli/jobs.py",
-        "log.log(record.level, ",
-        "log.info(",
+        "cli/log.py",
+        "log.makeRecord(log.name, line.level, ",
+        "log.makeRecord(log.name, logging.INFO, ",
         f"{_CLI}::test_a_jobs_own_lines_are_shown_at_their_levels",
     ),
     Mutant(

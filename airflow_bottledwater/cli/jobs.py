@@ -24,8 +24,9 @@ from rich.progress import (
 
 from airflow_bottledwater.cli.log import console, draws, show_line
 from airflow_bottledwater.cli.restart import keep_running
-from airflow_bottledwater.errors import Interrupted, JobDied, JobFailed, SettingError, StopRequested
+from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied, JobFailed, SettingError, StopRequested
 from airflow_bottledwater.model.lsn import POSITION, Position
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ def run(
             keep_running(work, pipeline, work.stopped)
         else:
             work.once()
-    except StopRequested:
+    except BottledWaterError as error:
+        # what passes by waiting did not pass in time for the signal: the command has ended as it was asked to, and nothing is lost
+        if not work.stopped.is_set() or not (transient(error) or isinstance(error, StopRequested)):
+            raise
+        if not isinstance(error, StopRequested):
+            log.warning("%s", error)
         log.info("Terminated, shutting down...")
 
 

@@ -760,6 +760,13 @@ MUTANTS = (
         f"{_SERVICE}::test_how_a_job_ends_decides_what_follows",
     ),
     Mutant(
+        "a command that was asked to end while it waited for a server has not failed",
+        "cli/jobs.py",
+        "if not work.stopped.is_set() or not (transient(error) or isinstance(error, StopRequested)):",
+        "if True:",
+        f"{_SERVICE}::test_a_signal_while_the_servers_are_waited_for_is_a_stop",
+    ),
+    Mutant(
         "a probe notices a job that does not report any more",
         "state/health.py",
         "    if age > allowed:",

@@ -13,17 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from airflow_bottledwater import processes
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.state import status
 from tests.support.topics import Flow, assert_exactly_once_in_order
+from tests.support.waiting import until
 
 
-def _start(flow: Flow, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(flow: Flow, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
     command = [
         str(Path(sys.executable).parent / "bottledwater"), *arguments, "-d", flow.dsn, "-s", flow.pipeline.slot,
         "-b", flow.kafka.bootstrap, "-p", flow.pipeline.topic_prefix,
     ]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
 
 
 def _run(flow: Flow, *arguments: str) -> str:
@@ -104,6 +112,24 @@ def _probe(flow: Flow, *options: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout
+
+
+def test_a_killed_command_takes_its_spark_job_with_it(database: str, kafka: KafkaBroker, tmp_path: Path) -> None:
+    flow = Flow(database, kafka, None, tables="a")
+    flow.execute("CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
+    process = _start(flow, *_STREAM, "--restart", TMPDIR=str(tmp_path))
+    _until(lambda: _probe(flow)[0] == 0, process)
+    (folder,) = tmp_path.glob("bottledwater-run-*")
+    members = processes.family(json.loads((folder / "supervisor.json").read_text())["pid"])
+    # supervisor, JVM, driver and worker
+    assert len(members) >= 4
+    process.kill()
+    process.wait(10)
+    until(lambda: not processes.alive(members) and not folder.exists(), "the job and its files are gone")
+    report = status.report(flow.pipeline)
+    assert report.slot is not None and report.slot.active_pid is None
+    # in order: it could say that it ended
+    assert report.job is not None and report.job.failed and not report.job.permanent
 
 
 def _epoch(flow: Flow) -> int:

@@ -206,7 +206,8 @@ def test_a_signal_ends_a_pause_at_once(tmp_path: Path, signum: signal.Signals) -
     assert (tmp_path / "jobs").read_text() == "."
 
 
-def test_a_signal_while_the_servers_are_waited_for_is_a_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", ["says nothing", "closes the connection"])
+def test_a_signal_while_the_servers_are_waited_for_is_a_stop(tmp_path: Path, server: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         command = subprocess.Popen(
             [_PROGRAM, "-f", "json", "--restart", "-d", f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=shop"],
@@ -217,6 +218,10 @@ def test_a_signal_while_the_servers_are_waited_for_is_a_stop(tmp_path: Path) -> 
         accepted, _ = silent.accept()
         with accepted:
             command.send_signal(signal.SIGTERM)
+            if server != "says nothing":
+                command.send_signal(signal.SIGSTOP)
+                accepted.close()
+                command.send_signal(signal.SIGCONT)
             told = command.communicate(timeout=60)[1]
     assert command.returncode == 0, told
     assert "Terminated, shutting down..." in told

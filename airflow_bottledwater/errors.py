@@ -149,5 +149,23 @@ class JobFailed(BottledWaterError):
     """A Spark job ended without success."""
 
 
+class JobDied(JobFailed):
+    """A Spark job ended for a transient reason: started again, it goes on where it was.
+
+    :param kind: the class of the job's own error.
+    """
+
+    def __init__(self, what: str, remedy: str = "", *, kind: str = "") -> None:
+        super().__init__(what, remedy)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _job_died, (self.what, self.remedy, self.kind)
+
+
+def _job_died(what: str, remedy: str, kind: str) -> JobDied:
+    return JobDied(what, remedy, kind=kind)
+
+
 class LocalServerError(BottledWaterError):
     """An embedded server could not be started or stopped."""

@@ -11,11 +11,13 @@ import click
 from rich.console import Console
 
 from airflow_bottledwater import extras
-from airflow_bottledwater.cli import jobs, report
+from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
 from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.local.commands import COMMANDS
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 
 log = logging.getLogger("bottledwater")
 
@@ -35,6 +37,7 @@ def cli(
     master: str,
     spark_conf: dict[str, str],
     bounded: bool,
+    restart: bool,
     assume_snapshot_complete: bool,
     position: str | None,
     **values: Any,
@@ -47,7 +50,7 @@ def cli(
     if context.invoked_subcommand is None:
         if assume_snapshot_complete != (position is not None):
             raise click.UsageError("--assume-snapshot-complete and --position belong together")
-        jobs.run(pipeline_of(values), master, spark_conf, bounded, position)
+        jobs.run(pipeline_of(values), master, spark_conf, bounded, position, restart)
 
 
 @cli.command()
@@ -64,8 +67,36 @@ def preflight(**values: Any) -> None:
 @cli.command()
 @options(everything=False)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def status(as_json: bool, **values: Any) -> None:
+@click.option(
+    "--check", is_flag=True, help="For probes: exit with 0 if the pipeline's job works, else with 1 and one line why."
+)
+@click.option(
+    "--max-lag", type=click.IntRange(min=0), metavar="BYTES", help="Of --check: how far the slot may be behind."
+)
+@click.option(
+    "--max-age",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Of --check: how old the job's last report may be.  [default: ten heartbeats, at least 30]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Of --check: seconds to wait for PostgreSQL and Kafka.",
+)
+def status(
+    as_json: bool, check: bool, max_lag: int | None, max_age: float | None, timeout: float, **values: Any
+) -> None:
     """Slot, lag, boundaries, progress and errors of a pipeline."""
+    if check:
+        if as_json:
+            raise click.UsageError("--check and --json do not belong together")
+        probe.answer(pipeline_of(values), max_lag=max_lag, max_age=max_age, timeout=timeout)
+        return
+    if max_lag is not None or max_age is not None:
+        raise click.UsageError("--max-lag and --max-age belong to --check")
     from airflow_bottledwater.state import status as reports
 
     found = reports.report(pipeline_of(values))
@@ -138,14 +169,16 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point: errors of this package become lines on standard error and exit code 1."""
+    """Entry point: errors become lines in the log, and exit codes (docs/operations.md, "The command as a service")."""
     setup_log()
     try:
         with extras.explained():
             cli(prog_name="bottledwater")
     except BottledWaterError as error:
-        for line in str(error).splitlines():
-            log.critical("%s", line)
-        sys.exit(1)
+        log.critical("%s", error)
+        sys.exit(EXIT_TRANSIENT if transient(error) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(0)
+    except Exception:
+        log.critical("The command failed in a way that is not foreseen.", exc_info=True)
+        sys.exit(EXIT_FAILED)

@@ -1,5 +1,5 @@
-"""A run at the shell prompt, in the foreground: creates the slot, and then runs one Spark job for the snapshot, if needed, and the
-stream."""
+"""A run in the foreground, at a shell prompt or as a service: creates the slot, and then runs a Spark job for the snapshot, if needed,
+and the stream."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from airflow_bottledwater.cli.log import console
-from airflow_bottledwater.errors import Interrupted, JobFailed, SettingError
+from airflow_bottledwater.cli.log import console, draws, show_line
+from airflow_bottledwater.cli.restart import keep_running
+from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied, JobFailed, SettingError, StopRequested
 from airflow_bottledwater.model.lsn import POSITION, Position
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -39,55 +42,117 @@ _LOG_BYTES = 1 << 20
 _INTERVAL = 0.3
 
 
-def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None) -> None:
+def run(
+    pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None, restart: bool
+) -> None:
     """Create what is missing, then run a job until the stream ends or a signal stops it.
 
     :param master: Spark's master.
     :param spark_conf: properties of Spark.
     :param bounded: whether to end once everything is published that was committed when the stream began.
     :param position: the position of the last record in the topics, if the slot's saved state was lost; otherwise None.
+    :param restart: whether a job that ends for a transient reason is followed by another one.
     :raises SettingError: the position is not valid.
     :raises JobFailed: the job failed; the message is the job's own.
     """
-    from airflow_bottledwater.spark import run_directory, submit, supervise
+    from airflow_bottledwater.spark import supervise
 
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
-    stopped = _stop_by_signal()
+    work = _Work(pipeline, master, spark_conf, bounded, position, _stop_by_signal())
     supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{_RUN_FOLDER}*")))
     log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
-    with tempfile.TemporaryDirectory(prefix=_RUN_FOLDER) as created:
-        folder = Path(created)
-        settings = pipeline.write(folder)
-        command = submit.command("pipeline", settings, master=master, conf=spark_conf, bounded=bounded)
-        # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job with it: nobody
-        # would see that it goes on
-        supervise.start(folder, command, submit.environment(master=master), tied=True)
-        with ExitStack() as undo:
-            # in order, so that Spark removes its own folders, in which a copy of the settings may be
-            undo.callback(supervise.stop, folder, timeout=10)
-            snapshot = _prepare(pipeline, position, stopped)
-            if stopped.is_set():
-                log.info("Terminated, shutting down...")
-                return
-            undo.pop_all()
-        run_directory.write(folder, run_directory.Prepared(snapshot))
-        log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
-        _follow(folder, stopped)
-        _check_outcome(folder, stopped)
+    try:
+        if restart:
+            keep_running(work, pipeline, work.stopped)
+        else:
+            work.once()
+    except BottledWaterError as error:
+        # what passes by waiting did not pass in time for the signal: the command has ended as it was asked to, and nothing is lost
+        if not work.stopped.is_set() or not (transient(error) or isinstance(error, StopRequested)):
+            raise
+        if not isinstance(error, StopRequested):
+            log.warning("%s", error)
+        log.info("Terminated, shutting down...")
 
 
-def _prepare(pipeline: Pipeline, position: str | None, stopped: threading.Event) -> bool:
-    """Make what is missing; returns whether there is a snapshot to take."""
-    from airflow_bottledwater.provision.create import assume_complete, create
+@dataclass(slots=True)
+class _Work:
+    """What the command does once, or, if it starts jobs again, several times; for the parameters see :func:`run`.
+
+    :param stopped: set when the command is to end.
+    :param published: whether the last job has published rows of a snapshot.
+    """
+
+    pipeline: Pipeline
+    master: str
+    spark_conf: dict[str, str]
+    bounded: bool
+    position: str | None
+    stopped: threading.Event
+    published: bool = False
+
+    def once(self) -> None:
+        """Make what is missing, and run a job until it ends.
+
+        :raises JobDied: it failed for a transient reason.
+        :raises JobFailed: it failed.
+        :raises StopRequested: the command was asked to end before the job could begin.
+        """
+        from airflow_bottledwater.spark import run_directory, submit, supervise
+
+        self.published = False
+        with tempfile.TemporaryDirectory(prefix=_RUN_FOLDER) as created:
+            folder = Path(created)
+            settings = self.pipeline.write(folder)
+            command = submit.command(
+                "pipeline", settings, master=self.master, conf=self.spark_conf, bounded=self.bounded
+            )
+            # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job with it: nobody
+            # would see that it goes on
+            supervise.start(folder, command, submit.environment(master=self.master), tied=True)
+            with ExitStack() as undo:
+                # in order, so that Spark removes its own folders, in which a copy of the settings may be
+                undo.callback(supervise.stop, folder, timeout=10)
+                snapshot = self._prepare()
+                if self.stopped.is_set():
+                    raise StopRequested("The command was asked to end.")
+                undo.pop_all()
+            run_directory.write(folder, run_directory.Prepared(snapshot))
+            log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
+            _follow(folder, self.stopped)
+            progress = run_directory.read(folder, run_directory.Progress)
+            self.published = progress is not None and progress.rows_per_second > 0
+            _check_outcome(folder, self.stopped)
+
+    def _prepare(self) -> bool:
+        """Make what is missing; returns whether there is a snapshot to take."""
+        if self.position is not None:
+            _assume(self.pipeline, self.position)
+            # the saved state is there now: a restart goes on from it
+            self.position = None
+        else:
+            _create(self.pipeline, self.stopped)
+        return not self.stopped.is_set() and not _snapshot_is_complete(self.pipeline)
+
+
+def _create(pipeline: Pipeline, stopped: threading.Event) -> None:
+    from airflow_bottledwater.provision.create import create
+
+    create(pipeline, stopped=stopped)
+
+
+def _assume(pipeline: Pipeline, position: str) -> None:
+    from airflow_bottledwater.provision.create import assume_complete
+
+    assume_complete(pipeline, Position.parse(position))
+
+
+def _snapshot_is_complete(pipeline: Pipeline) -> bool:
     from airflow_bottledwater.state.status import snapshot_is_complete
 
-    if position is not None:
-        assume_complete(pipeline, Position.parse(position))
-    else:
-        create(pipeline, stopped=stopped)
-    return not stopped.is_set() and not snapshot_is_complete(pipeline)
+    return snapshot_is_complete(pipeline)
 
 
 def _stop_by_signal() -> threading.Event:
@@ -113,6 +178,7 @@ def _follow(folder: Path, stopped: threading.Event) -> None:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        disable=not draws(),
     ) as bar:
         task = bar.add_task("snapshot", total=None, rows="", visible=False)
         while supervise.running(folder):
@@ -143,25 +209,23 @@ def _show(reader: LogReader) -> bool:
     lines = reader.read(_LOG_BYTES)
     for line in lines:
         if (record := parse(line)) is not None and record.ours:
-            log.log(record.level, "%s", record.message)
+            show_line(log, record)
     return bool(lines)
 
 
 def _check_outcome(folder: Path, stopped: threading.Event) -> None:
     """Say how an ended job has ended.
 
+    :raises JobDied: it failed for a transient reason.
     :raises JobFailed: it failed.
     """
     from airflow_bottledwater.spark import supervise
 
-    outcome = supervise.outcome(folder)
-    if outcome is not None and outcome.ok:
+    outcome, reported = supervise.final_outcome(folder), supervise.outcome(folder) is not None
+    if outcome.ok:
         log.info("Ended: %s", ", ".join(f"{k} {v}" for k, v in outcome.result.items()))
         return
     # the command itself got the signal; a terminal or a service manager also sends it to the job's processes
-    if stopped.is_set() and (outcome is None or outcome.kind == Interrupted.__name__):
+    if stopped.is_set() and (not reported or outcome.kind == Interrupted.__name__):
         return
-    if outcome is not None:
-        raise JobFailed(outcome.error)
-    code = supervise.exit_code(folder)
-    raise JobFailed(f"The Spark job ended with exit code {code}.\n{supervise.log_tail(folder)}")
+    raise JobDied(outcome.error, kind=outcome.kind) if outcome.transient else JobFailed(outcome.error)

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import click
 from psycopg import conninfo
 
+from airflow_bottledwater.cli.log import FORMATS, name_slot, use_format
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.restarts import RESTARTS
 from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, SETTINGS, Pipeline, merge, read_config_file
 from airflow_bottledwater.settings.kinds import Choice, Flag, Properties, Texts
 
@@ -58,6 +60,11 @@ def _setting(*names: str, default: str = "") -> Option[Any]:
     return click.option(*names, help=setting.sentence + (f"  [{'; '.join(notes)}]" if notes else ""))
 
 
+def _choose_format(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        use_format(value)
+
+
 _OF_A_PIPELINE: tuple[Option[Any], ...] = (
     _setting("-d", "--postgres"),
     _setting("-s", "--slot"),
@@ -78,6 +85,15 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
         is_flag=True,
         help="Accept a password on the command line, where others can see it.",
     ),
+    click.option(
+        "--log-format",
+        type=click.Choice(FORMATS),
+        # first, so that what is wrong with other options is said in this format, too
+        is_eager=True,
+        expose_value=False,
+        callback=_choose_format,
+        help="How log lines are written.  [default: text, at a terminal without the time]",
+    ),
 )
 
 _OF_A_RUN: tuple[Option[Any], ...] = (
@@ -91,6 +107,11 @@ _OF_A_RUN: tuple[Option[Any], ...] = (
     _properties("--spark-conf", text="A Spark property"),
     click.option("--bounded", is_flag=True, help="End when everything is published that is committed now."),
     click.option(
+        "--restart",
+        is_flag=True,
+        help=f"After a transient failure start again, with back-off; at most {RESTARTS} times without progress.",
+    ),
+    click.option(
         "--assume-snapshot-complete",
         is_flag=True,
         help="The slot's records are lost, its topics are not: go on from --position.",
@@ -98,7 +119,7 @@ _OF_A_RUN: tuple[Option[Any], ...] = (
     click.option("--position", help="Header pos of the last record in the topics, for --assume-snapshot-complete."),
 )
 #: the options of a run that do not belong to the pipeline's settings
-RUN_ONLY = ("master", "spark_conf", "bounded", "assume_snapshot_complete", "position")
+RUN_ONLY = ("master", "spark_conf", "bounded", "restart", "assume_snapshot_complete", "position")
 
 
 def options(*, everything: bool) -> Option[Any]:
@@ -141,7 +162,9 @@ def pipeline_of(values: dict[str, Any]) -> Pipeline:
     merged = merge(defaults, read_config_file(path) if path else {}, given)
     if not merged.get("postgres"):
         raise click.UsageError("--postgres is required (or postgres in the configuration file)")
-    return Pipeline.of(**merged)
+    pipeline = Pipeline.of(**merged)
+    name_slot(pipeline.slot)
+    return pipeline
 
 
 def _refuse_secrets(given: dict[str, Any]) -> None:

@@ -157,7 +157,7 @@ def _lost(record: JobRecord | None, silent: float, folder: Path | None) -> Ended
 
 def _ended_here(folder: Path) -> Ended:
     """The end of a job on this host that Kafka does not know."""
-    return Ended(supervise.outcome(folder) or supervise.death(folder), log=supervise.log_tail(folder, _TAIL))
+    return Ended(supervise.final_outcome(folder), log=supervise.log_tail(folder, _TAIL))
 
 
 def forget(pipeline: Pipeline, identity: Identity) -> None:

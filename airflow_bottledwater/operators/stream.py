@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobFailed, Outage
+from airflow_bottledwater import restarts as policy
+from airflow_bottledwater.errors import JobFailed, Outage
 from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing, number
 from airflow_bottledwater.operators.spark import JOB, BottledWaterSparkOperator
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers.job import PauseTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _RESTARTS = "bottledwater_restarts"
-#: seconds of backoff before a job that failed for a transient reason is submitted again; doubled each time, up to the second number
-_BACKOFF, _LONGEST_BACKOFF = 2.0, 300.0
-#: seconds after which the count of restarts begins anew, if the job has made progress
-_STABLE = 600.0
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
@@ -90,7 +87,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         name: str | None = None,
         bounded: bool | str = False,
         timeout: float | str | None = None,
-        restarts: int | str = 10,
+        restarts: int | str = policy.RESTARTS,
         deferrable: bool = True,
         poll_interval: float = 5.0,
         start_timeout: float = 600.0,
@@ -134,7 +131,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 return found.outcome.result
             if found is None:
                 store: Any = context["task_state_store"]
-                store.set(_RESTARTS, {"count": 0, "at": time.time(), "position": None}, retention=NEVER_EXPIRE)
+                store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
                 found = self._submit(context, pipeline, place, bounded=_true(self.bounded))
             self._identity = found
         if not self.deferrable:
@@ -208,28 +205,26 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             pipeline = self.pipeline_hook.pipeline()
             if outcome.ok or not outcome.transient:
                 self.log.info("The job's log ends with:\n%s", ended.log)
-            reached = None if outcome.ok or not outcome.transient else self._reached(pipeline)
+            reached = None if outcome.ok or not outcome.transient else policy.reached(pipeline)
             self._leave(pipeline, identity, ended)
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
         store: Any = context["task_state_store"]
-        last: dict[str, Any] = {"count": 0, "at": time.time(), "position": None, **(store.get(_RESTARTS) or {})}
-        before = 0 if self._was_well(last, reached, outcome) else last["count"]
+        now = time.time()
+        last = policy.Restarts(**{"at": now, **(store.get(_RESTARTS) or {})})
+        again = last.after(outcome.kind, reached=reached, now=now)
         _, restarts = self._limits()
-        if before >= restarts:
+        if again.count > restarts:
             return self._finish(outcome)
-        pause = min(_BACKOFF * 2**before, _LONGEST_BACKOFF)
         self.log.warning(
             "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
             outcome.error,
-            pause,
-            before + 1,
+            again.pause,
+            again.count,
             restarts,
         )
-        begins: float = time.time() + pause
-        position = last["position"] if reached is None else reached
-        store.set(_RESTARTS, {"count": before + 1, "at": begins, "position": position}, retention=NEVER_EXPIRE)
-        return begins
+        store.set(_RESTARTS, asdict(again), retention=NEVER_EXPIRE)
+        return again.at
 
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> NoReturn:
         """Submit the job again, after the backoff."""
@@ -242,30 +237,6 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             place = self._place(detached=self.deferrable)
             self._identity = self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
         return self._identity
-
-    @staticmethod
-    def _was_well(last: dict[str, Any], reached: int | None, outcome: Outcome) -> bool:
-        """Whether the job has made progress before it ended, so that its end does not count as a repetition of the last failure.
-
-        Its running time alone does not show it: a job that only waits for a server runs as long as its ``outage_timeout``.
-        """
-        if time.time() - last["at"] <= _STABLE:
-            return False
-        progress = reached is not None and last["position"] is not None and reached > last["position"]
-        return progress or outcome.kind == Interrupted.__name__
-
-    def _reached(self, pipeline: Pipeline) -> int | None:
-        """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such slot."""
-        from airflow_bottledwater.postgres import slot
-        from airflow_bottledwater.postgres.connect import session
-
-        try:
-            with session(pipeline.postgres, "Reading the slot's position") as connection:
-                found = slot.state(connection, pipeline.slot)
-        except BottledWaterError as error:
-            self.log.info("The slot's position is not known: %s", error)
-            return None
-        return None if found is None else found.confirmed
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""

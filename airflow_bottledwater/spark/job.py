@@ -201,7 +201,8 @@ Work = Callable[[Pipeline, SettingsFile, bool, Stop], dict[str, Any]]
 def run(kind: str, title: str, work: Work) -> None:
     """The command line of a job: ``--pipeline FILE [--settings JSON] [--job ID] [--bounded]``.
 
-    SIGTERM and SIGINT end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient failure,
+    SIGTERM, SIGINT and SIGHUP end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient
+    failure,
     since a host that reboots sends the same signals. The job reports itself in Kafka (:mod:`airflow_bottledwater.state.jobs`), and its
     outcome (counts or error) is also written into the run directory, if there is one.
 
@@ -231,7 +232,7 @@ def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) 
     tail = LogTail()
     logging.getLogger().addHandler(tail)
     stopped = Stop(_asked)
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda number, _: stopped.interrupt(number))
     leave(Driver(os.getpid()))
     reporter: JobReporter | None = None

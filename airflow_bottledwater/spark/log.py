@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from typing import NamedTuple
 
 #: a line of this package (:func:`airflow_bottledwater.spark.job.log_to_stderr`) or of Spark (its log4j2.properties; two-digit years)
@@ -20,11 +21,13 @@ class Line(NamedTuple):
 
     :param level: a level of :mod:`logging`.
     :param ours: whether it is a line of this package, and not Spark's.
+    :param at: when it was written, in seconds since 1970; 0 if it is Spark's.
     """
 
     level: int
     message: str
     ours: bool
+    at: float = 0.0
 
 
 def parse(line: str) -> Line | None:
@@ -32,4 +35,14 @@ def parse(line: str) -> Line | None:
     found = _RECORD.fullmatch(line.rstrip("\r\n"))
     if found is None or found["level"] not in _LEVELS:
         return None
-    return Line(_LEVELS[found["level"]], found["message"], found["ours"] is not None)
+    ours: str | None = found["ours"]
+    return Line(_LEVELS[found["level"]], found["message"], ours is not None, _seconds(ours) if ours else 0.0)
+
+
+def _seconds(text: str) -> float:
+    """The seconds since 1970 of a time of our own lines (:mod:`logging` writes the host's local time)."""
+    whole, _, milliseconds = text.partition(",")
+    try:
+        return time.mktime(time.strptime(whole, "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,7 +1,7 @@
 """A small supervisor for client mode: a job is a detached family of processes, identified by its run directory.
 
 Run as a module, this is the job's parent process: it records its process id, runs spark-submit, limits the size of the log, ends
-everything in order on SIGTERM, and records the exit code. The functions are for other processes on the host, which start, watch and
+everything in order on SIGTERM, SIGINT and SIGHUP, and records the exit code. The functions are for other processes on the host, which start, watch and
 stop a job by its run directory.
 """
 
@@ -104,6 +104,18 @@ def exit_code(run_directory: Path) -> int | None:
     """The exit code of the job; None while it runs, or if its supervisor was killed."""
     found = records.read(run_directory, Exit)
     return None if found is None else found.code
+
+
+def final_outcome(run_directory: Path) -> Outcome:
+    """How an ended job has ended. One that died without writing its outcome counts as a transient failure: it was killed by its host, by
+    hand, or was out of memory, which need not happen again."""
+    found = outcome(run_directory)
+    if found is not None:
+        return found
+    code = exit_code(run_directory)
+    shown = "unknown" if code is None else code
+    error = f"The job ended without a word (exit code {shown}).\n{log_tail(run_directory)}"
+    return Outcome(ok=False, kind=JobFailed.__name__, error=error, transient=True)
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
@@ -273,8 +285,8 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
         nonlocal stopping
         stopping = stopping or time.monotonic()
 
-    signal.signal(signal.SIGTERM, on_term)
-    signal.signal(signal.SIGINT, on_term)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, on_term)
     _introduce(folder, os.getpid())
     asked = orphaned = False
     looked = 0.0
@@ -313,14 +325,6 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
     return code if code >= 0 else 128 - code
 
 
-def death(run_directory: Path) -> Outcome:
-    """The outcome of a job that has ended without writing one: it was killed, by the host, by hand, or out of memory, which need not
-    happen again; or spark-submit could not start it."""
-    code = exit_code(run_directory)
-    said = f"The job ended without a word (exit code {'unknown' if code is None else code}).\n{log_tail(run_directory)}"
-    return Outcome(ok=False, kind=JobFailed.__name__, error=said, transient=True)
-
-
 def _report_death(folder: Path) -> None:
     """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that does not come."""
     submission = records.read(folder, Submission)
@@ -333,7 +337,11 @@ def _report_death(folder: Path) -> None:
 
     try:
         jobs.report_end(
-            Pipeline.read(settings), submission.id, submission.kind, death(folder), log_tail(folder).splitlines()
+            Pipeline.read(settings),
+            submission.id,
+            submission.kind,
+            final_outcome(folder),
+            log_tail(folder).splitlines(),
         )
     except Exception as error:
         print(f"The job's end could not be reported: {error}", file=sys.stderr)

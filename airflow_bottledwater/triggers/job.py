@@ -50,6 +50,19 @@ class PauseTrigger(BaseTrigger):
         yield TriggerEvent({"status": "over"})
 
 
+def _end(pipeline: Pipeline | None, identity: Identity) -> None:
+    """Stop a job, or end only its processes if its pipeline is not known, and remove its folder."""
+    try:
+        if pipeline is not None:
+            job_stop.stop(pipeline, identity, timeout=_STOP_SECONDS)
+        else:
+            job_stop.end_processes(identity)
+    except BottledWaterError as error:
+        log.warning("The job could not be stopped in order: %s", error)
+        job_stop.end_processes(identity)
+    spark_job.forget(identity)
+
+
 class JobTrigger(BaseTrigger):
     """Waits for the end of a job, or for its deadline; stops the job when a user ends the task. The job may be on any host: it is watched
     through Kafka.
@@ -153,11 +166,11 @@ class JobTrigger(BaseTrigger):
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
         try:
             pipeline = self._pipeline or await self._hook.apipeline()
-            await asyncio.to_thread(job_stop.stop, pipeline, self.identity, timeout=_STOP_SECONDS)
         except BottledWaterError as error:
-            log.warning("The job could not be stopped in order: %s", error)
-            await asyncio.to_thread(job_stop.end_processes, self.identity)
-        await asyncio.to_thread(spark_job.forget, self.identity)
+            log.warning("The job cannot be asked to stop: %s", error)
+            pipeline = None
+        # one call in a thread, which goes on should Airflow cancel this coroutine, too
+        await asyncio.to_thread(_end, pipeline, self.identity)
 
     async def _still_waits(self) -> bool:
         """Whether the task is still deferred. Airflow cancels a trigger in the same way when it has given it to another triggerer

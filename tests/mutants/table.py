@@ -12,6 +12,7 @@ _SUPERVISE, _CLI, _HOOKS = (
     f"tests/unit/{name}.py" for name in ("spark/test_supervise", "test_cli", "hooks/test_pipeline_hook")
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
+_SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/state/test_health.py"
 _TASKS = "tests/integration/test_spark_tasks.py"
 _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
@@ -705,9 +706,9 @@ MUTANTS = (
     ),
     Mutant(
         "a job's lines keep their levels",
-        "cli/jobs.py",
-        "log.log(record.level, ",
-        "log.info(",
+        "cli/log.py",
+        "log.makeRecord(log.name, line.level, ",
+        "log.makeRecord(log.name, logging.INFO, ",
         f"{_CLI}::test_a_jobs_own_lines_are_shown_at_their_levels",
     ),
     Mutant(
@@ -716,6 +717,83 @@ MUTANTS = (
         "for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):",
         "for signum in (signal.SIGINT, signal.SIGTERM):",
         f"{_CLI}::test_a_signal_leaves_neither_a_job_nor_its_secrets",
+    ),
+    Mutant(
+        "the command starts a job again only if that may help",
+        "cli/restart.py",
+        "if stopped.is_set() or not transient(error):",
+        "if stopped.is_set():",
+        f"{_SERVICE}::test_what_fails_for_good_is_not_done_again",
+    ),
+    Mutant(
+        "a pause between two jobs of the command ends with it",
+        "cli/jobs.py",
+        "keep_running(work, pipeline, work.stopped)",
+        "keep_running(work, pipeline, threading.Event())",
+        f"{_SERVICE}::test_a_signal_ends_a_pause_at_once",
+    ),
+    Mutant(
+        "the command does not start jobs again for ever",
+        "cli/restart.py",
+        "if last.count > RESTARTS:",
+        "if False:",
+        f"{_SERVICE}::test_it_is_not_done_again_for_ever",
+    ),
+    Mutant(
+        "a job that took a snapshot for a while does not count as a failure again",
+        "restarts.py",
+        "return progress or published or",
+        "return progress or",
+        f"{_SERVICE}::test_a_job_that_took_a_snapshot_for_a_while_counts_as_well",
+    ),
+    Mutant(
+        "the exit code of the command tells a transient failure",
+        "cli/commands.py",
+        "sys.exit(EXIT_TRANSIENT if transient(error) else EXIT_FAILED)",
+        "sys.exit(EXIT_FAILED)",
+        f"{_SERVICE}::test_the_exit_code_tells_what_passes_from_what_does_not",
+    ),
+    Mutant(
+        "a transient failure of the job is one of the command",
+        "cli/jobs.py",
+        "raise JobDied(outcome.error, kind=outcome.kind) if outcome.transient else JobFailed(outcome.error)",
+        "raise JobFailed(outcome.error)",
+        f"{_SERVICE}::test_how_a_job_ends_decides_what_follows",
+    ),
+    Mutant(
+        "a command that was asked to end while it waited for a server has not failed",
+        "cli/jobs.py",
+        "if not work.stopped.is_set() or not (transient(error) or isinstance(error, StopRequested)):",
+        "if True:",
+        f"{_SERVICE}::test_a_signal_while_the_servers_are_waited_for_is_a_stop",
+    ),
+    Mutant(
+        "a probe notices a job that does not report any more",
+        "state/health.py",
+        "    if age > allowed:",
+        "    if False:",
+        f"{_HEALTH}::test_each_reason_not_to_work_is_named",
+    ),
+    Mutant(
+        "a probe does not wait for servers that say nothing",
+        "state/health.py",
+        "answers.get(timeout=max(0.0, deadline - time.monotonic()))",
+        "answers.get()",
+        f"{_HEALTH}::test_a_silent_source_is_not_waited_for_any_longer",
+    ),
+    Mutant(
+        "a hang-up ends a job in order",
+        "spark/job.py",
+        "for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):",
+        "for signum in (signal.SIGTERM, signal.SIGINT):",
+        f"{_CLI}::test_a_signal_leaves_neither_a_job_nor_its_secrets",
+    ),
+    Mutant(
+        "a hang-up does not leave a job without its supervisor",
+        "spark/supervise.py",
+        "for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):",
+        "for signum in (signal.SIGTERM, signal.SIGINT):",
+        f"{_SUPERVISE}::test_only_our_own_stop_is_one[supervisor, SIGHUP]",
     ),
     Mutant(
         "a log has a bounded size",
@@ -740,8 +818,8 @@ MUTANTS = (
     ),
     Mutant(
         "waiting for a server is not working",
-        "operators/stream.py",
-        "return progress or outcome.kind == Interrupted.__name__",
+        "restarts.py",
+        "return progress or published or kind == Interrupted.__name__",
         "return True",
         f"{_STREAM_OPERATOR}::test_the_count_starts_anew_behind_a_job_that_worked",
     ),

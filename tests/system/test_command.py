@@ -13,17 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from airflow_bottledwater import processes
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.state import status
 from tests.support.topics import Flow, assert_exactly_once_in_order
+from tests.support.waiting import until
 
 
-def _start(flow: Flow, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(flow: Flow, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
     command = [
         str(Path(sys.executable).parent / "bottledwater"), *arguments, "-d", flow.dsn, "-s", flow.pipeline.slot,
         "-b", flow.kafka.bootstrap, "-p", flow.pipeline.topic_prefix,
     ]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
 
 
 def _run(flow: Flow, *arguments: str) -> str:
@@ -90,3 +98,77 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
     assert told["tables"][0]["rows"] == 1000
     assert "Kept" in _run(flow, "drop-slot")
     assert "Dropped slot" in _run(flow, "drop-slot", "--when", "always")
+
+
+def _probe(flow: Flow, *options: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).parent / "bottledwater"), "status", "--check", *options),
+            *("-d", flow.dsn, "-s", flow.pipeline.slot, "-b", flow.kafka.bootstrap),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_killed_command_takes_its_spark_job_with_it(database: str, kafka: KafkaBroker, tmp_path: Path) -> None:
+    flow = Flow(database, kafka, None, tables="a")
+    flow.execute("CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
+    process = _start(flow, *_STREAM, "--restart", TMPDIR=str(tmp_path))
+    _until(lambda: _probe(flow)[0] == 0, process)
+    (folder,) = tmp_path.glob("bottledwater-run-*")
+    members = processes.family(json.loads((folder / "supervisor.json").read_text())["pid"])
+    # supervisor, JVM, driver and worker
+    assert len(members) >= 4
+    process.kill()
+    process.wait(10)
+    until(lambda: not processes.alive(members) and not folder.exists(), "the job and its files are gone")
+    report = status.report(flow.pipeline)
+    assert report.slot is not None and report.slot.active_pid is None
+    # in order: it could say that it ended
+    assert report.job is not None and report.job.failed and not report.job.permanent
+
+
+def _epoch(flow: Flow) -> int:
+    """Of the job that reported last."""
+    job = status.report(flow.pipeline).job
+    return job.job.epoch if job else 0
+
+
+def test_as_a_service_the_command_starts_a_killed_job_again_and_probes_are_answered(
+    database: str, kafka: KafkaBroker
+) -> None:
+    flow = Flow(database, kafka, None, tables="a")
+    flow.execute(
+        "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 100) g"
+    )
+    process = _start(flow, *_STREAM, "--set", "engine=continuous", "--restart", "--log-format", "json")
+    try:
+        _until(lambda: status.report(flow.pipeline).complete, process)
+        flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
+        _until(lambda: status.report(flow.pipeline).counters["published"] >= 10, process)
+        # between snapshot and stream, it is not
+        _until(lambda: _probe(flow)[0] == 0, process)
+        code, told = _probe(flow, "--max-lag", "0", "--max-age", "0.000001")
+        assert (code, told.count("\n")) == (1, 1)
+        killed = status.report(flow.pipeline).job
+        assert killed is not None
+        os.kill(killed.job.pid, signal.SIGKILL)
+        _until(lambda: _epoch(flow) > killed.job.epoch, process)
+        flow.execute("UPDATE a SET n = 2 WHERE id <= 10")
+        _until(lambda: status.report(flow.pipeline).counters["published"] >= 20, process)
+        _until(lambda: _probe(flow)[0] == 0, process)
+        process.send_signal(signal.SIGHUP)
+        output = process.communicate(timeout=60)[0].decode()
+        assert process.returncode == 0, output
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert {line["slot"] for line in lines} == {flow.pipeline.slot}
+    assert [line["message"] for line in lines if "It is started again in 2 s (1 of 10)" in line["message"]] != []
+    assert _probe(flow)[1].endswith("Not ready: No job runs: the last one is stopped.\n")
+    assert_exactly_once_in_order(flow.read("a"))

@@ -547,6 +547,8 @@ def test_a_run_marked_failed_keeps_the_slot_and_says_what_it_costs(system: Syste
     assert system.slot(stream.slot) == (True, False)
     log = system.client.task_log(DAG, stream.run_id, "drop_slot", task["try_number"])
     assert f"Kept: slot '{stream.slot}' at " in log and "MiB of WAL" in log
+    # before the next test clears tasks of it: the scheduler would end the run over them
+    assert system.client.wait_run(DAG, stream.run_id, 60)["state"] == "failed"
 
 
 @pytest.mark.long
@@ -562,6 +564,7 @@ def test_a_run_that_is_ended_while_no_triggerer_runs_leaves_no_job(system: Syste
         assert system.slot(stream.slot) == (True, False)
         log = system.client.task_log(DAG, stream.run_id, "drop_slot", max(1, stream.task("drop_slot")["try_number"]))
         assert "A job of this run is still there" in log
+        assert system.client.wait_run(DAG, stream.run_id, 60)["state"] == "failed"
     finally:
         triggerer.start()
 

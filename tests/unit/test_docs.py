@@ -99,7 +99,7 @@ def test_the_settings_options_exist_and_all_options_are_documented() -> None:
     # all that describe a pipeline; the rest is of a run or of the command
     assert options - named == {
         "--config-file", "--allow-password-argument", "--set", "--master", "--spark-conf", "--bounded", "--version",
-        "--assume-snapshot-complete", "--position",
+        "--assume-snapshot-complete", "--position", "--restart", "--log-format",
     }  # fmt: skip
 
 

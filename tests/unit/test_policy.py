@@ -19,6 +19,8 @@ def made(kind: type[errors.BottledWaterError]) -> errors.BottledWaterError:
         return errors.PreflightError(["this", "that"])
     if kind is errors.Interrupted:
         return errors.Interrupted(15)
+    if kind is errors.JobDied:
+        return errors.JobDied("what", "remedy", kind="Outage")
     if kind is errors.RecordError:
         return errors.RecordError("what", "remedy", position="p", topic="t")
     return kind("what", "remedy")
@@ -34,6 +36,7 @@ EXPECTED = {
     errors.RecordError: ErrorAction.RECORD,
     errors.StopRequested: ErrorAction.FINISH,
     errors.StaleBatch: ErrorAction.AGAIN,
+    errors.JobDied: ErrorAction.AGAIN,
 }
 
 
@@ -55,7 +58,8 @@ def test_an_unknown_error_ends_the_job() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.BottledWaterError]) -> None:
-    assert transient(made(kind)) == (kind in (errors.Outage, errors.Interrupted, errors.SlotInUse, errors.StaleBatch))
+    passing = (errors.Outage, errors.Interrupted, errors.SlotInUse, errors.StaleBatch, errors.JobDied)
+    assert transient(made(kind)) == (kind in passing)
 
 
 @pytest.mark.parametrize("kind", CLASSES)

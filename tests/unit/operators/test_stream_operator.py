@@ -12,6 +12,7 @@ import pytest
 from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from airflow_bottledwater import restarts
 from airflow_bottledwater.errors import JobFailed, Outage, SlotInUse
 from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended
@@ -87,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(job_watch, "still_runs", lambda pipeline, identity: made.how(identity))
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
     monkeypatch.setattr(job_stop, "stop", stop)
-    monkeypatch.setattr(StreamToKafkaOperator, "_reached", lambda self, pipeline: made.reached)
+    monkeypatch.setattr(restarts, "reached", lambda pipeline: made.reached)
     return made
 
 
@@ -410,7 +411,7 @@ def test_without_deferring_it_is_submitted_again_in_the_task(world: World, monke
         [Ended(Outcome(ok=False, error="killed", transient=True)), Ended(Outcome(ok=True, counts={"position": "0/9"}))]
     )
     monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda *_: next(ends))
-    monkeypatch.setattr("airflow_bottledwater.operators.stream._BACKOFF", 0.01)
+    monkeypatch.setattr(restarts, "_BACKOFF", 0.01)
     store = Store()
     assert operator(deferrable=False).execute(context(store)) == {"position": "0/9"}
     assert world.done == ["start tied", "forget new", "start tied", "forget new"]

@@ -277,7 +277,7 @@ def test_a_job_that_was_stopped_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert supervise.outcome(tmp_path) == Outcome(ok=True, counts={"position": "0/5"})
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("raised", [None, StopRequested("while it waited"), RuntimeError("SparkContext was shut down")])
 def test_a_signal_that_nobody_asked_for_is_no_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, raised: Exception | None
@@ -306,16 +306,23 @@ def test_a_signal_that_nobody_asked_for_is_no_stop(
 JOB = f"{sys.executable} -m tests.support.stand_in"
 
 
-@pytest.mark.parametrize("who", ["supervisor", "driver", "we"])
-def test_only_our_own_stop_is_one(tmp_path: Path, who: str) -> None:
+@pytest.mark.parametrize(
+    ("who", "signum"),
+    [
+        pytest.param("supervisor", signal.SIGTERM, id="supervisor"),
+        # systemd's SendSIGHUP, for example
+        pytest.param("supervisor", signal.SIGHUP, id="supervisor, SIGHUP"),
+        pytest.param("driver", signal.SIGTERM, id="driver"),
+        pytest.param("we", signal.SIGTERM, id="we"),
+    ],
+)
+def test_only_our_own_stop_is_one(tmp_path: Path, who: str, signum: signal.Signals) -> None:
     pid = start(tmp_path, JOB)
     until((tmp_path / "driver.json").exists, "the driver says who it is")
     if who == "we":
         assert supervise.stop(tmp_path)
     else:
-        os.kill(
-            pid if who == "supervisor" else json.loads((tmp_path / "driver.json").read_text())["pid"], signal.SIGTERM
-        )
+        os.kill(pid if who == "supervisor" else json.loads((tmp_path / "driver.json").read_text())["pid"], signum)
         until(lambda: not supervise.running(tmp_path), "the job ends")
     found = supervise.outcome(tmp_path)
     assert found is not None, supervise.log_tail(tmp_path)
@@ -334,7 +341,7 @@ def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., dict
     monkeypatch.setenv(supervise.RUN_DIRECTORY, str(folder))
     for where, name in ((jobs, "JobReporter"), (job.SettingsFile, "load")):
         monkeypatch.setattr(where, name, getattr(where, name))  # to have it back
-    kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         return stand_in.run(work)
     finally:

@@ -1,0 +1,37 @@
+"""``status --check``: an answer for probes of service managers and container platforms."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+import click
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark.job import EXIT_FAILED
+
+log = logging.getLogger("bottledwater")
+
+
+def answer(pipeline: Pipeline, *, max_lag: int | None, max_age: float | None, timeout: float) -> None:
+    """Say whether the pipeline's job works: a line on standard output if it does; otherwise one in the log, and exit code 1.
+
+    :param max_lag: see :func:`airflow_bottledwater.state.health.problem`.
+    :param max_age: see there.
+    :param timeout: seconds to wait for PostgreSQL and Kafka.
+    """
+    from airflow_bottledwater.state import health
+
+    try:
+        found, status = health.look(pipeline, timeout=timeout)
+        why = health.problem(found, status, max_lag=max_lag, max_age=max_age, now=time.time())
+    except BottledWaterError as error:
+        why = str(error)
+    if why:
+        log.error("Not ready: %s", " ".join(why.split()))
+        sys.exit(EXIT_FAILED)
+    assert found is not None and status is not None
+    age = max(0.0, time.time() - status.at)
+    click.echo(f"Ready: {status.state}, {found.lag:,} bytes behind, reported {age:.0f} s ago.")

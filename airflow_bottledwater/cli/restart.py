@@ -1,0 +1,57 @@
+"""``--restart``: a job that ended for a transient reason is followed by another one, by the policy that the stream operator has."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from airflow_bottledwater.errors import BottledWaterError, JobDied
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.postgres.connect import stoppable
+from airflow_bottledwater.restarts import RESTARTS, Restarts, reached
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger("bottledwater")
+
+
+class Work(Protocol):
+    """What is done again.
+
+    :ivar published: whether it has published rows of a snapshot, the last time it was done.
+    """
+
+    published: bool
+
+    def once(self) -> None:
+        """Do it, until it ends or fails."""
+
+
+def keep_running(work: Work, pipeline: Pipeline, stopped: threading.Event) -> None:
+    """Do the work until it ends without an error; after a transient failure again, with back-off.
+
+    :param stopped: set when the command is to end; it ends a pause at once.
+    :raises BottledWaterError: it failed for good, or too often without progress in between.
+    """
+    last = Restarts(at=time.time())
+    while True:
+        try:
+            work.once()
+            return
+        except BottledWaterError as error:
+            if stopped.is_set() or not transient(error):
+                raise
+            kind = error.kind if isinstance(error, JobDied) else type(error).__name__
+            with stoppable(stopped):
+                position = reached(pipeline)
+            last = last.after(kind, reached=position, now=time.time(), published=work.published)
+            if last.count > RESTARTS:
+                log.error("Started again %d times without progress; giving up.", RESTARTS)
+                raise
+            log.warning(
+                "The job died: %s\nIt is started again in %.0f s (%d of %d).", error, last.pause, last.count, RESTARTS
+            )
+        if stopped.wait(last.at - time.time()):
+            log.info("Terminated, shutting down...")
+            return

@@ -1,0 +1,110 @@
+"""Whether a pipeline's job works, for probes: told by its status in Kafka and by the slot, so on any host, and within a given time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.connect import describe, identify, session
+from airflow_bottledwater.postgres.slot import SlotState
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+
+#: how many heartbeats may pass without a report, and how many seconds at least; the first if the job does not say how often it reports
+_HEARTBEATS, _LEAST_AGE = 10, 30.0
+_USUAL_HEARTBEAT = 2.0
+
+
+def oldest(status: StatusRecord) -> float:
+    """Seconds that a job's last report may be old if nothing else is said, by how often the job reports."""
+    return max(_LEAST_AGE, _HEARTBEATS * (status.heartbeat or _USUAL_HEARTBEAT))
+
+
+def problem(
+    found: SlotState | None, status: StatusRecord | None, *, max_lag: int | None, max_age: float | None, now: float
+) -> str:
+    """Why a pipeline does not work, in one sentence; empty if it does.
+
+    :param found: its slot; None if there is none.
+    :param status: the last status of its job; None if there is none.
+    :param max_lag: bytes of WAL that the slot may be behind; None for any number.
+    :param max_age: seconds that the status may be old; None for :func:`oldest`.
+    :param now: seconds since 1970.
+    """
+    if status is None:
+        return "No job has ever reported."
+    if status.failed:
+        return f"The job failed {'for good' if status.permanent else 'for a transient reason'}: {status.error}"
+    if status.ended:
+        return f"No job runs: the last one is {status.state}."
+    age, allowed = now - status.at, oldest(status) if max_age is None else max_age
+    if age > allowed:
+        return f"The job has not reported for {age:.0f} s, more than {allowed:.0f} s: it died, or Kafka does not take its reports."
+    if status.error:
+        return f"The job reports an error: {status.error}"
+    if status.state == "starting":
+        return "The job is still starting."
+    if found is None:
+        return f"There is no slot {status.slot!r}."
+    try:
+        slot.check(found, found.database)
+    except BottledWaterError as error:
+        return str(error)
+    if max_lag is not None and found.lag > max_lag:
+        return f"The slot is {found.lag:,} bytes behind, more than {max_lag:,}."
+    return ""
+
+
+def look(pipeline: Pipeline, *, timeout: float) -> tuple[SlotState | None, StatusRecord | None]:
+    """The pipeline's slot, and the last status of its job; each None if there is none.
+
+    :param timeout: seconds for both together, whatever the servers do.
+    :raises Outage: PostgreSQL or Kafka has not answered by then, or cannot be reached.
+    :raises BottledWaterError: one of them refuses to answer.
+    """
+    deadline = time.monotonic() + timeout
+    source = _ask(lambda: _slot(pipeline))
+    records = _ask(lambda: store.read_records(pipeline.kafka, store.CONTROL_TOPIC, timeout=timeout, committed=False))
+    cluster, found = _answer(source, deadline, timeout, describe(pipeline.postgres))
+    servers = pipeline.kafka.get("bootstrap.servers", "")
+    told = _answer(records, deadline, timeout, f"Kafka at {servers}")
+    return found, decode(StatusRecord, told.get(status_key(cluster.pipeline(pipeline.slot))))
+
+
+def _slot(pipeline: Pipeline) -> tuple[Cluster, SlotState | None]:
+    with session(pipeline.postgres, "Reading the slot") as connection:
+        return identify(connection), slot.state(connection, pipeline.slot)
+
+
+def _ask(question: Callable[[], Any]) -> queue.SimpleQueue[Any]:
+    """Ask in a thread of its own, which is left alone if it does not end: a process ends without it.
+
+    :returns: the queue that its answer, or its error, will be put into.
+    """
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(question())
+        except BaseException as error:
+            answers.put(error)
+
+    threading.Thread(target=run, name="probe", daemon=True).start()
+    return answers
+
+
+def _answer(answers: queue.SimpleQueue[Any], deadline: float, timeout: float, who: str) -> Any:
+    try:
+        found = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise Outage(f"{who} has not answered within {timeout:g} s.") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found

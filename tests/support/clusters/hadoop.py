@@ -170,7 +170,8 @@ class NodeManager(_Daemon):
     ) -> None:
         super().__init__(folder)
         self.host, self.manager = host, manager
-        self.address = host.name if host else ports.HOST
+        # what it calls itself in the cluster is a name, whatever it is told
+        self.address = host.name if host else "localhost"
         self._ports = ports.keep(self.folder, node=0, localizer=0, web=0, collector=0)
         self._more = dict(settings or {})
 

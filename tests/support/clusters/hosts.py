@@ -8,6 +8,7 @@ its processes from outside.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ _PROGRAMS = ("ip", "unshare", "hostname", "mount")
 Command = Sequence[str | os.PathLike[str]]
 
 
+@functools.cache
 def available() -> str:
     """Why this machine cannot have other hosts; empty if it can."""
     if os.geteuid() != 0:
@@ -53,7 +55,7 @@ class Host:
     def command(self, command: Command) -> list[str]:
         """The command that runs this one on the host. Its process id will be the command's own, since all before it is replaced."""
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
-        return ["ip", "netns", "exec", self._namespace, *named, *map(os.fspath, command)]
+        return ["ip", "netns", "exec", self._namespace, *named, *map(str, command)]
 
     def run(
         self, command: Command, *, env: Mapping[str, str] | None = None, cwd: Path = Path("/"), timeout: float = 300
@@ -149,7 +151,7 @@ class Network(list[Host]):
     def command(self, command: Command) -> list[str]:
         """The command that runs this one on the machine itself, but with the hosts' names known to it."""
         bound = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', f"{self._folder}/hosts"]
-        return [*bound, *map(os.fspath, command)]
+        return [*bound, *map(str, command)]
 
 
 @contextlib.contextmanager
@@ -207,8 +209,10 @@ def _host(number: int, i: int) -> Host:
 
 def _remove(number: int) -> None:
     for path in sorted(_NAMESPACES.glob(f"bw{number}-*")) if _NAMESPACES.exists() else []:
-        Host(path.name, "", path.name, "").kill()
-        _ip("netns", "del", path.name)  # and with it the pair of devices
+        # an abandoned network may be removed by two processes at once
+        with contextlib.suppress(LocalServerError, FileNotFoundError):
+            Host(path.name, "", path.name, "").kill()
+            _ip("netns", "del", path.name)  # and with it the pair of devices
     # without its namespace, the kernel removes a device a moment later
     for device in [*_DEVICES.glob(f"bw{number}v*"), _DEVICES / f"bw{number}"]:
         with contextlib.suppress(LocalServerError):

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_bottledwater.processes import alive
 from tests.support.clusters.hosts import Network, available, hosts
+from tests.support.clusters.servers import ReachableServers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())
@@ -96,3 +97,28 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
         pass
     assert not Path(f"/sys/class/net/bw{number}").exists()
     assert not Path(f"/run/netns/bw{number}-1").exists()
+
+
+def test_the_servers_of_this_machine_are_reached_from_a_host(network: Network, tmp_path: Path) -> None:
+    code = (
+        "import sys, psycopg, urllib.request\n"
+        "from confluent_kafka import Consumer, Producer\n"
+        "from confluent_kafka.admin import AdminClient, NewTopic\n"
+        "dsn, bootstrap, registry = sys.argv[1:]\n"
+        "print(psycopg.connect(dsn).execute('SELECT 1').fetchone()[0])\n"
+        "psycopg.connect(dsn + ' replication=database').close()\n"
+        "admin = AdminClient({'bootstrap.servers': bootstrap})\n"
+        "admin.create_topics([NewTopic('t', 1)])['t'].result(20)\n"
+        "producer = Producer({'bootstrap.servers': bootstrap})\n"
+        "producer.produce('t', b'x')\n"
+        "print(producer.flush(20))\n"
+        "print(urllib.request.urlopen(registry + '/subjects', timeout=20).read().decode())\n"
+    )
+    with ReachableServers(tmp_path, network) as servers:
+        arguments = [servers.dsn(), servers.bootstrap, servers.registry_url]
+        done = network[0].run([sys.executable, "-c", code, *arguments])
+        assert done.stdout.split() == ["1", "0", "[]"], done.stderr
+        here = subprocess.run(
+            [sys.executable, "-c", code.replace("'t'", "'u'"), *arguments], check=False, capture_output=True
+        )
+        assert here.stdout.split() == [b"1", b"0", b"[]"], here.stderr

@@ -87,11 +87,12 @@ class _Daemon(ServerProcess):
         write_configuration(self.folder / "conf" / "capacity-scheduler.xml", _SCHEDULER)
         write_configuration(self.folder / "conf" / "core-site.xml", {"hadoop.tmp.dir": str(self.folder / "tmp")})
         (self.folder / "conf" / "log4j.properties").write_text(_LOG4J)
+        (self.folder / "tmp").mkdir(exist_ok=True)
 
     def java(self) -> list[str]:
         """The command, if no host or names are to be considered."""
         jars = hadoop_jars(artifacts.cache_folder())
-        options = ["-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        options = ["-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={self.folder}/tmp"]
         main = f"org.apache.hadoop.yarn.server.{self.main}"
         return [str(artifacts.system_java()), *options, "-cp", f"{self.folder}/conf:{jars}/*", main]
 

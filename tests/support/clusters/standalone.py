@@ -57,7 +57,7 @@ class _Daemon(ServerProcess):
     def environment(self) -> Mapping[str, str]:
         small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
         # of the master itself and of the executors; Spark would take the first address that it finds
-        return spark_environment(**small, SPARK_LOCAL_IP=self.address, SPARK_NO_DAEMONIZE="1")
+        return spark_environment(**small, SPARK_LOCAL_IP=self.address, SPARK_LOCAL_DIRS=str(self.folder / "local"))
 
 
 class Master(_Daemon):

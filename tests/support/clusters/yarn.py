@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, Self
 
 from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.waiting import until
-from airflow_bottledwater.processes import send, started
+from airflow_bottledwater.processes import alive, send, started
 from tests.support.clusters.hadoop import NodeManager, ResourceManager, write_configuration
 from tests.support.clusters.hosts import Network
 from tests.support.clusters.standalone import spark_environment, spark_home
@@ -139,11 +141,19 @@ class YarnCluster:
         return self
 
     def stop(self) -> None:
-        """Stop all, with all containers; also when they are frozen, so none is asked to end by itself."""
+        """Stop all, with all containers; also when they are frozen, so none is asked to end by itself.
+
+        What was unpacked for them is removed; logs stay.
+        """
         for daemon in (*self.nodes, self.manager):
             daemon.kill()
         # those of a node that died before are nobody's children
-        send(self.containers(), signal.SIGKILL)
+        left = self.containers()
+        send(left, signal.SIGKILL)
+        while alive(left):
+            time.sleep(0.05)
+        for folder in self.folder.glob("node*/local"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self.start()

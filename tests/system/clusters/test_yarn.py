@@ -51,8 +51,10 @@ def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_archive(tmp_path_factory.mktemp("archive") / "environment.tar.gz")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = make_archive(tmp_path_factory.mktemp("archive") / "environment.tar.gz")
+    yield made
+    made.unlink()  # pytest keeps folders for a while
 
 
 def submit(cluster: YarnCluster, folder: Path, archive: Path, seconds: float, **settings: str) -> str:

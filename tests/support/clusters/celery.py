@@ -6,6 +6,7 @@ again: one whose worker died is found by the scheduler, which misses its heartbe
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -58,11 +59,17 @@ class Worker(_Elsewhere):
     thaw it.
     """
 
-    def __init__(self, stack: AirflowStack, host: str, queues: str) -> None:
+    def __init__(self, stack: AirflowStack, host: str, queues: str, one_at_a_time: threading.Lock) -> None:
         options = ["--celery-hostname", "worker@%h", "--queues", queues, "--skip-serve-logs"]
         # each of them, started later, would ask the others who they are
         options += ["--without-gossip", "--without-mingle"]
         super().__init__(stack, "celery", "worker", *options, host=host, health="worker")
+        self._one_at_a_time = one_at_a_time
+
+    def start(self) -> Self:
+        """Start it, after another one that is being started: the first makes the broker's tables, which two at once cannot."""
+        with self._one_at_a_time:
+            return super().start()
 
     def prepare(self) -> None:
         super().prepare()
@@ -106,7 +113,8 @@ class CeleryAirflow(AirflowStack):
         self.components["triggerer"] = _Elsewhere(
             self, "triggerer", "--skip-serve-logs", host="triggerer.test", health="triggerer"
         )
-        self.components |= {host: Worker(self, host, queues) for host in workers}
+        lock = threading.Lock()
+        self.components |= {host: Worker(self, host, queues, lock) for host in workers}
 
     @property
     def workers(self) -> list[Worker]:

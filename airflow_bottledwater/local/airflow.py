@@ -40,8 +40,12 @@ _SETTINGS = {
 }
 
 
-class _Component(ServerProcess):
-    """One of the four processes."""
+class Component(ServerProcess):
+    """One of the processes.
+
+    :param health: by which name the API server knows of its heartbeats; without one, it is the API server.
+    :param folder: by default the stack's own.
+    """
 
     start_timeout = 180.0
     # In half of all cases, the triggerer sleeps 10 s after its child has ended. If it is killed before that, Airflow considers it
@@ -50,8 +54,10 @@ class _Component(ServerProcess):
     # the scheduler would wait for running tasks
     children_grace = 3.0
 
-    def __init__(self, stack: AirflowStack, name: str, *arguments: str, health: str = "") -> None:
-        super().__init__(stack.folder, die_with_parent=stack.die_with_parent)
+    def __init__(
+        self, stack: AirflowStack, name: str, *arguments: str, health: str = "", folder: Path | None = None
+    ) -> None:
+        super().__init__(folder or stack.folder, die_with_parent=stack.die_with_parent)
         self.name = name
         self._stack = stack
         self._arguments = arguments
@@ -114,11 +120,11 @@ class AirflowStack:
         self.port = kept["api"]
         self._log_ports = kept["worker_logs"], kept["trigger_logs"]
         # Logs are read from files here; Airflow's log servers would listen on all addresses of the machine.
-        self.components = {
-            "api-server": _Component(self, "api-server"),
-            "scheduler": _Component(self, "scheduler", "--skip-serve-logs", health="scheduler"),
-            "triggerer": _Component(self, "triggerer", "--skip-serve-logs", health="triggerer"),
-            "dag-processor": _Component(self, "dag-processor", health="dag_processor"),
+        self.components: dict[str, Component] = {
+            "api-server": Component(self, "api-server"),
+            "scheduler": Component(self, "scheduler", "--skip-serve-logs", health="scheduler"),
+            "triggerer": Component(self, "triggerer", "--skip-serve-logs", health="triggerer"),
+            "dag-processor": Component(self, "dag-processor", health="dag_processor"),
         }
 
     @property
@@ -181,7 +187,7 @@ class AirflowStack:
         )
 
     def start(self) -> Self:
-        """Migrate the database, and start the four components at the same time."""
+        """Migrate the database, and start all components at the same time."""
         if not all(component.running for component in self.components.values()):
             (self.folder / "run").mkdir(parents=True, exist_ok=True)
             (self.folder / "run").chmod(0o700)
@@ -196,7 +202,7 @@ class AirflowStack:
         return self
 
     def stop(self) -> None:
-        """Send SIGTERM to the four components at the same time, and after 5 s SIGKILL to those left of their families of processes.
+        """Send SIGTERM to all components at the same time, and after 5 s SIGKILL to those left of their families of processes.
 
         SIGTERM is not sent to whole families, since that can stall the triggerer.
         """
@@ -216,8 +222,8 @@ class AirflowStack:
     ) -> None:
         self.stop()
 
-    def _all(self, act: Callable[[_Component], object]) -> None:
-        with ThreadPoolExecutor(max_workers=4) as threads:
+    def _all(self, act: Callable[[Component], object]) -> None:
+        with ThreadPoolExecutor(max_workers=len(self.components)) as threads:
             done = [threads.submit(act, component) for component in self.components.values()]
         for future in done:
             future.result()

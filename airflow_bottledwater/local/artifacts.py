@@ -68,30 +68,30 @@ def bundled_java() -> Path:
 def kafka_jars(cache: Path) -> list[Path]:
     """The class path of a Kafka broker, always in the same order (a CDS archive is tied to it)."""
 
-    def retrieve(folder: Path) -> None:
+    def fill(folder: Path) -> None:
         dependencies = (
             f'<dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default"/>'
             f'<dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}" conf="default"/>'
         )
         # `bundle` is the type of OSGi jars; without it, five jars would be missing
-        _retrieve(dependencies, folder, types=("jar", "bundle"))
+        retrieve(dependencies, folder, types=("jar", "bundle"))
         found = len(list(folder.glob("*.jar")))
         # Ivy does not report it if it leaves some out
         if found != _KAFKA_JARS:
             raise LocalServerError(f"Kafka {KAFKA_VERSION} has {_KAFKA_JARS} jars, {found} were retrieved")
 
-    return sorted(_once(cache / f"kafka-{KAFKA_VERSION}", retrieve).glob("*.jar"))
+    return sorted(once(cache / f"kafka-{KAFKA_VERSION}", fill).glob("*.jar"))
 
 
 def registry_folder(cache: Path) -> Path:
     """The unpacked schema registry."""
 
-    def retrieve(folder: Path) -> None:
+    def fill(folder: Path) -> None:
         dependencies = (
             f'<dependency org="io.apicurio" name="apicurio-registry-app" rev="{REGISTRY_VERSION}" transitive="false">'
             '<artifact name="apicurio-registry-app" type="tar.gz" ext="tar.gz" maven:classifier="all"/></dependency>'
         )
-        _retrieve(dependencies, folder, types=("tar.gz",))
+        retrieve(dependencies, folder, types=("tar.gz",))
         archives = list(folder.glob("*.tar.gz"))
         if len(archives) != 1:
             raise LocalServerError(f"Apicurio Registry {REGISTRY_VERSION} was not retrieved")
@@ -99,7 +99,7 @@ def registry_folder(cache: Path) -> Path:
             archive.extractall(folder, filter="data")
         archives[0].unlink()
 
-    return _once(cache / f"registry-{REGISTRY_VERSION}", retrieve)
+    return once(cache / f"registry-{REGISTRY_VERSION}", fill)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def lock(cache: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+def once(folder: Path, make: Callable[[Path], None]) -> Path:
     """The folder, which is created if it does not exist: under another name first, so that it is never incomplete."""
     if folder.exists():
         return folder
@@ -125,8 +125,12 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
-    """Retrieve the artifacts of these dependencies into the folder, by Ivy."""
+def retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
+    """Retrieve the artifacts of dependencies into the folder, by Ivy.
+
+    :param dependencies: elements of an `ivy.xml`.
+    :param types: of the artifacts; Ivy leaves out others without a word.
+    """
     ivy = sorted((installed("pyspark") / "jars").glob("ivy-*.jar"))
     if not ivy:
         raise LocalServerError("the jars are retrieved by the Ivy of pyspark, and this pyspark has none")

@@ -70,6 +70,7 @@ NOT_IMPORTED = {
     "ruff": "a command",
     "mypy": "a command",
     "import-linter": "a command",
+    "apache-airflow-providers-celery": "named in Airflow's configuration",
 }
 
 

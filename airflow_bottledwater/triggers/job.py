@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of the deferring
 #: process for the end of the task
-_SETTLED = 3.0
+_SETTLED = 5.0
 #: seconds for the job to end in order in on_kill, which has 30 s ([triggerer] on_kill_timeout)
 _STOP_SECONDS = 12.0
 #: seconds in on_kill for Airflow's answer about the task's state

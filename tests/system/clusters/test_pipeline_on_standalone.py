@@ -1,0 +1,278 @@
+"""Snapshot and stream on a Spark standalone cluster of two other hosts: what is done there, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.state import status
+from tests.support.clusters.hosts import Host, Network, available, hosts
+from tests.support.clusters.pipelines import ROWS, TABLES, live, make_flow
+from tests.support.clusters.servers import ReachableServers
+from tests.support.clusters.standalone import StandaloneCluster
+from tests.support.topics import Flow
+from tests.support.waiting import until
+from tests.support.writers import LiveReader, make_tables
+
+pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long]
+
+ENGINES = ["continuous", "micro-batch"]
+#: for executors of a small cluster, and so that a lost one is noticed within the test
+CONF = {
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "3s",
+    "spark.log.level": "WARN",
+}
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with hosts(2) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachableServers]:
+    with ReachableServers(
+        tmp_path_factory.mktemp("servers"),
+        network,
+        {"settings": {"max_prepared_transactions": "20"}},
+    ) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone"), network) as cluster:
+        yield cluster
+
+
+class Job:
+    """A job in client mode, whose executors are on the hosts. Nothing is said of the driver's address: it has to be right by itself."""
+
+    def __init__(self, cluster: StandaloneCluster, flow: Flow, folder: Path, kind: str, **conf: str) -> None:
+        folder.mkdir()
+        self.run = folder
+        settings = flow.pipeline.write(folder)
+        command = submit.command(kind, settings, master=cluster.url, conf={**CONF, **conf})
+        supervise.start(folder, command, submit.environment(master=cluster.url))
+
+    @property
+    def log(self) -> str:
+        return (self.run / supervise.LOG).read_text()
+
+    def ended(self, seconds: float = 180.0) -> int | None:
+        until(lambda: not supervise.running(self.run), "the job's end", seconds)
+        return supervise.exit_code(self.run)
+
+    def error(self) -> tuple[str, bool]:
+        """The message of a job that failed, and whether submitting it again may help."""
+        assert self.ended() not in (0, None), self.log
+        found = supervise.outcome(self.run)
+        assert found is not None, self.log
+        return found.error, found.transient
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(cluster: StandaloneCluster, tmp_path: Path) -> Iterator[Start]:
+    """Starts jobs; all of them end with the test."""
+    made: list[Job] = []
+
+    def one(flow: Flow, kind: str, **conf: str) -> Job:
+        made.append(Job(cluster, flow, tmp_path / f"{kind}{len(made)}", kind, **conf))
+        return made[-1]
+
+    yield one
+    for job in made:
+        assert supervise.stop(job.run, timeout=10)
+    # the next test finds free cores
+    until(lambda: not cluster.state()["activeapps"], "no application is left", 60)
+
+
+def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
+    before = len(reader.arrivals)
+    until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "more records", seconds)
+    assert supervise.running(job.run), job.log
+
+
+def _executors(host: Host) -> list[int]:
+    """The executors' JVMs and Python workers on a host, without Spark's worker daemon."""
+    found = []
+    for pid in host.processes():
+        with contextlib.suppress(OSError):
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"CoarseGrainedExecutorBackend" in arguments or b"pyspark.daemon" in arguments:
+                found.append(pid)
+    return found
+
+
+def _streams_on(network: Network, flow: Flow) -> Host:
+    """The host on which the continuous stream's task runs: by the connection that its reader has."""
+    (row,) = until(
+        lambda: flow.execute(
+            "SELECT client_addr::text FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid"
+            f" WHERE slot_name = '{flow.pipeline.slot}'"
+        ),
+        "the slot is read",
+    )
+    return next(host for host in network if host.address == row[0].partition("/")[0])
+
+
+def test_the_snapshot_is_taken_on_both_hosts(
+    cluster: StandaloneCluster, servers: ReachableServers, start: Start
+) -> None:
+    flow = make_flow(servers, lanes=2)
+    with live(flow, 10 * ROWS):
+        waits = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
+        job = start(flow, "snapshot", **waits)
+        seen = set()
+        while supervise.running(job.run):
+            seen |= {
+                row[0]
+                for row in flow.execute(
+                    "SELECT DISTINCT client_addr::text FROM pg_stat_activity WHERE query LIKE 'COPY%' AND datname = current_database()"
+                )
+            }
+        assert supervise.exit_code(job.run) == 0, job.log
+        assert {address.partition("/")[0] for address in seen} == {worker.address for worker in cluster.workers}
+        assert status.report(flow.pipeline).complete
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_goes_on_without_the_executor_that_was_killed(
+    servers: ReachableServers, network: Network, start: Start, engine: str
+) -> None:
+    flow = make_flow(servers, engine=engine)
+    with live(flow) as reader:
+        flow.snapshot()
+        job = start(flow, "stream")
+        until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+        _more(reader, job)
+        for host in network if engine == "micro-batch" else [_streams_on(network, flow)]:
+            for pid in _executors(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        # Spark starts the task again elsewhere, or the job ends and may be submitted again
+        before = len(reader.arrivals)
+        until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180)
+        if not supervise.running(job.run):
+            assert job.error()[1], job.log
+            job = start(flow, "stream")
+        _more(reader, job)
+        assert supervise.stop(job.run)
+        assert "StaleBatch" not in job.log
+
+
+def test_an_executor_that_was_lost_but_lives_publishes_nothing(
+    servers: ReachableServers, network: Network, start: Start
+) -> None:
+    """Its host freezes, Spark runs the task elsewhere, and the host wakes up with the task's process as it was."""
+    flow = make_flow(servers)
+    with live(flow) as reader:
+        flow.snapshot()
+        job = start(flow, "stream")
+        until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+        _more(reader, job)
+        lost = _streams_on(network, flow)
+        lost.freeze()
+        try:
+            # its walsender does not know that nobody listens any more
+            flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+            before = len(reader.arrivals)
+            until(
+                lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180
+            )
+            if not supervise.running(job.run):
+                assert job.error()[1], job.log
+                job = start(flow, "stream")
+                _more(reader, job)
+        finally:
+            lost.thaw()
+        time.sleep(5.0)
+        _more(reader, job)
+        assert supervise.stop(job.run)
+
+
+def test_a_snapshot_goes_on_without_a_host(servers: ReachableServers, network: Network, start: Start) -> None:
+    flow = make_flow(servers, lanes=2)
+    with live(flow, 20 * ROWS):
+        job = start(flow, "snapshot")
+        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 120)
+        for pid in _executors(network[0]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        code = job.ended()
+        if code != 0:
+            assert job.error()[1], job.log
+            assert start(flow, "snapshot").ended() == 0
+        assert status.report(flow.pipeline).complete
+
+
+def _ranges(flow: Flow) -> int:
+    return sum(int(table.ranges.partition("/")[0]) for table in status.report(flow.pipeline).tables)
+
+
+# ------------------------------------------------------------------ what cannot work says so, soon
+@pytest.fixture
+def idle(servers: ReachableServers) -> Flow:
+    """A pipeline whose snapshot is complete."""
+    flow = make_flow(servers, executor_timeout=45.0)
+    make_tables(flow, TABLES, 10)
+    flow.create()
+    flow.snapshot()
+    return flow
+
+
+@pytest.mark.parametrize("kind", ["stream", "snapshot"])
+def test_executors_without_the_package(servers: ReachableServers, start: Start, tmp_path: Path, kind: str) -> None:
+    flow = make_flow(servers)
+    make_tables(flow, TABLES, 10)
+    flow.create()
+    if kind == "stream":
+        flow.snapshot()
+    bare = tmp_path / "python"
+    # the interpreter of this environment, without its packages
+    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -I "$@"\n')
+    bare.chmod(0o755)
+    began = time.monotonic()
+    message, transient = start(
+        flow, kind, **{"spark.pyspark.python": str(bare), "spark.pyspark.driver.python": sys.executable}
+    ).error()
+    assert "no module" in message and "[spark]" in message and not transient
+    assert time.monotonic() - began < 90
+
+
+def test_executors_that_cannot_reach_the_source(idle: Flow, servers: ReachableServers, start: Start) -> None:
+    """It listens on this machine only, as far as they can tell."""
+    idle.change(postgres=idle.pipeline.postgres.replace(servers.address, "127.0.0.1"))
+    began = time.monotonic()
+    message, transient = start(idle, "stream").error()
+    assert "From the executor on host host" in message and transient
+    assert time.monotonic() - began < 120
+
+
+def test_executors_that_cannot_reach_the_driver(idle: Flow, start: Start) -> None:
+    began = time.monotonic()
+    job = start(idle, "stream", **{"spark.driver.host": "127.0.0.1"})
+    message, transient = job.error()
+    assert "No executor" in message and "127.0.0.1" in message and "spark.driver.host" in message and transient
+    assert time.monotonic() - began < 120
+
+
+def test_a_cluster_without_free_cores(idle: Flow, start: Start) -> None:
+    message, transient = start(idle, "stream", **{"spark.executor.memory": "64g"}).error()
+    assert "no free cores or memory" in message and transient

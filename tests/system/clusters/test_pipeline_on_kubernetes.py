@@ -1,0 +1,172 @@
+"""The stream in Kubernetes' cluster mode: the real spark-submit against a recorded API server, and in place of the pod's container a process
+with the arguments that the pod was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_bottledwater.hooks import job_stop
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from tests.support.clusters.kubernetes import FakeKubernetes
+from tests.support.clusters.tasks import Task
+from tests.support.topics import Flow
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.long
+
+PASSWORD = "Ma9ker7"
+IMAGE = "registry.example.com/bottledwater:1"
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[FakeKubernetes]:
+    with FakeKubernetes() as server:
+        yield server
+
+
+@pytest.fixture
+def flow(database: str, kafka: KafkaBroker) -> Flow:
+    made = Flow(database, kafka, None, skip_snapshot=True, heartbeat_interval=0.5, create_publication=True)
+    made.execute("CREATE TABLE a (id bigint PRIMARY KEY, name text)")
+    made.create()
+    return made
+
+
+class Kubelet:
+    """Runs what a driver's pod says, on this machine."""
+
+    def __init__(self, kubernetes: FakeKubernetes, folder: Path) -> None:
+        self._kubernetes, self._folder = kubernetes, folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def pod(self, number: int = 0) -> dict[str, Any]:
+        """A pod that was created, once it is."""
+        return until(
+            lambda: (pods := self._kubernetes.of_kind("Pod")) and len(pods) > number and pods[number], "a pod", 120
+        )
+
+    def run(self, pod: dict[str, Any]) -> subprocess.Popen[bytes]:
+        (container,) = pod["spec"]["containers"]
+        arguments = container["args"]
+        application = next(i for i, each in enumerate(arguments) if each.startswith("local://"))
+        assert arguments[application] == "local:///opt/bottledwater/jobs/stream.py"
+        with (self._folder / f"pod{len(self.running)}.log").open("wb") as log:
+            self.running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.process_job", *arguments[application + 1 :]],
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, "SPARK_APPLICATION_ID": "spark-1"},
+                )
+            )
+        self._kubernetes.set_phase(pod["metadata"]["name"], "Running")
+        return self.running[-1]
+
+
+@pytest.fixture
+def kubelet(kubernetes: FakeKubernetes, tmp_path: Path) -> Iterator[Kubelet]:
+    made = Kubelet(kubernetes, tmp_path)
+    yield made
+    for process in made.running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def task(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Task:
+    dsn = conninfo_to_dict(flow.dsn)
+    for name, value in {
+        "postgres_default": {
+            "conn_type": "postgres", "host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"],
+            "schema": dsn["dbname"], "password": PASSWORD,
+        },
+        "kafka_default": {"conn_type": "kafka", "extra": flow.pipeline.kafka},
+        "spark_default": {
+            "conn_type": "spark", "host": kubernetes.master, "extra": {"deploy-mode": "cluster", "namespace": "jobs"},
+        },
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(value))
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    secret = tmp_path / "etc" / "pipeline.json"
+    secret.parent.mkdir()
+    secret.write_text(json.dumps({"postgres": flow.dsn, "kafka": dict(flow.pipeline.kafka)}))
+    settings = {
+        name: getattr(flow.pipeline, name)
+        for name in ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
+    }
+    return Task(
+        lambda **more: StreamToKafkaOperator(
+            task_id="t", slot=flow.pipeline.slot, topic_prefix=flow.pipeline.topic_prefix, output_format="json",
+            settings=settings, poll_interval=0.5,
+            conf={"spark.kubernetes.container.image": IMAGE, "spark.kubernetes.driver.secrets.cdc": "/etc/bottledwater"},
+            **{"settings_file": str(secret), **more},
+        )
+    )  # fmt: skip
+
+
+def test_the_job_is_submitted_watched_and_stopped(
+    kubernetes: FakeKubernetes, kubelet: Kubelet, task: Task, flow: Flow
+) -> None:
+    ended = task.start()
+    pod = kubelet.pod()
+    # while the cluster has no room for it
+    assert not ended.done()
+    job = kubelet.run(pod)
+    flow.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 100) g")
+    until(lambda: len(flow.read("a")) == 100 or ended.done(), "the rows are published")
+    assert task.identity["application"] == pod["metadata"]["name"]
+    # the password is in no manifest, and the secret is mounted
+    created = json.dumps(kubernetes.created)
+    assert PASSWORD not in created and "postgres_default" not in created
+    assert any(volume.get("secret", {}).get("secretName") == "cdc" for volume in pod["spec"]["volumes"])
+    job_stop.stop(flow.pipeline, task.identity)
+    assert job.wait(30) == 0
+    # the task still waits: the next pod is made
+    second = kubelet.run(kubelet.pod(1))
+    flow.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 200) g")
+    until(lambda: len(flow.read("a")) == 200 or ended.done(), "the rows are published")
+    _retire(flow)
+    assert ended.result(60)["stopped"] and second.wait(30) == 0
+
+
+def test_a_pod_that_hangs_is_fenced_and_deleted(
+    kubernetes: FakeKubernetes, kubelet: Kubelet, task: Task, flow: Flow
+) -> None:
+    task.start()
+    pod = kubelet.pod()
+    job = kubelet.run(pod)
+    flow.execute("INSERT INTO a VALUES (1, 'x')")
+    until(lambda: len(flow.read("a")) == 1, "the row is published")
+    job.send_signal(signal.SIGSTOP)
+    job_stop.stop(flow.pipeline, task.identity, timeout=2.0)
+    assert kubernetes.pod(pod["metadata"]["name"]) is None
+    assert any(request.startswith("DELETE /api/v1/namespaces/jobs/pods/") for request in kubernetes.requests)
+
+
+def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKubernetes, task: Task) -> None:
+    with pytest.raises(AirflowFailException, match="settings_file"):
+        task._make(settings_file=None).execute(task.context)
+    assert kubernetes.requests == []
+
+
+def _retire(flow: Flow) -> None:
+    """As ``bottledwater stop`` does."""
+    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.state import control
+
+    with connect(flow.dsn) as connection:
+        assert control.request_stop(flow.pipeline, identify(connection)) is not None

@@ -1,0 +1,223 @@
+"""Snapshot and stream in YARN's cluster mode, submitted by the operators: nothing of a job runs on Airflow's host, which watches and stops it
+through Kafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.hooks import job_stop
+from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
+from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.processes import alive
+from airflow_bottledwater.state import status
+from tests.support.clusters.archive import make_archive
+from tests.support.clusters.hosts import Network, available, hosts
+from tests.support.clusters.pipelines import ROWS, live, make_flow
+from tests.support.clusters.servers import ReachableServers
+from tests.support.clusters.tasks import Task
+from tests.support.clusters.yarn import YarnCluster
+from tests.support.topics import Flow
+from tests.support.waiting import until
+from tests.support.writers import LiveReader
+
+pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long, pytest.mark.timeout(900)]
+
+PASSWORD = "Ma9ker7"
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with hosts(2) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachableServers]:
+    options = {"settings": {"max_prepared_transactions": "20"}}
+    with ReachableServers(tmp_path_factory.mktemp("servers"), network, options) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[YarnCluster]:
+    with YarnCluster(tmp_path_factory.mktemp("yarn"), network) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = make_archive(tmp_path_factory.mktemp("archive") / "environment.tar.gz")
+    yield made
+    made.unlink()  # pytest keeps folders for a while
+
+
+class Airflow:
+    """The operators of one pipeline, with connections as Airflow has them."""
+
+    def __init__(self, cluster: YarnCluster, flow: Flow, archive: Path) -> None:
+        self._flow = flow
+        python = "./environment/bin/python"
+        self._conf = {
+            **cluster.spark_settings(),
+            "spark.yarn.dist.archives": f"file://{archive}#environment",
+            "spark.yarn.appMasterEnv.PYSPARK_PYTHON": python,
+            "spark.executorEnv.PYSPARK_PYTHON": python,
+        }
+        own = ("postgres", "kafka", "registry")
+        self._settings = {
+            k: list(v) if isinstance(v, tuple) else v for k, v in flow.pipeline.public().items() if k not in own
+        }
+
+    def task(self, kind: type, **arguments: Any) -> Task:
+        settings = {**self._settings, "executor_timeout": 180.0}
+        named = {name: settings.pop(name) for name in ("slot", "topic_prefix", "output_format", "tables")}
+        return Task(
+            lambda: kind(task_id="t", conf=self._conf, settings=settings, poll_interval=1.0, **named, **arguments)
+        )
+
+
+@pytest.fixture
+def flow(servers: ReachableServers) -> Flow:
+    return make_flow(servers)
+
+
+@pytest.fixture
+def airflow(
+    cluster: YarnCluster,
+    servers: ReachableServers,
+    flow: Flow,
+    archive: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Airflow:
+    database = flow.dsn.partition("dbname=")[2].split()[0]
+    for name, value in {
+        "postgres_default": {
+            "conn_type": "postgres", "host": servers.address, "port": servers.postgres.port, "login": "postgres",
+            "schema": database, "password": PASSWORD,
+        },
+        "kafka_default": {"conn_type": "kafka", "extra": {"bootstrap.servers": servers.bootstrap}},
+        "spark_default": {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}},
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(value))
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    for name, value in cluster.client_environment().items():
+        if name.startswith(("HADOOP", "SPARK", "JAVA")):
+            monkeypatch.setenv(name, value)
+    return Airflow(cluster, flow, archive)
+
+
+def _more(reader: LiveReader, task: Future[Any], cluster: YarnCluster, seconds: float = 300.0) -> None:
+    before = len(reader.arrivals)
+    until(lambda: len(reader.arrivals) > before + 50 or task.done(), "more records", seconds)
+    assert not task.done(), task.result()
+
+
+def _application(task: Task) -> str:
+    identity: Identity = task.identity
+    return identity["application"]
+
+
+def test_the_whole_life(
+    airflow: Airflow, cluster: YarnCluster, flow: Flow, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with live(flow) as reader:
+        snapshot = airflow.task(SnapshotToKafkaOperator)
+        result = snapshot.start().result(400)
+        assert result["rows"] >= 2 * ROWS and status.report(flow.pipeline).complete
+        first = _application(snapshot)
+        assert cluster.wait(first)["finalStatus"] == "SUCCEEDED"
+        _no_secret_is_left(cluster, first, tmp_path)
+
+        stream = airflow.task(StreamToKafkaOperator)
+        running = stream.start()
+        until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+        _more(reader, running, cluster)
+
+        # the driver and its JVM are killed with its container: nobody can report that
+        second = _application(stream)
+        _kill_master(cluster, second)
+        until(lambda: _application(stream) not in ("", second), "it is submitted again", 240)
+        _more(reader, running, cluster)
+
+        # an operator of the cluster ends it
+        third = _application(stream)
+        cluster.kill(third)
+        until(lambda: _application(stream) not in ("", third), "it is submitted again", 240)
+        _more(reader, running, cluster)
+        assert stream.store.values["bottledwater_restarts"]["count"] == 2
+
+        # the task is marked or cleared
+        fourth = _application(stream)
+        job_stop.stop(flow.pipeline, stream.identity)
+        assert cluster.wait(fourth)["finalStatus"] == "SUCCEEDED"
+        (row,) = flow.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'")
+        assert row == (False,)
+        _no_secret_is_left(cluster, fourth, tmp_path)
+        # the task still waits, as if its triggerer had given it away: it is submitted again, and ended for good
+        until(lambda: _application(stream) not in ("", fourth), "it is submitted again", 240)
+        _more(reader, running, cluster)
+        _retire(flow)
+        assert running.result(120)["stopped"]
+
+
+def test_a_job_that_hangs_is_fenced_and_cancelled(
+    airflow: Airflow, cluster: YarnCluster, network: Network, flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its hosts stand still, so that nothing answers; the application is cancelled when they come back at the latest."""
+    with live(flow) as reader:
+        flow.snapshot()
+        stream = airflow.task(StreamToKafkaOperator)
+        running = stream.start()
+        until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+        _more(reader, running, cluster)
+        application = _application(stream)
+        pids = cluster.containers(application)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        with caplog.at_level("INFO"):
+            job_stop.stop(flow.pipeline, stream.identity, timeout=3.0)
+        assert "publishes nothing any more" in caplog.text
+        assert f"The application {application} was cancelled" in caplog.text
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGCONT)
+        assert cluster.wait(application, timeout=60)["state"] == "KILLED"
+        until(lambda: _application(stream) not in ("", application), "it is submitted again", 240)
+        _more(reader, running, cluster)
+        _retire(flow)
+        assert running.result(120)["stopped"]
+
+
+def _retire(flow: Flow) -> None:
+    """As ``bottledwater stop`` does."""
+    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.state import control
+
+    with connect(flow.dsn) as connection:
+        assert control.request_stop(flow.pipeline, identify(connection)) is not None
+
+
+def _kill_master(cluster: YarnCluster, application: str) -> None:
+    for pid in cluster.containers(application):
+        if b"ApplicationMaster" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _no_secret_is_left(cluster: YarnCluster, application: str, home: Path) -> None:
+    until(lambda: not list((cluster.folder / "staging").rglob("pipeline-*")), "the staged settings are removed", 30)
+    assert not list(home.rglob("pipeline-*.json"))
+    for name, text in cluster.logs(application).items():
+        # the script that starts a container names the file, and nothing of what is in it
+        assert PASSWORD not in text, name
+    # YARN keeps what it has localized in the user's private cache, for as long as there is room: docs/operations.md says so
+    for copy in cluster.folder.glob("node*/local/usercache/*/filecache/**/pipeline-*.json"):
+        assert any(place.stat().st_mode & 0o77 == 0 for place in (copy, *copy.parents)), copy

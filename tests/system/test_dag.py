@@ -29,6 +29,7 @@ from airflow_bottledwater import processes
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.stack import DataStack
+from tests.support.processes import job_processes, proc
 
 DAG = "bottledwater"
 MARKER = "Ma9ker7"
@@ -47,31 +48,6 @@ def until(what: str, found: Callable[[], Any], timeout: float = 60.0) -> Any:
 
 
 # ------------------------------------------------------------------ who lives
-def job_processes(home: Path) -> dict[int, str]:
-    """Every process that belongs to a job of this Airflow, orphans too: process id → the job's folder.
-
-    The supervisor has the folder in its arguments, all that it started has it in its environment.
-    """
-    root = f"{home}/bottledwater/".encode()
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and processes.started(int(entry)) is not None:
-            seen = _proc(entry, "cmdline") + b"\0" + _proc(entry, "environ")
-            for part in seen.split(b"\0"):
-                value = part.partition(b"BOTTLEDWATER_RUN_DIRECTORY=")[2] or part
-                if value.startswith(root):
-                    found[int(entry)] = value.removeprefix(root).split(b"/")[0].decode()
-                    break
-    return found
-
-
-def _proc(pid: int | str, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
 class Watch(threading.Thread):
     """Looks at all processes several times a second: more than one stream job at once, or the marker where it must not be."""
 
@@ -91,11 +67,11 @@ class Watch(threading.Thread):
                 self.doubles.append(streams)
             for pid in found:
                 for name in ("cmdline", "environ"):
-                    if MARKER.encode() in _proc(pid, name):
-                        self.leaks.add(f"{name} of {_proc(pid, 'cmdline')[:200]!r}")
+                    if MARKER.encode() in proc(pid, name):
+                        self.leaks.add(f"{name} of {proc(pid, 'cmdline')[:200]!r}")
             for entry in os.listdir("/proc"):
-                if entry.isdigit() and MARKER.encode() in _proc(entry, "cmdline"):
-                    self.leaks.add(f"arguments of {_proc(entry, 'comm')!r}")
+                if entry.isdigit() and MARKER.encode() in proc(entry, "cmdline"):
+                    self.leaks.add(f"arguments of {proc(entry, 'comm')!r}")
 
     def end(self) -> None:
         self._ended.set()
@@ -216,7 +192,7 @@ class System:
     def leaders(self, folder: str) -> dict[str, int]:
         """The process ids of a job's supervisor, JVM and driver; Python workers come and go."""
         kept = self.airflow.folder / "bottledwater" / folder
-        (jvm,) = (pid for pid in self.jobs() if _proc(pid, "comm").strip() == b"java")
+        (jvm,) = (pid for pid in self.jobs() if proc(pid, "comm").strip() == b"java")
         found = {name: int(json.loads((kept / f"{name}.json").read_text())["pid"]) for name in ("supervisor", "driver")}
         assert {*found.values()} <= set(self.jobs())
         return {**found, "jvm": jvm}
@@ -439,7 +415,7 @@ def test_a_stream_that_is_deferred_shows_no_password(system: System, stream: Str
     # supervisor, JVM, driver, the source and the worker at least
     assert len(system.jobs()) >= 5
     for pid in system.jobs():
-        assert _proc(pid, "environ") and MARKER.encode() not in _proc(pid, "environ") + _proc(pid, "cmdline")
+        assert proc(pid, "environ") and MARKER.encode() not in proc(pid, "environ") + proc(pid, "cmdline")
     (file,) = (system.airflow.folder / "bottledwater" / folder).glob("pipeline-*.json")
     assert file.stat().st_mode & 0o77 == 0 and MARKER in file.read_text()
 

@@ -20,7 +20,7 @@ from airflow_bottledwater.hooks.spark_job import FileFollower, Identity, LogFoll
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
-from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
+from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +171,8 @@ def forget(pipeline: Pipeline, identity: Identity) -> None:
         log.info("The record of the job stays for a while: %s", error)
 
 
-def left_behind(pipeline: Pipeline, dag_id: str, run_id: str) -> list[Identity]:
-    """The jobs of a DAG run that have not reported their end, on any host.
+def unfinished(pipeline: Pipeline) -> list[tuple[Owner, Identity]]:
+    """The jobs on a pipeline's slot that have not reported their end, on any host, each with the task that has submitted it.
 
     When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is not stopped.
 
@@ -180,18 +180,18 @@ def left_behind(pipeline: Pipeline, dag_id: str, run_id: str) -> list[Identity]:
     """
     from airflow_bottledwater.state import jobs
 
-    found: list[Identity] = []
-    for job_id, record in jobs.unfinished(pipeline, dag_id, run_id).items():
-        assert record.owner is not None
-        found.append(
-            {
-                "id": job_id,
-                "host": record.owner.host,
-                "folder": record.owner.folder,
-                "application": record.application,
-                "conn_id": record.owner.conn_id,
-            }
-        )
+    found: list[tuple[Owner, Identity]] = []
+    for job_id, record in jobs.unfinished(pipeline).items():
+        owner = record.owner
+        assert owner is not None
+        identity: Identity = {
+            "id": job_id,
+            "host": owner.host,
+            "folder": owner.folder,
+            "application": record.application,
+            "conn_id": owner.conn_id,
+        }
+        found.append((owner, identity))
     return found
 
 

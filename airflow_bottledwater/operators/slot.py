@@ -185,7 +185,9 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
 
     def _stop_jobs(self, context: Context, pipeline: Pipeline) -> None:
         ti: Any = context["ti"]
-        for identity in job_watch.left_behind(pipeline, ti.dag_id, ti.run_id):
+        for owner, identity in job_watch.unfinished(pipeline):
+            if (owner.dag_id, owner.run_id) != (ti.dag_id, ti.run_id):
+                continue
             self.log.warning(
                 "A job of this run is still there, although its task has ended; it is stopped: %s", identity
             )

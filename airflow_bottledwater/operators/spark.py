@@ -165,7 +165,15 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             hook = self._get_hook()
             self._identity = identity
             store.set(JOB, identity, retention=NEVER_EXPIRE)
-            owner = Owner(ti.dag_id, ti.run_id, identity["host"], identity["folder"], identity["conn_id"])
+            owner = Owner(
+                ti.dag_id,
+                ti.run_id,
+                ti.task_id,
+                ti.map_index,
+                identity["host"],
+                identity["folder"],
+                identity["conn_id"],
+            )
             try:
                 jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"])
             except BottledWaterError as error:

@@ -103,8 +103,9 @@ class StatusRecord:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The task of Airflow that has submitted a job, so that another task of its run can find and stop the job.
+    """The task of Airflow that has submitted a job, so that others can find and stop the job when that task has ended.
 
+    :param map_index: of a mapped task; -1 for any other.
     :param host: the host that it was submitted on.
     :param folder: its run directory there; empty if there is none.
     :param conn_id: the Spark connection.
@@ -112,6 +113,8 @@ class Owner:
 
     dag_id: str
     run_id: str
+    task_id: str
+    map_index: int
     host: str
     folder: str
     conn_id: str

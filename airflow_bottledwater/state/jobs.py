@@ -174,16 +174,14 @@ def records(pipeline: Pipeline) -> store.RawRecords:
     return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
 
 
-def unfinished(pipeline: Pipeline, dag_id: str, run_id: str) -> dict[str, JobRecord]:
-    """The jobs of a DAG run on this pipeline's slot that have not reported their end, by their ids.
+def unfinished(pipeline: Pipeline) -> dict[str, JobRecord]:
+    """The jobs on this pipeline's slot that tasks of Airflow have submitted, and that have not reported their end, by their ids.
 
     :raises Outage: Kafka does not answer.
     """
     found = {}
     for key, raw in records(pipeline).items():
         job = decode(JobRecord, raw) if key.startswith(JOBS) else None
-        if job is None or job.outcome is not None or job.owner is None or job.slot != pipeline.slot:
-            continue
-        if (job.owner.dag_id, job.owner.run_id) == (dag_id, run_id):
+        if job is not None and job.outcome is None and job.owner is not None and job.slot == pipeline.slot:
             found[key.removeprefix(JOBS)] = job
     return found

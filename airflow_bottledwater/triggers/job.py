@@ -8,9 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
-from asgiref.sync import sync_to_async
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import job_stop, spark_job
@@ -18,6 +16,7 @@ from airflow_bottledwater.hooks.job_watch import JobWatch
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.triggers import tasks
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 _SETTLED = 5.0
 #: seconds for the job to end in order in on_kill, which has 30 s ([triggerer] on_kill_timeout)
 _STOP_SECONDS = 12.0
-#: seconds in on_kill for Airflow's answer about the task's state
-_ASK_SECONDS = 3.0
 
 
 class PauseTrigger(BaseTrigger):
@@ -179,11 +176,7 @@ class JobTrigger(BaseTrigger):
         if ti is None:
             return False
         try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
-                    dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
-                )
+            return "deferred" in await tasks.states(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
         except Exception as error:
             log.warning("Airflow does not say whether the task was ended (%s).", type(error).__name__)
             return False
-        return "deferred" in {str(getattr(state, "value", state)) for state in states.get(ti.run_id, {}).values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -11,15 +12,23 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.triggers import tasks
+
+log = logging.getLogger(__name__)
 
 #: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its first report,
 #: and one that failed for a transient reason is submitted again after a pause
 _HEARTBEATS, _OUTAGES = 10, 2
+#: seconds between two looks for jobs whose task has ended
+_ORPHANS = 60.0
+#: the states of a task that has ended, and is not going to be tried again
+_OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 def limit(pipeline: Pipeline, max_silence: float) -> float:
@@ -93,6 +102,7 @@ class Watch:
         self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
     ) -> None:
         self._records = SharedRecords.acquire(pipeline.kafka)
+        self.pipeline = pipeline
         self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
         self._longest = limit(pipeline, max_silence)
@@ -141,6 +151,18 @@ def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[St
         shared.release()
 
 
+async def stop_orphans(pipeline: Pipeline) -> None:
+    """Stop the jobs of a pipeline whose tasks have ended: a task was marked while no triggerer ran, so that nobody was told."""
+    try:
+        for owner, identity in await asyncio.to_thread(job_watch.unfinished, pipeline):
+            if _OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
+                log.warning("The task of a job has ended, and the job still runs; it is stopped: %s", identity)
+                await asyncio.to_thread(job_stop.stop, pipeline, identity, timeout=30.0)
+    except Exception as error:
+        # whatever it is, the next look comes: what this trigger is for is the watch
+        log.info("Jobs without a task could not be looked for: %s", type(error).__name__)
+
+
 class StreamErrorTrigger(BaseTrigger):
     """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report any more.
 
@@ -181,9 +203,13 @@ class StreamErrorTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
         watch: Watch | None = None
+        looked = -_ORPHANS
         try:
             while True:
                 await asyncio.sleep(self.poll_interval)
+                if watch is not None and time.monotonic() - looked >= _ORPHANS:
+                    looked = time.monotonic()
+                    await stop_orphans(watch.pipeline)
                 if watch is None:
                     try:
                         watch = await self._begin()

@@ -35,7 +35,7 @@ class Job:
     def __init__(self, flow: Flow, folder: Path) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
         self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "conn_id": "spark"}
-        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "elsewhere", "", "spark"), "")
+        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "")
         folder.mkdir()
         self.log = folder / "log"
         with self.log.open("wb") as log:
@@ -113,8 +113,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     record = until(lambda: (r := job.record) and r.host and r, "its report")
     assert (record.host, record.pid, record.outcome) == (socket.gethostname(), job.process.pid, None)
     assert record.owner is not None and record.owner.run_id == "r"
-    assert [found["id"] for found in job_watch.left_behind(flow.pipeline, "d", "r")] == [job.id]
-    assert job_watch.left_behind(flow.pipeline, "d", "another") == []
+    assert job_watch.unfinished(flow.pipeline) == [(record.owner, {**job.identity, "application": ""})]
     assert job_watch.still_runs(flow.pipeline, job.identity) is None
     with caplog.at_level(logging.INFO):
         job_stop.stop(flow.pipeline, job.identity)
@@ -122,7 +121,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
     assert job.process.wait(10) == 0
-    assert job_watch.left_behind(flow.pipeline, "d", "r") == []
+    assert job_watch.unfinished(flow.pipeline) == []
     job_watch.forget(flow.pipeline, job.identity)
     assert job.record is None
 

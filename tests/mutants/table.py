@@ -936,6 +936,13 @@ MUTANTS = (
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
     Mutant(
+        "a job is stopped only if its task has ended",
+        "triggers/stream_error.py",
+        "            if _OVER & await tasks.states(",
+        "            if await tasks.states(",
+        "tests/unit/triggers/test_triggers.py::test_a_job_whose_task_has_ended_is_stopped",
+    ),
+    Mutant(
         "a worker that ends with its task keeps no job",
         "hooks/places.py",
         "if detached and not place.cluster",

@@ -546,6 +546,22 @@ def test_a_run_that_is_ended_while_no_triggerer_runs_leaves_no_job(system: Syste
 
 
 @pytest.mark.long
+def test_a_task_that_is_marked_while_no_triggerer_runs_is_caught_up(system: System, stream: Stream) -> None:
+    stream.streaming()
+    # the one that catches up is in the same run
+    until("the watch is deferred", lambda: stream.task("watch_errors")["state"] == "deferred", 120)
+    triggerer = system.airflow.components["triggerer"]
+    triggerer.kill()
+    try:
+        stream.mark("failed")
+        assert system.jobs() != {}
+    finally:
+        triggerer.start()
+    stream.gone(timeout=180)
+    assert system.client.wait_run(DAG, stream.run_id, 120)["state"] == "failed"
+
+
+@pytest.mark.long
 def test_a_job_that_a_signal_from_outside_ends_is_submitted_again(system: System, stream: Stream) -> None:
     """A host that reboots ends the supervisor and the driver in order."""
     old = stream.streaming()

@@ -41,7 +41,9 @@ OPERATORS: list[Any] = [
 
 
 CONTEXT: Any = {
-    "ti": SimpleNamespace(start_date=None, try_number=1, max_tries=0, dag_id="d", run_id="r", task_id="t"),
+    "ti": SimpleNamespace(
+        start_date=None, try_number=1, max_tries=0, dag_id="d", run_id="r", task_id="t", map_index=-1
+    ),
 }
 
 
@@ -208,7 +210,7 @@ def test_operators_tell_permanent_from_transient(
             raise error
 
         monkeypatch.setattr(module, function, fails)
-        monkeypatch.setattr(job_watch, "left_behind", lambda *_: [])
+        monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
         with pytest.raises(expected):
             operator(task_id="t").execute(CONTEXT)
 
@@ -226,7 +228,7 @@ def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "airflow_bottledwater.provision.drop.drop", lambda pipeline, when: asked.append(when) or "Dropped."
     )
-    monkeypatch.setattr(job_watch, "left_behind", lambda *_: [])
+    monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
     with pytest.raises(AirflowFailException, match="retired, always or never"):
         DropReplicationSlotOperator(task_id="t", when="sometimes").execute(CONTEXT)
     assert DropReplicationSlotOperator(task_id="t", when="always").execute(CONTEXT) == "Dropped."
@@ -372,7 +374,7 @@ def snapshot_of(
 ) -> tuple[Any, dict[str, Any]]:
     values = {"bottledwater_job": known}
     store = SimpleNamespace(get=values.get, set=lambda key, value, retention: values.update({key: value}))
-    ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t")
+    ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t", map_index=-1)
     operator = SnapshotToKafkaOperator(task_id="t", retries=retries, **arguments)
     return operator.execute({"task_state_store": store, "ti": ti}), values
 
@@ -437,7 +439,7 @@ def test_a_snapshot_in_a_cluster_occupies_no_worker(
 def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Marked while no triggerer runs, a stream's job is stopped by nobody else."""
     done: list[str] = []
-    ours = Owner(CONTEXT["ti"].dag_id, CONTEXT["ti"].run_id, "h", "/f", "spark_default")
+    ours = Owner(CONTEXT["ti"].dag_id, CONTEXT["ti"].run_id, "stream", -1, "h", "/f", "spark_default")
     jobs = {
         "a": JobRecord("stream", "bottledwater", ours),
         "b": JobRecord("stream", "bottledwater", dataclasses.replace(ours, run_id="another")),

@@ -97,7 +97,9 @@ def operator(**arguments: Any) -> StreamToKafkaOperator:
 
 
 def context(store: Store, *, try_number: int = 1, max_tries: int = 0) -> dict[str, Any]:
-    ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="stream")
+    ti = SimpleNamespace(
+        try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="stream", map_index=-1
+    )
     return {"task_state_store": store, "ti": ti}
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage, Refused
-from airflow_bottledwater.hooks import job_stop, spark_job
+from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
-from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
-from airflow_bottledwater.triggers import job, slot_lag, stream_error
+from airflow_bottledwater.state.control_records import Owner, StatusRecord, encode, status_key
+from airflow_bottledwater.triggers import job, slot_lag, stream_error, tasks
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger
@@ -215,12 +215,31 @@ def test_only_when_the_task_was_ended_the_job_is(
             raise state
         return {"r": {"stream": state}}
 
-    monkeypatch.setattr(job.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
     trigger = watching()
     trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
     asyncio.run(trigger.on_kill())
     assert done == (["stop orders", "forget"] if stops else [])
     assert asked == [{"dag_id": "d", "task_ids": ["stream"], "run_ids": ["r"], "map_index": -1}]
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> None:
+    """Marked while no triggerer ran: nobody was told."""
+    known = {"a": "failed", "b": "deferred", "c": "success", "d": None, "e": "up_for_retry"}
+    jobs = [(Owner("d", "r", task, -1, "h", "", "s"), {**IDENTITY, "id": task}) for task in (*known, "f")]
+
+    def states(task_ids: list[str], **_: Any) -> Any:
+        if task_ids == ["f"]:
+            raise OSError("the API server is away")
+        return {"r": {task_ids[0]: known[task_ids[0]]}}
+
+    monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    monkeypatch.setattr(job_watch, "unfinished", lambda pipeline: jobs)
+    monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, timeout: done.append(identity["id"]))
+    pipeline: Any = SimpleNamespace(slot="orders")
+    asyncio.run(stream_error.stop_orphans(pipeline))
+    assert done == ["a", "c"]
 
 
 # ------------------------------------------------------------------ verdicts

@@ -17,7 +17,7 @@ from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
-from airflow_bottledwater.processes import alive
+from airflow_bottledwater.processes import send
 from airflow_bottledwater.state import status
 from tests.support.clusters.archive import make_archive
 from tests.support.clusters.hosts import Network, available, hosts
@@ -188,8 +188,7 @@ def test_a_job_that_hangs_is_fenced_and_cancelled(
             job_stop.stop(flow.pipeline, stream.identity, timeout=3.0)
         assert "publishes nothing any more" in caplog.text
         assert f"The application {application} was cancelled" in caplog.text
-        for pid in alive(pids):
-            os.kill(pid, signal.SIGCONT)
+        send(pids, signal.SIGCONT)
         assert cluster.wait(application, timeout=60)["state"] == "KILLED"
         until(lambda: _application(stream) not in ("", application), "it is submitted again", 240)
         _more(reader, running, cluster)
@@ -213,7 +212,8 @@ def _kill_master(cluster: YarnCluster, application: str) -> None:
 
 
 def _no_secret_is_left(cluster: YarnCluster, application: str, home: Path) -> None:
-    until(lambda: not list((cluster.folder / "staging").rglob("pipeline-*")), "the staged settings are removed", 30)
+    staged = cluster.folder / "staging"
+    until(lambda: not list(staged.glob(f"**/{application}/*")), "the staged settings are removed", 30)
     assert not list(home.rglob("pipeline-*.json"))
     for name, text in cluster.logs(application).items():
         # the script that starts a container names the file, and nothing of what is in it

@@ -14,7 +14,7 @@ from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
-from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
+from airflow_bottledwater.errors import BottledWaterError, StateError
 from airflow_bottledwater.local.commands import COMMANDS
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
@@ -132,10 +132,11 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @cli.command()
 @options(everything=False)
 @click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the job's end.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds for the job to end in order.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
-    """Ask the running job of a slot to stop, wherever it runs."""
+    """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, and its slot is freed."""
     from airflow_bottledwater.postgres.connect import identify, session
+    from airflow_bottledwater.provision.stop import fence, free
     from airflow_bottledwater.state import control
 
     pipeline = pipeline_of(values)
@@ -145,9 +146,15 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     if asked is None:
         raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
     ended = control.wait_ended(pipeline, cluster, asked.job.id, timeout=timeout)
-    if ended is None:
-        raise Outage(f"The job did not end within {timeout:.0f} s.", "Raise --timeout, or end its process.")
-    click.echo(f"The job is {ended.state}.", err=True)
+    if ended is not None:
+        click.echo(f"The job is {ended.state}.", err=True)
+        return
+    log.warning("The job did not answer within %.0f s.", timeout)
+    fence(pipeline)
+    free(pipeline)
+    if retire:
+        control.request_stop(pipeline, cluster, retire=True)
+    click.echo(f"End what is left of it on host {asked.job.host}: process {asked.job.pid}.", err=True)
 
 
 @cli.command("redrive")

@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
@@ -18,12 +17,10 @@ from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.run_directory import Driver
-from airflow_bottledwater.state.control_records import JobRecord, StatusRecord, decode, encode, job_key, status_key
+from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 
 log = logging.getLogger(__name__)
 
-#: seconds in which a claim, which fences the job, has to succeed; longer outages are not waited out by a stop
-_CLAIM_SECONDS = 10.0
 #: seconds for the command that cancels an application
 _CANCEL_SECONDS = 60.0
 
@@ -35,6 +32,8 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> No
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
+    from airflow_bottledwater.provision.stop import free
+
     folder = spark_job.folder_here(identity)
     if folder is not None:
         supervise.ask(folder)
@@ -43,7 +42,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> No
         end_processes(identity)
     elif folder is not None:
         supervise.stop(folder)
-    _free(pipeline)
+    free(pipeline)
 
 
 def end_processes(identity: Identity) -> None:
@@ -102,36 +101,12 @@ def _over(folder: Path | None) -> bool:
 
 
 def _fence(pipeline: Pipeline) -> None:
-    """Claim the slot, so that nothing of the job can be published any more, and write the last status in its place."""
-    from airflow_bottledwater.backoff import Backoff
-    from airflow_bottledwater.postgres.connect import identify, session
-    from airflow_bottledwater.state import jobs, store
-    from airflow_bottledwater.state.claim import Claim, read_state
+    from airflow_bottledwater.provision import stop
 
     try:
-        with session(pipeline.postgres, "Identifying the cluster") as connection:
-            cluster = identify(connection)
-        if read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot)).claim is None:
-            return  # it has never worked on the slot
-        Claim(pipeline, cluster, "stop", Backoff(_CLAIM_SECONDS)).close()
-        log.info("Its slot was claimed: the job publishes nothing any more.")
-        key = status_key(cluster.pipeline(pipeline.slot))
-        status = decode(StatusRecord, jobs.records(pipeline).get(key))
-        if status is not None and not status.ended:
-            control = store.Control(pipeline.kafka)
-            control.write(key, encode(replace(status, state="stopped", at=time.time())))
-            control.close()
+        stop.fence(pipeline)
     except BottledWaterError as error:
         log.warning("The job could not be fenced: %s", error)
-
-
-def _free(pipeline: Pipeline) -> None:
-    from airflow_bottledwater.postgres import slot
-    from airflow_bottledwater.postgres.connect import session
-
-    with session(pipeline.postgres, "Freeing the slot", application="bottledwater stop") as connection:
-        slot.release(connection, pipeline.slot, timeout=5)
-    log.info("The slot %r is free, and kept.", pipeline.slot)
 
 
 def _cancel(identity: Identity) -> None:

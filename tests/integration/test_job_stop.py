@@ -17,7 +17,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from airflow_bottledwater.cli import cli
 from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -187,6 +189,33 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     time.sleep(1.0)
     assert _published(flow) == list(range(1, 301))
     assert successor.process.poll() is None, successor.log.read_text()
+
+
+@pytest.mark.parametrize("retire", [False, True])
+def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob, retire: bool) -> None:
+    job = make()
+    job.streams()
+    job.send(signal.SIGSTOP)
+    options = [
+        "--postgres",
+        flow.dsn,
+        "--broker",
+        flow.kafka.bootstrap,
+        "--output-format",
+        "json",
+        "--slot",
+        flow.pipeline.slot,
+    ]
+    done = CliRunner().invoke(cli, ["stop", *options, "--timeout", "2", *(["--retire"] if retire else [])])
+    assert done.exit_code == 0, done.output
+    assert f"process {job.process.pid}" in done.output
+    found = status.report(flow.pipeline)
+    assert found.job is not None and (found.job.state, found.job.retired) == ("stopped", retire)
+    assert found.slot is not None and found.slot.active_pid is None
+    job.send(signal.SIGCONT)
+    # it finds the claim, or the request, whichever it reads first
+    job.process.wait(60)
+    assert "was taken over by" in (log := job.log.read_text()) or "Asked to stop" in log
 
 
 def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_path: Path) -> None:

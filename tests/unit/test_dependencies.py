@@ -71,6 +71,7 @@ NOT_IMPORTED = {
     "mypy": "a command",
     "import-linter": "a command",
     "apache-airflow-providers-celery": "named in Airflow's configuration",
+    "apache-airflow-providers-cncf-kubernetes": "required by the Spark provider for Kubernetes",
 }
 
 

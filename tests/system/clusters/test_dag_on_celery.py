@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long]
 
-DAG, SLOT = "bottledwater", "celery"
+DAG = "bottledwater"
 DAGS = Path(__file__).parents[3] / "dags"
 
 
@@ -38,7 +38,6 @@ class System:
     def start(self) -> None:
         self.data.start()
         self.data.postgres.createdb("shop")
-        self.execute("CREATE TABLE orders (id bigint PRIMARY KEY, name text)")
         connections = {
             "POSTGRES_DEFAULT": {
                 "conn_type": "postgres", "host": "127.0.0.1", "port": self.data.postgres.port, "login": "postgres", "schema": "shop",
@@ -78,15 +77,16 @@ class System:
 class Stream:
     """A run of the DAG, and the writer whose rows it publishes."""
 
-    def __init__(self, system: System) -> None:
-        self.system, self.written = system, 0
+    def __init__(self, system: System, name: str) -> None:
+        self.system, self.name, self.written = system, name, 0
+        system.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name text)")
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
         conf = {
-            "tables": ["orders"],
-            "slot": SLOT,
-            "topic_prefix": SLOT,
+            "tables": [name],
+            "slot": name,
+            "topic_prefix": "x",
             "output_format": "json",
             "drop_slot": "always",
         }
@@ -95,7 +95,7 @@ class Stream:
     def _write(self) -> None:
         with psycopg.connect(self.system.data.postgres.dsn("shop"), autocommit=True) as connection:
             while not self._ended.wait(0.05):
-                connection.execute("INSERT INTO orders VALUES (%s, 'x')", [self.written + 1])
+                connection.execute(f"INSERT INTO {self.name} VALUES ({self.written + 1}, 'x')")  # type: ignore[call-overload]
                 self.written += 1
 
     def end(self) -> None:
@@ -113,7 +113,7 @@ class Stream:
             assert state != "failed", self.why()
             jobs = {job for job in self.system.jobs().values() if job[1].startswith("stream-")} - {("", "")}
             others = [job for job in jobs if job[1] != but]
-            active = self.system.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{SLOT}'")
+            active = self.system.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.name}'")
             return others[0] if state == "deferred" and len(others) == 1 and active == [(True,)] else None
 
         return until(found, "a stream that is deferred", timeout, pause=0.5)
@@ -130,7 +130,7 @@ class Stream:
         written = self.written
 
         def ids() -> list[int]:
-            return [int(message.key["id"]) for message in read(self.system.data.kafka, f"{SLOT}.orders")]
+            return [int(message.key["id"]) for message in read(self.system.data.kafka, f"x.{self.name}")]
 
         until(lambda: len(set(ids())) >= written, f"all of {written} rows", 120, pause=0.5)
         found = ids()
@@ -142,7 +142,8 @@ class Stream:
         until(lambda: not self.system.jobs(), "no process of a job lives", timeout)
         until(
             lambda: (
-                self.system.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{SLOT}'") == [(False,)]
+                self.system.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.name}'")
+                == [(False,)]
             ),
             "the slot is free",
             30,
@@ -164,7 +165,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 @pytest.fixture(scope="module")
 def stream(system: System) -> Iterator[Stream]:
-    started = Stream(system)
+    started = Stream(system, "orders")
     yield started
     started.end()
 
@@ -191,12 +192,10 @@ def test_marked_failed_the_job_on_the_worker_ends(system: System, stream: Stream
 
 
 def test_cleared_the_old_job_is_gone_before_the_new_one_starts(system: System, stream: Stream) -> None:
-    # the slot was dropped with the run: from the beginning
+    # the slot was dropped with the run: another one, with a table of its own
     system.client.wait_run(DAG, stream.run_id, 90)
     stream.end()
-    system.execute("TRUNCATE orders")
-    fresh = Stream(system)
-    stream.__dict__.update(fresh.__dict__)
+    stream.__dict__.update(Stream(system, "tickets").__dict__)
     _, old = stream.deferred()
     stream.clear()
     _, new = stream.deferred(but=old)
@@ -245,4 +244,4 @@ def test_a_run_that_is_ended_leaves_nothing(system: System, stream: Stream) -> N
     until(lambda: not system.jobs(), "no process of a job lives", 90)
     until(lambda: stream.task("drop_slot")["state"] in ("success", "failed"), "the teardown has ended", 120)
     assert stream.task("drop_slot")["state"] == "success", stream.why()
-    assert system.execute(f"SELECT FROM pg_replication_slots WHERE slot_name = '{SLOT}'") == []
+    assert system.execute(f"SELECT FROM pg_replication_slots WHERE slot_name = '{stream.name}'") == []

@@ -22,7 +22,12 @@ from tests.support.topics import Flow
 from tests.support.waiting import until
 from tests.support.writers import LiveReader, make_tables
 
-pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long]
+pytestmark = [
+    pytest.mark.skipif(bool(available()), reason=available()),
+    pytest.mark.long,
+    # the servers are started once
+    pytest.mark.xdist_group("standalone"),
+]
 
 ENGINES = ["continuous", "micro-batch"]
 #: for executors of a small cluster, and so that a lost one is noticed within the test

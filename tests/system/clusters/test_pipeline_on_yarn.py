@@ -167,7 +167,7 @@ def test_the_whole_life(
         until(lambda: _application(stream) not in ("", fourth), "it is submitted again", 240)
         _more(reader, running, cluster)
         _retire(flow)
-        assert running.result(120)["stopped"]
+        assert running.result(120)["position"]
 
 
 def test_a_job_that_hangs_is_fenced_and_cancelled(
@@ -193,7 +193,7 @@ def test_a_job_that_hangs_is_fenced_and_cancelled(
         until(lambda: _application(stream) not in ("", application), "it is submitted again", 240)
         _more(reader, running, cluster)
         _retire(flow)
-        assert running.result(120)["stopped"]
+        assert running.result(120)["position"]
 
 
 def _retire(flow: Flow) -> None:

@@ -1,0 +1,114 @@
+"""``deferrable=False``: the stream's task is the supervisor of its job, for workers that end with their task."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.state import control
+from tests.support.processes import job_processes
+from tests.support.topics import Flow
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.long
+
+Pod = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def flow(database: str, kafka: KafkaBroker) -> Flow:
+    made = Flow(database, kafka, None, skip_snapshot=True, heartbeat_interval=0.5)
+    made.execute("CREATE TABLE a (id bigint PRIMARY KEY, name text)")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def pod(flow: Flow, tmp_path: Path) -> Iterator[Pod]:
+    """Starts the task, as a pod would; what it leaves is ended with the test."""
+    dsn = conninfo_to_dict(flow.dsn)
+    connections = {
+        "POSTGRES_DEFAULT": {
+            "conn_type": "postgres", "host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"], "schema": dsn["dbname"],
+        },
+        "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": flow.pipeline.kafka},
+        "SPARK_DEFAULT": {"conn_type": "spark", "host": "local[2]"},
+    }  # fmt: skip
+    names = ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
+    arguments: dict[str, Any] = {
+        "slot": flow.pipeline.slot,
+        "topic_prefix": flow.pipeline.topic_prefix,
+        "output_format": "json",
+        "settings": {name: getattr(flow.pipeline, name) for name in names},
+    }
+    env = {
+        **os.environ,
+        **{f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW__CORE__EXECUTOR": "KubernetesExecutor",
+    }
+    made: list[subprocess.Popen[bytes]] = []
+
+    def one() -> subprocess.Popen[bytes]:
+        with (tmp_path / f"pod{len(made)}.log").open("wb") as log:
+            made.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.clusters.staying", json.dumps(arguments)],
+                    env=env,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+        return made[-1]
+
+    yield one
+    for process in made:
+        process.kill()
+        process.wait()
+    for pid in job_processes(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _streams(flow: Flow, rows: int) -> None:
+    flow.execute(f"INSERT INTO a SELECT g, 'x' FROM generate_series({rows - 9}, {rows}) g")
+    until(lambda: len(flow.read("a")) == rows, "the rows are published", 120)
+
+
+def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_path: Path) -> None:
+    evicted = pod()
+    _streams(flow, 10)
+    assert job_processes(tmp_path) != {}
+    evicted.kill()
+    # nobody could tell the job: it ends because its task is gone
+    until(lambda: job_processes(tmp_path) == {}, "the job ends", 60)
+
+    ended = pod()
+    _streams(flow, 20)
+    ended.terminate()
+    assert ended.wait(60) == 1
+    assert job_processes(tmp_path) == {}
+    rows = flow.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'")
+    assert rows == [(False,)]
+
+    last = pod()
+    _streams(flow, 30)
+    # the job dies, and the task submits it again
+    driver = json.loads(next(tmp_path.glob("bottledwater/stream-*/driver.json")).read_text())["pid"]
+    os.kill(driver, signal.SIGKILL)
+    _streams(flow, 40)
+    with connect(flow.dsn) as connection:
+        assert control.request_stop(flow.pipeline, identify(connection)) is not None
+    assert last.wait(60) == 0
+    assert json.loads((tmp_path / "pod2.log").read_text().splitlines()[-1])["position"]
+    assert job_processes(tmp_path) == {}

@@ -9,7 +9,7 @@ import pytest
 
 # the helpers' own asserts say what they compared, too
 pytest.register_assert_rewrite("tests.support")
-pytest_plugins = ["tests.support.fixtures"]
+pytest_plugins = ["tests.support.fixtures", "tests.support.clusters.fixtures"]
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
 hypothesis.settings.register_profile(

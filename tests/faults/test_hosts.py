@@ -17,7 +17,7 @@ from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.state import jobs
 from airflow_bottledwater.state.control_records import Owner
-from tests.support.clusters.hosts import Host, Network, available, hosts
+from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow
 from tests.support.clusters.servers import ReachableServers
 from tests.support.topics import Flow
@@ -32,19 +32,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with hosts(2) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachableServers]:
-    options = {"settings": {"max_prepared_transactions": "20"}}
-    with ReachableServers(tmp_path_factory.mktemp("servers"), network, options) as servers:
-        yield servers
 
 
 class Job:

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.state import status
-from tests.support.clusters.hosts import Host, Network, available, hosts
+from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, TABLES, live, make_flow
 from tests.support.clusters.servers import ReachableServers
 from tests.support.clusters.standalone import StandaloneCluster
@@ -41,37 +41,15 @@ CONF = {
 }
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with hosts(2) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachableServers]:
-    with ReachableServers(
-        tmp_path_factory.mktemp("servers"),
-        network,
-        {"settings": {"max_prepared_transactions": "20"}},
-    ) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("standalone"), network) as cluster:
-        yield cluster
-
-
 class Job:
     """A job in client mode, whose executors are on the hosts. Nothing is said of the driver's address: it has to be right by itself."""
 
-    def __init__(self, cluster: StandaloneCluster, flow: Flow, folder: Path, kind: str, **conf: str) -> None:
+    def __init__(self, standalone: StandaloneCluster, flow: Flow, folder: Path, kind: str, **conf: str) -> None:
         folder.mkdir()
         self.run = folder
         settings = flow.pipeline.write(folder)
-        command = submit.command(kind, settings, master=cluster.url, conf={**CONF, **conf})
-        supervise.start(folder, command, submit.environment(master=cluster.url))
+        command = submit.command(kind, settings, master=standalone.url, conf={**CONF, **conf})
+        supervise.start(folder, command, submit.environment(master=standalone.url))
 
     @property
     def log(self) -> str:
@@ -93,19 +71,19 @@ Start = Callable[..., Job]
 
 
 @pytest.fixture
-def start(cluster: StandaloneCluster, tmp_path: Path) -> Iterator[Start]:
+def start(standalone: StandaloneCluster, tmp_path: Path) -> Iterator[Start]:
     """Starts jobs; all of them end with the test."""
     made: list[Job] = []
 
     def one(flow: Flow, kind: str, **conf: str) -> Job:
-        made.append(Job(cluster, flow, tmp_path / f"{kind}{len(made)}", kind, **conf))
+        made.append(Job(standalone, flow, tmp_path / f"{kind}{len(made)}", kind, **conf))
         return made[-1]
 
     yield one
     for job in made:
         assert supervise.stop(job.run, timeout=10)
     # the next test finds free cores
-    until(lambda: not cluster.state()["activeapps"], "no application is left", 60)
+    until(lambda: not standalone.state()["activeapps"], "no application is left", 60)
 
 
 def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
@@ -138,7 +116,7 @@ def _streams_on(network: Network, flow: Flow) -> Host:
 
 
 def test_the_snapshot_is_taken_on_both_hosts(
-    cluster: StandaloneCluster, servers: ReachableServers, start: Start
+    standalone: StandaloneCluster, servers: ReachableServers, start: Start
 ) -> None:
     flow = make_flow(servers, lanes=2)
     with live(flow, 10 * ROWS):
@@ -153,7 +131,7 @@ def test_the_snapshot_is_taken_on_both_hosts(
                 )
             }
         assert supervise.exit_code(job.run) == 0, job.log
-        assert {address.partition("/")[0] for address in seen} == {worker.address for worker in cluster.workers}
+        assert {address.partition("/")[0] for address in seen} == {worker.address for worker in standalone.workers}
         assert status.report(flow.pipeline).complete
 
 

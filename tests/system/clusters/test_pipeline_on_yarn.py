@@ -20,7 +20,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.processes import send
 from airflow_bottledwater.state import status
 from tests.support.clusters.archive import make_archive
-from tests.support.clusters.hosts import Network, available, hosts
+from tests.support.clusters.hosts import Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow
 from tests.support.clusters.servers import ReachableServers
 from tests.support.clusters.tasks import Task
@@ -35,25 +35,6 @@ PASSWORD = "Ma9ker7"
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with hosts(2) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachableServers]:
-    options = {"settings": {"max_prepared_transactions": "20"}}
-    with ReachableServers(tmp_path_factory.mktemp("servers"), network, options) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[YarnCluster]:
-    with YarnCluster(tmp_path_factory.mktemp("yarn"), network) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = make_archive(tmp_path_factory.mktemp("archive") / "environment.tar.gz")
     yield made
@@ -63,11 +44,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class Airflow:
     """The operators of one pipeline, with connections as Airflow has them."""
 
-    def __init__(self, cluster: YarnCluster, flow: Flow, archive: Path) -> None:
+    def __init__(self, yarn: YarnCluster, flow: Flow, archive: Path) -> None:
         self._flow = flow
         python = "./environment/bin/python"
         self._conf = {
-            **cluster.spark_settings(),
+            **yarn.spark_settings(),
             "spark.yarn.dist.archives": f"file://{archive}#environment",
             "spark.yarn.appMasterEnv.PYSPARK_PYTHON": python,
             "spark.executorEnv.PYSPARK_PYTHON": python,
@@ -92,7 +73,7 @@ def flow(servers: ReachableServers) -> Flow:
 
 @pytest.fixture
 def airflow(
-    cluster: YarnCluster,
+    yarn: YarnCluster,
     servers: ReachableServers,
     flow: Flow,
     archive: Path,
@@ -110,13 +91,13 @@ def airflow(
     }.items():  # fmt: skip
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(value))
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
-    for name, value in cluster.client_environment().items():
+    for name, value in yarn.client_environment().items():
         if name.startswith(("HADOOP", "SPARK", "JAVA")):
             monkeypatch.setenv(name, value)
-    return Airflow(cluster, flow, archive)
+    return Airflow(yarn, flow, archive)
 
 
-def _more(reader: LiveReader, task: Future[Any], cluster: YarnCluster, seconds: float = 300.0) -> None:
+def _more(reader: LiveReader, task: Future[Any], yarn: YarnCluster, seconds: float = 300.0) -> None:
     before = len(reader.arrivals)
     until(lambda: len(reader.arrivals) > before + 50 or task.done(), "more records", seconds)
     assert not task.done(), task.result()
@@ -128,50 +109,50 @@ def _application(task: Task) -> str:
 
 
 def test_the_whole_life(
-    airflow: Airflow, cluster: YarnCluster, flow: Flow, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    airflow: Airflow, yarn: YarnCluster, flow: Flow, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with live(flow) as reader:
         snapshot = airflow.task(SnapshotToKafkaOperator)
         result = snapshot.start().result(400)
         assert result["rows"] >= 2 * ROWS and status.report(flow.pipeline).complete
         first = _application(snapshot)
-        assert cluster.wait(first)["finalStatus"] == "SUCCEEDED"
-        _no_secret_is_left(cluster, first, tmp_path)
+        assert yarn.wait(first)["finalStatus"] == "SUCCEEDED"
+        _no_secret_is_left(yarn, first, tmp_path)
 
         stream = airflow.task(StreamToKafkaOperator)
         running = stream.start()
         until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
-        _more(reader, running, cluster)
+        _more(reader, running, yarn)
 
         # the driver and its JVM are killed with its container: nobody can report that
         second = _application(stream)
-        _kill_master(cluster, second)
+        _kill_master(yarn, second)
         until(lambda: _application(stream) not in ("", second), "it is submitted again", 240)
-        _more(reader, running, cluster)
+        _more(reader, running, yarn)
 
         # an operator of the cluster ends it
         third = _application(stream)
-        cluster.kill(third)
+        yarn.kill(third)
         until(lambda: _application(stream) not in ("", third), "it is submitted again", 240)
-        _more(reader, running, cluster)
+        _more(reader, running, yarn)
         assert stream.store.values["bottledwater_restarts"]["count"] == 2
 
         # the task is marked or cleared
         fourth = _application(stream)
         job_stop.stop(flow.pipeline, stream.identity)
-        assert cluster.wait(fourth)["finalStatus"] == "SUCCEEDED"
+        assert yarn.wait(fourth)["finalStatus"] == "SUCCEEDED"
         (row,) = flow.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'")
         assert row == (False,)
-        _no_secret_is_left(cluster, fourth, tmp_path)
+        _no_secret_is_left(yarn, fourth, tmp_path)
         # the task still waits, as if its triggerer had given it away: it is submitted again, and ended for good
         until(lambda: _application(stream) not in ("", fourth), "it is submitted again", 240)
-        _more(reader, running, cluster)
+        _more(reader, running, yarn)
         _retire(flow)
         assert running.result(120)["position"]
 
 
 def test_a_job_that_hangs_is_fenced_and_cancelled(
-    airflow: Airflow, cluster: YarnCluster, network: Network, flow: Flow, caplog: pytest.LogCaptureFixture
+    airflow: Airflow, yarn: YarnCluster, network: Network, flow: Flow, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its hosts stand still, so that nothing answers; the application is cancelled when they come back at the latest."""
     with live(flow) as reader:
@@ -179,9 +160,9 @@ def test_a_job_that_hangs_is_fenced_and_cancelled(
         stream = airflow.task(StreamToKafkaOperator)
         running = stream.start()
         until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
-        _more(reader, running, cluster)
+        _more(reader, running, yarn)
         application = _application(stream)
-        pids = cluster.containers(application)
+        pids = yarn.containers(application)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         with caplog.at_level("INFO"):
@@ -189,9 +170,9 @@ def test_a_job_that_hangs_is_fenced_and_cancelled(
         assert "publishes nothing any more" in caplog.text
         assert f"The application {application} was cancelled" in caplog.text
         send(pids, signal.SIGCONT)
-        assert cluster.wait(application, timeout=60)["state"] == "KILLED"
+        assert yarn.wait(application, timeout=60)["state"] == "KILLED"
         until(lambda: _application(stream) not in ("", application), "it is submitted again", 240)
-        _more(reader, running, cluster)
+        _more(reader, running, yarn)
         _retire(flow)
         assert running.result(120)["position"]
 
@@ -205,19 +186,19 @@ def _retire(flow: Flow) -> None:
         assert control.request_stop(flow.pipeline, identify(connection)) is not None
 
 
-def _kill_master(cluster: YarnCluster, application: str) -> None:
-    for pid in cluster.containers(application):
+def _kill_master(yarn: YarnCluster, application: str) -> None:
+    for pid in yarn.containers(application):
         if b"ApplicationMaster" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
 
 
-def _no_secret_is_left(cluster: YarnCluster, application: str, home: Path) -> None:
-    staged = cluster.folder / "staging"
+def _no_secret_is_left(yarn: YarnCluster, application: str, home: Path) -> None:
+    staged = yarn.folder / "staging"
     until(lambda: not list(staged.glob(f"**/{application}/*")), "the staged settings are removed", 30)
     assert not list(home.rglob("pipeline-*.json"))
-    for name, text in cluster.logs(application).items():
+    for name, text in yarn.logs(application).items():
         # the script that starts a container names the file, and nothing of what is in it
         assert PASSWORD not in text, name
     # YARN keeps what it has localized in the user's private cache, for as long as there is room: docs/operations.md says so
-    for copy in cluster.folder.glob("node*/local/usercache/*/filecache/**/pipeline-*.json"):
+    for copy in yarn.folder.glob("node*/local/usercache/*/filecache/**/pipeline-*.json"):
         assert any(place.stat().st_mode & 0o77 == 0 for place in (copy, *copy.parents)), copy

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.clusters.hosts import Network, available, hosts
+from tests.support.clusters.hosts import Network, available
 from tests.support.clusters.standalone import StandaloneCluster, spark_environment
 from tests.support.waiting import until
 
@@ -35,25 +34,13 @@ print(json.dumps({"sum": sum(n for _, n in found), "hosts": sorted({host for hos
 """
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with hosts(2) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("standalone"), network) as cluster:
-        yield cluster
-
-
-def submit(cluster: StandaloneCluster, folder: Path, seconds: float, **settings: str) -> subprocess.Popen[str]:
+def submit(standalone: StandaloneCluster, folder: Path, seconds: float, **settings: str) -> subprocess.Popen[str]:
     """Start the application: its driver runs on this machine."""
     (folder / "app.py").write_text(APP)
-    chosen = {**cluster.driver_settings(), "spark.executor.memory": "512m", "spark.executor.cores": "1", **settings}
+    chosen = {**standalone.driver_settings(), "spark.executor.memory": "512m", "spark.executor.cores": "1", **settings}
     options = [part for name, value in chosen.items() for part in ("--conf", f"{name}={value}")]
     # spark-submit is a shell script, and not on the PATH
-    command = [Path(sys.executable).parent / "spark-submit", "--master", cluster.url, *options, folder / "app.py"]
+    command = [Path(sys.executable).parent / "spark-submit", "--master", standalone.url, *options, folder / "app.py"]
     return subprocess.Popen(
         [*map(os.fspath, command), str(seconds)],
         env=spark_environment(),
@@ -64,31 +51,31 @@ def submit(cluster: StandaloneCluster, folder: Path, seconds: float, **settings:
     )
 
 
-def test_both_hosts_take_part(cluster: StandaloneCluster, tmp_path: Path) -> None:
-    assert [worker["state"] for worker in cluster.state()["workers"]] == ["ALIVE", "ALIVE"]
+def test_both_hosts_take_part(standalone: StandaloneCluster, tmp_path: Path) -> None:
+    assert [worker["state"] for worker in standalone.state()["workers"]] == ["ALIVE", "ALIVE"]
     # with too short a task, the first executor would take all before the second has come
     settings = {
         "spark.scheduler.minRegisteredResourcesRatio": "1",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
     }
-    app = submit(cluster, tmp_path, 0.5, **settings)
+    app = submit(standalone, tmp_path, 0.5, **settings)
     output, _ = app.communicate(timeout=120)
     assert app.returncode == 0, (tmp_path / "log").read_text()[-3000:]
     assert json.loads(output) == {"sum": sum(range(1000)), "hosts": ["host1.test", "host2.test"]}
-    assert "Executor" in cluster.workers[0].executor_logs()
+    assert "Executor" in standalone.workers[0].executor_logs()
 
 
 def test_the_job_goes_on_without_a_host_that_freezes(
-    network: Network, cluster: StandaloneCluster, tmp_path: Path
+    network: Network, standalone: StandaloneCluster, tmp_path: Path
 ) -> None:
     settings = {
         "spark.network.timeout": "20s",
         "spark.network.timeoutInterval": "5s",
         "spark.executor.heartbeatInterval": "3s",
     }
-    app = submit(cluster, tmp_path, 5, **settings)
-    active = until(lambda: [a for a in cluster.state()["activeapps"] if a["cores"] == 2], "it has both workers", 60)
-    until(lambda: "Running task" in cluster.workers[1].executor_logs(active[0]["id"]), "tasks run", 60)
+    app = submit(standalone, tmp_path, 5, **settings)
+    active = until(lambda: [a for a in standalone.state()["activeapps"] if a["cores"] == 2], "it has both workers", 60)
+    until(lambda: "Running task" in standalone.workers[1].executor_logs(active[0]["id"]), "tasks run", 60)
     network[1].freeze()
     try:
         output, _ = app.communicate(timeout=180)
@@ -96,11 +83,11 @@ def test_the_job_goes_on_without_a_host_that_freezes(
         assert json.loads(output) == {"sum": sum(range(1000)), "hosts": ["host1.test"]}
     finally:
         network[1].thaw()
-    until(lambda: [worker.state() for worker in cluster.workers] == ["ALIVE", "ALIVE"], "the host is back", 90)
+    until(lambda: [worker.state() for worker in standalone.workers] == ["ALIVE", "ALIVE"], "the host is back", 90)
 
 
-def test_a_worker_that_was_killed_is_started_again(network: Network, cluster: StandaloneCluster) -> None:
+def test_a_worker_that_was_killed_is_started_again(network: Network, standalone: StandaloneCluster) -> None:
     network[0].kill()
     assert network[0].processes() == {}
-    cluster.workers[0].start()
-    assert cluster.workers[0].state() == "ALIVE"
+    standalone.workers[0].start()
+    assert standalone.workers[0].state() == "ALIVE"

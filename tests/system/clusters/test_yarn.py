@@ -12,7 +12,7 @@ import pytest
 
 from airflow_bottledwater.processes import alive
 from tests.support.clusters.archive import make_archive
-from tests.support.clusters.hosts import Network, available, hosts
+from tests.support.clusters.hosts import Network, available
 from tests.support.clusters.standalone import spark_home
 from tests.support.clusters.yarn import YarnCluster
 from tests.support.waiting import until
@@ -39,30 +39,18 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with hosts(2) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[YarnCluster]:
-    with YarnCluster(tmp_path_factory.mktemp("yarn"), network) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = make_archive(tmp_path_factory.mktemp("archive") / "environment.tar.gz")
     yield made
     made.unlink()  # pytest keeps folders for a while
 
 
-def submit(cluster: YarnCluster, folder: Path, archive: Path, seconds: float, **settings: str) -> str:
+def submit(yarn: YarnCluster, folder: Path, archive: Path, seconds: float, **settings: str) -> str:
     """Submit the application, and return its id as soon as it is accepted."""
     (folder / "app.py").write_text(APP)
     python = "./environment/bin/python"
     chosen = {
-        **cluster.spark_settings(),
+        **yarn.spark_settings(),
         "spark.yarn.submit.waitAppCompletion": "false",
         "spark.yarn.dist.archives": f"file://{archive}#environment",
         "spark.yarn.appMasterEnv.PYSPARK_PYTHON": python,
@@ -73,7 +61,7 @@ def submit(cluster: YarnCluster, folder: Path, archive: Path, seconds: float, **
     command = [f"{spark_home()}/bin/spark-submit", "--master", "yarn", "--deploy-mode", "cluster", *options]
     done = subprocess.run(
         [*command, str(folder / "app.py"), str(seconds)],
-        env=cluster.client_environment(),
+        env=yarn.client_environment(),
         cwd=folder,
         check=False,
         capture_output=True,
@@ -83,53 +71,51 @@ def submit(cluster: YarnCluster, folder: Path, archive: Path, seconds: float, **
     return re.findall(r"application_\d+_\d+", done.stderr)[-1]
 
 
-def test_the_archive_is_used_by_the_driver_and_by_an_executor(
-    cluster: YarnCluster, archive: Path, tmp_path: Path
-) -> None:
-    assert [node.state() for node in cluster.nodes] == ["RUNNING", "RUNNING"]
-    application = submit(cluster, tmp_path, archive, 0, **{"spark.yarn.tags": "run-7"})
-    assert [app["id"] for app in cluster.applications(applicationTags="run-7")] == [application]
-    ended = cluster.wait(application)
-    assert (ended["state"], ended["finalStatus"]) == ("FINISHED", "SUCCEEDED"), cluster.output(application, "stderr")[
+def test_the_archive_is_used_by_the_driver_and_by_an_executor(yarn: YarnCluster, archive: Path, tmp_path: Path) -> None:
+    assert [node.state() for node in yarn.nodes] == ["RUNNING", "RUNNING"]
+    application = submit(yarn, tmp_path, archive, 0, **{"spark.yarn.tags": "run-7"})
+    assert [app["id"] for app in yarn.applications(applicationTags="run-7")] == [application]
+    ended = yarn.wait(application)
+    assert (ended["state"], ended["finalStatus"]) == ("FINISHED", "SUCCEEDED"), yarn.output(application, "stderr")[
         -3000:
     ]
-    (line,) = cluster.output(application).splitlines()
+    (line,) = yarn.output(application).splitlines()
     (driver_host, driver_file, python, container), (executor_host, executor_file, total) = json.loads(line).values()
     assert total == sum(range(1000))
     assert {driver_host, executor_host} <= {"host1.test", "host2.test"}
     assert container in driver_file and "/environment/lib/" in driver_file and "/environment/bin/" in python
     assert "/container_" in executor_file and "/environment/lib/" in executor_file and executor_file != driver_file
-    assert cluster.attempts(application)[0]["nodeId"].startswith(f"{driver_host}:")
-    assert "Final app status: SUCCEEDED" in cluster.logs(application)[f"{container}/stderr"]
+    assert yarn.attempts(application)[0]["nodeId"].startswith(f"{driver_host}:")
+    assert "Final app status: SUCCEEDED" in yarn.logs(application)[f"{container}/stderr"]
 
 
-def test_an_application_is_killed(cluster: YarnCluster, archive: Path, tmp_path: Path) -> None:
-    application = submit(cluster, tmp_path, archive, 1000)
-    cluster.wait(application, "RUNNING")
-    until(lambda: cluster.output(application), "the job is done", 120)
-    running = cluster.containers(application)
+def test_an_application_is_killed(yarn: YarnCluster, archive: Path, tmp_path: Path) -> None:
+    application = submit(yarn, tmp_path, archive, 1000)
+    yarn.wait(application, "RUNNING")
+    until(lambda: yarn.output(application), "the job is done", 120)
+    running = yarn.containers(application)
     assert alive(running)
-    cluster.kill(application)
-    assert cluster.wait(application, timeout=30)["state"] == "KILLED"
+    yarn.kill(application)
+    assert yarn.wait(application, timeout=30)["state"] == "KILLED"
     until(lambda: not alive(running), "its processes are gone", 30)
 
 
-def test_a_frozen_host_is_lost_and_comes_back(network: Network, cluster: YarnCluster) -> None:
+def test_a_frozen_host_is_lost_and_comes_back(network: Network, yarn: YarnCluster) -> None:
     network[1].freeze()
-    until(lambda: cluster.nodes[1].state() == "LOST", "it is lost", 60)
+    until(lambda: yarn.nodes[1].state() == "LOST", "it is lost", 60)
     network[1].thaw()
-    until(lambda: cluster.nodes[1].state() == "RUNNING", "it is back", 60)
+    until(lambda: yarn.nodes[1].state() == "RUNNING", "it is back", 60)
 
 
-def test_a_killed_host_comes_back(network: Network, cluster: YarnCluster) -> None:
+def test_a_killed_host_comes_back(network: Network, yarn: YarnCluster) -> None:
     network[0].kill()
-    cluster.nodes[0].start()
-    assert [node.state() for node in cluster.nodes] == ["RUNNING", "RUNNING"]
+    yarn.nodes[0].start()
+    assert [node.state() for node in yarn.nodes] == ["RUNNING", "RUNNING"]
 
 
 def test_a_single_node_on_this_machine_needs_no_other_host(tmp_path: Path) -> None:
-    with YarnCluster(tmp_path / "small") as cluster:
-        assert cluster.nodes[0].state() == "RUNNING"
-        assert cluster.applications() == []
-        pid = cluster.manager.pid
+    with YarnCluster(tmp_path / "small") as yarn:
+        assert yarn.nodes[0].state() == "RUNNING"
+        assert yarn.applications() == []
+        pid = yarn.manager.pid
     assert pid is not None and not Path(f"/proc/{pid}").exists()

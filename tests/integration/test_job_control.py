@@ -88,7 +88,7 @@ def test_an_error_in_the_control_thread_does_not_end_it(
     poll, failed = store.Reader.poll, list[int]()
 
     def fails(self: store.Reader, timeout: float) -> Any:
-        if threading.current_thread().name == "control" and len(failed) < 2:
+        if threading.current_thread().name == "status" and len(failed) < 2:
             failed.append(1)
             raise KeyError("surprise")
         return poll(self, timeout)

@@ -20,6 +20,7 @@ from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import continuous, error_codec, job, snapshot, source
 from airflow_bottledwater.spark import stream as micro_batch
+from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.submit import LOCAL_CONF
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
@@ -76,7 +77,7 @@ NOWHERE: Any = SimpleNamespace(lane=0, position="0/0", state_topic="", job=None)
 def test_a_lanes_permanent_error_is_not_tried_again(context: SparkContext) -> None:
     def lanes() -> None:
         with pytest.raises(Refused, match="/nowhere"):
-            snapshot.run_lanes(context, "/nowhere/pipeline.json", [NOWHERE, NOWHERE])
+            snapshot.run_lanes(context, SettingsFile("/nowhere/pipeline.json"), [NOWHERE, NOWHERE])
 
     assert failed_attempts(context, lanes) == 0
 
@@ -85,7 +86,9 @@ def test_a_continuous_streams_permanent_error_is_not_tried_again(context: SparkC
     def stream() -> None:
         nothing: Any = None
         with pytest.raises(Refused, match="/nowhere"):
-            continuous.stream(context, nothing, "/nowhere/pipeline.json", NOWHERE, False, threading.Event())
+            continuous.stream(
+                context, nothing, SettingsFile("/nowhere/pipeline.json"), NOWHERE, False, threading.Event()
+            )
 
     assert failed_attempts(context, stream) == 0
 
@@ -117,7 +120,7 @@ def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch:
     tasks: Any = [SimpleNamespace(lane=lane) for lane in (0, 1)]
     begun = time.monotonic()
     with pytest.raises(TakenOver):
-        snapshot.run_lanes(context, "", tasks)
+        snapshot.run_lanes(context, SettingsFile(""), tasks)
     while context.statusTracker().getActiveJobsIds():
         wait(0.1)
     assert time.monotonic() - begun < 60
@@ -132,7 +135,7 @@ def batches(database: str, kafka: KafkaBroker, tmp_path: Path) -> Iterator[tuple
     flow.create()
     start = engine.begin(flow.pipeline)
     changes = ChangeSource(flow.pipeline, start.state, start.position, Backoff(10))
-    assignment = source.Assignment(str(flow.pipeline.write(tmp_path)), start, False)
+    assignment = source.Assignment(SettingsFile(str(flow.pipeline.write(tmp_path))), start, False)
     assert source.Assignment.from_option(assignment.to_option()) == assignment
 
     def take(n: int) -> Any:

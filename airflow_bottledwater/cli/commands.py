@@ -135,9 +135,10 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds for the job to end in order.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, and its slot is freed."""
+    from airflow_bottledwater.model.outcome import Outcome
     from airflow_bottledwater.postgres.connect import identify, session
     from airflow_bottledwater.provision.stop import fence, free
-    from airflow_bottledwater.state import control
+    from airflow_bottledwater.state import control, jobs
 
     pipeline = pipeline_of(values)
     with session(pipeline.postgres) as connection:
@@ -150,8 +151,13 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
         click.echo(f"The job is {ended.state}.", err=True)
         return
     log.warning("The job did not answer within %.0f s.", timeout)
-    fence(pipeline)
-    free(pipeline)
+    if fence(pipeline, asked.job.id):
+        free(pipeline)
+    # what Airflow has submitted is not submitted again
+    for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot).items():
+        jobs.request_stop(pipeline, job_id)
+        if record.claim == asked.job.id:
+            jobs.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
     if retire:
         control.request_stop(pipeline, cluster, retire=True)
     click.echo(f"End what is left of it on host {asked.job.host}: process {asked.job.pid}.", err=True)

@@ -14,6 +14,7 @@ from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import places, spark_job
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.run_directory import Driver
@@ -25,24 +26,35 @@ log = logging.getLogger(__name__)
 _CANCEL_SECONDS = 60.0
 
 
-def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0) -> None:
-    """Stop a job and free its slot, which is kept. Each step is logged.
+def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
+    """Stop a job and free its slot, which is kept; a job that works on the slot since is left alone. Each step is logged.
 
     :param timeout: seconds for the job to end in order.
+    :param final: whether the pipeline is to stop; otherwise the job is going to be replaced.
+    :returns: whether it has ended in order. Otherwise the request stays in Kafka, should the job wake up or begin later.
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
-    from airflow_bottledwater.provision.stop import free
+    from airflow_bottledwater.provision.stop import free, holds
 
     folder = spark_job.folder_here(identity)
+    if folder is not None and not folder.is_dir():
+        folder = None
     if folder is not None:
         supervise.ask(folder)
-    if not _request(pipeline, identity, folder, timeout):
-        _fence(pipeline)
-        end_processes(identity)
-    elif folder is not None:
-        supervise.stop(folder)
-    free(pipeline)
+    claim, answered = _request(pipeline, identity, folder, timeout)
+    if answered:
+        if folder is not None:
+            supervise.stop(folder)
+        if holds(pipeline, claim):
+            free(pipeline)
+        return True
+    fenced = _fence(pipeline, claim, final)
+    end_processes(identity)
+    _report(pipeline, identity, final)
+    if fenced:
+        free(pipeline)
+    return False
 
 
 def end_processes(identity: Identity) -> None:
@@ -60,39 +72,37 @@ def end_processes(identity: Identity) -> None:
         )
 
 
-def _request(pipeline: Pipeline, identity: Identity, folder: Path | None, timeout: float) -> bool:
-    """Ask the job to stop, and wait for its end; returns whether it has ended."""
+def _request(pipeline: Pipeline, identity: Identity, folder: Path | None, timeout: float) -> tuple[str, bool]:
+    """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it is not known), and
+    whether it has ended."""
     from airflow_bottledwater.state import jobs
 
+    claim = ""
     try:
         jobs.request_stop(pipeline, identity["id"])
+        log.info("The job was asked to stop.")
+        shared = SharedRecords.acquire(pipeline.kafka)
+        try:
+            deadline = time.monotonic() + timeout
+            while True:
+                record = decode(JobRecord, shared.get(job_key(identity["id"]))[0])
+                claim = record.claim if record is not None else claim
+                if record is None or record.outcome is not None or _over(folder):
+                    log.info("The job has ended.")
+                    return claim, True
+                if folder is not None and not run_directory.present(folder, Driver):
+                    log.info("The job has not begun yet.")
+                    return claim, False
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.3)
+        finally:
+            shared.release()
     except Outage as error:
-        log.warning("The job cannot be asked to stop: %s", error)
-        return folder is not None and not supervise.running(folder)
-    log.info("The job was asked to stop.")
-    if _over(folder):
-        return True
-    shared = SharedRecords.acquire(pipeline.kafka)
-    deadline = time.monotonic() + timeout
-    try:
-        while time.monotonic() < deadline:
-            record = decode(JobRecord, shared.get(job_key(identity["id"]))[0])
-            if record is not None and record.outcome is not None:
-                log.info("The job has ended in order.")
-                return True
-            if folder is not None and not run_directory.present(folder, Driver):
-                log.info("The job has not begun yet.")
-                return False
-            if _over(folder):
-                return True
-            time.sleep(0.3)
-    except Outage as error:
-        log.warning("Kafka does not say whether the job has ended: %s", error)
-        return False
-    finally:
-        shared.release()
+        log.warning("Kafka does not take the request, or does not say whether the job has ended: %s", error)
+        return claim, _over(folder)
     log.warning("The job has not answered within %.0f s.", timeout)
-    return False
+    return claim, False
 
 
 def _over(folder: Path | None) -> bool:
@@ -100,13 +110,25 @@ def _over(folder: Path | None) -> bool:
     return folder is not None and not supervise.running(folder)
 
 
-def _fence(pipeline: Pipeline) -> None:
+def _fence(pipeline: Pipeline, claim: str, final: bool) -> bool:
     from airflow_bottledwater.provision import stop
 
     try:
-        stop.fence(pipeline)
+        return stop.fence(pipeline, claim, stopped=final)
     except BottledWaterError as error:
         log.warning("The job could not be fenced: %s", error)
+        return False
+
+
+def _report(pipeline: Pipeline, identity: Identity, final: bool) -> None:
+    """Report the end of a job that did not answer, so that nobody takes it for one that runs."""
+    from airflow_bottledwater.state import jobs
+
+    outcome = Outcome(ok=final, stopped=final, error="" if final else "It did not answer.", transient=not final)
+    try:
+        jobs.report_end(pipeline, identity["id"], "", outcome, [])
+    except BottledWaterError as error:
+        log.warning("The job's end could not be reported: %s", error)
 
 
 def _cancel(identity: Identity) -> None:

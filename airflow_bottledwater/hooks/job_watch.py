@@ -25,7 +25,7 @@ from airflow_bottledwater.state.control_records import JobRecord, Owner, decode,
 log = logging.getLogger(__name__)
 
 #: how many heartbeats a living job may miss, and the seconds that it has in any case
-_HEARTBEATS, _SHORTEST_SILENCE = 10, 20.0
+_HEARTBEATS, _SHORTEST_SILENCE = 10, 30.0
 #: seconds for the processes of a job on this host to end, once it has reported its end
 _GRACE = 20.0
 #: how many lines of its log belong to a job's end
@@ -77,8 +77,8 @@ class JobWatch:
         self._fetching = threading.Lock()
         self._began = time.monotonic()
         self._ended_since = 0.0
-        #: whether the job has reported something since this watch began
-        self.reported = False
+        #: whether the job has reported something since this watch began; and whether it has not begun yet
+        self.reported = self.announced = False
 
     def fetch(self) -> Ended | None:
         """Look once, and pass on what the job has logged since; returns how it has ended, or None while it runs. This call blocks.
@@ -108,10 +108,13 @@ class JobWatch:
         raw, changed = self._shared.get(job_key(self._identity["id"]), now=now)
         record = decode(JobRecord, raw)
         self.reported = changed > self._began
+        self.announced = record is not None and not record.host
         if record is not None:
             self._pass_on(record)
             if record.outcome is not None:
                 return self._finished(record, record.outcome)
+        if self._folder is not None and not supervise.running(self._folder) and supervise.outcome(self._folder):
+            return _ended_here(self._folder)  # it could not report it
         silent = time.monotonic() - max(changed, self._began)
         if record is not None and record.host:
             longest = max(_SHORTEST_SILENCE, _HEARTBEATS * record.heartbeat)
@@ -180,31 +183,38 @@ def unfinished(pipeline: Pipeline) -> list[tuple[Owner, Identity]]:
     """
     from airflow_bottledwater.state import jobs
 
+    shared = SharedRecords.acquire(pipeline.kafka)
+    try:
+        records = shared.all()
+    finally:
+        shared.release()
     found: list[tuple[Owner, Identity]] = []
-    for job_id, record in jobs.unfinished(pipeline).items():
-        owner = record.owner
-        assert owner is not None
-        identity: Identity = {
-            "id": job_id,
-            "host": owner.host,
-            "folder": owner.folder,
-            "application": record.application,
-            "conn_id": owner.conn_id,
-        }
-        found.append((owner, identity))
+    for job_id, record in jobs.unfinished(records, pipeline.slot).items():
+        if (owner := record.owner) is not None:
+            identity: Identity = {
+                "id": job_id,
+                "host": owner.host,
+                "folder": owner.folder,
+                "application": record.application,
+                "conn_id": owner.conn_id,
+            }
+            found.append((owner, identity))
     return found
 
 
 def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:
     """Find out whether the job of an earlier try lives; returns None if it does. This takes some heartbeats if it does not.
 
-    A job that has not begun within that time counts as lost.
+    A job of this or another host that has not begun within that time counts as lost; one that was sent to a cluster may wait there, and
+    counts as alive.
 
     :raises Outage: Kafka does not answer.
     """
     watch = JobWatch(pipeline, identity, start_timeout=_SHORTEST_SILENCE, write=lambda level, line: None, past=0)
     try:
-        while (found := watch.fetch()) is None and not watch.reported:
+        while (
+            (found := watch.fetch()) is None and not watch.reported and not (watch.announced and not identity["folder"])
+        ):
             time.sleep(0.5)
         return found
     finally:

@@ -12,16 +12,21 @@ if TYPE_CHECKING:
     from airflow_bottledwater.state import store
 
 
+#: seconds for reading what is new
+_READING = 1.0
+
+
 class SharedRecords:
     """The records of all pipelines in one Kafka, read only once for all users in this process; closed when the last user releases it."""
 
     _of: ClassVar[dict[str, SharedRecords]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    #: reentrant, since a signal's handler (on_kill) may need what the interrupted code has
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, kafka: dict[str, str]) -> None:
         self._kafka = kafka
         self._users = 0
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()
         self._reader: store.Reader | None = None
         self._read = 0.0
         self._changed: dict[str, float] = {}
@@ -76,10 +81,22 @@ class SharedRecords:
                     self._note(name for name, value in self._reader.values.items() if before.get(name) != value)
                 self._read = time.monotonic()
             if time.monotonic() - self._read > 1.0:
-                while changes := self._reader.poll(0.5):
+                # bounded: with hundreds of pipelines, there is always one more heartbeat
+                began = time.monotonic()
+                while (changes := self._reader.poll(0.5)) and time.monotonic() - began < _READING:
                     self._note(name for name, _ in changes)
+                self._note(name for name, _ in changes)
                 self._read = time.monotonic()
             return self._reader.values.get(key), self._changed.get(key, 0.0)
+
+    def all(self) -> dict[str, Any]:
+        """All records, at most a second old.
+
+        :raises Outage: Kafka does not answer.
+        """
+        self.get("")
+        with self._reading:
+            return dict(self._reader.values) if self._reader is not None else {}
 
     def _note(self, keys: Iterable[str]) -> None:
         self._changed.update(dict.fromkeys(keys, time.monotonic()))

@@ -88,7 +88,7 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
     identity: Identity = {
         "id": job_id,
         "host": socket.gethostname(),
-        "folder": str(folder),
+        "folder": "" if place.cluster else str(folder),
         "application": pod if place.kubernetes else "",
         "conn_id": place.conn_id,
     }
@@ -108,11 +108,12 @@ def start(hook: Any, identity: Identity, application: str, *, tied: bool) -> Non
     )
 
 
-def send(hook: Any, identity: Identity, application: str) -> Identity:
+def send(hook: Any, identity: Identity, application: str, started: Callable[[subprocess.Popen[str]], Any]) -> Identity:
     """Hand a job to a cluster; returns once the cluster has accepted it, with the identity, which is known better by then.
 
     :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
     :param application: the entry point; a path here, or ``local:`` and a path in the image.
+    :param started: called with spark-submit's process, which has to be ended if the task is.
     :raises JobFailed: spark-submit failed; the message has the end of its output.
     """
     made = submission(hook, application)
@@ -122,6 +123,7 @@ def send(hook: Any, identity: Identity, application: str) -> Identity:
         made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         env={**environment(master=made.master), **made.variables},
     ) as child:  # fmt: skip
+        started(child)
         assert child.stdout is not None
         for line in child.stdout:
             log.info("%s", line.rstrip())
@@ -130,8 +132,7 @@ def send(hook: Any, identity: Identity, application: str) -> Identity:
                 found = match[0]
     if child.returncode:
         raise JobFailed(f"spark-submit ended with exit code {child.returncode}.\n{''.join(tail)}")
-    shutil.rmtree(identity["folder"], ignore_errors=True)
-    return {**identity, "folder": "", "application": found}
+    return {**identity, "application": found}
 
 
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:

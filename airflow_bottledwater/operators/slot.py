@@ -191,5 +191,5 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
             self.log.warning(
                 "A job of this run is still there, although its task has ended; it is stopped: %s", identity
             )
-            job_stop.stop(pipeline, identity)
-            job_watch.forget(pipeline, identity)
+            if job_stop.stop(pipeline, identity):
+                job_watch.forget(pipeline, identity)

@@ -99,7 +99,7 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns rows, ranges and seconds."""
         with failing():
-            pipeline = self.pipeline_hook.pipeline()
+            self._pipeline = pipeline = self.pipeline_hook.pipeline()
             if pipeline.skip_snapshot:
                 self.log.info("The snapshot is skipped, as set.")
                 return {"skipped": True}

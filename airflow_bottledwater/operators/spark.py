@@ -4,6 +4,8 @@ retry."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -13,7 +15,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import job_stop, job_watch, places, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.hooks.places import Place
@@ -21,7 +23,7 @@ from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, is_first_try
 from airflow_bottledwater.settings import SETTINGS, Pipeline
-from airflow_bottledwater.spark import submit
+from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.triggers.job import JobTrigger
 
 if TYPE_CHECKING:
@@ -131,6 +133,11 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self.start_timeout = start_timeout
         self.settings_file = settings_file
         self._identity: Identity | None = None
+        #: as it was when the task began: when it is ended, Airflow may not answer any more
+        self._pipeline: Pipeline | None = None
+        self._submitting: subprocess.Popen[str] | None = None
+        #: whether Airflow has ended the task, which does not end its process by itself
+        self._killed = False
         #: what the user gave of application, conf and files, before a job adds its own
         self._given: tuple[str, dict[Any, Any] | None, str | None] | None = None
 
@@ -181,13 +188,18 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             if not place.cluster:
                 spark_job.start(hook, identity, self.application, tied=self.tied and not self.deferrable)
                 return identity
-            self._identity = identity = spark_job.send(hook, identity, self.application)
+            self._identity = identity = spark_job.send(hook, identity, self.application, self._sending)
         except BaseException:
-            spark_job.forget(identity)  # removes the settings file, too
+            job_watch.forget(pipeline, identity)
+            shutil.rmtree(settings.parent, ignore_errors=True)
             raise
+        shutil.rmtree(settings.parent, ignore_errors=True)
         self.log.info("The cluster has accepted the job: %s", identity["application"] or "its name is not known yet")
         store.set(JOB, identity, retention=NEVER_EXPIRE)
         return identity
+
+    def _sending(self, child: subprocess.Popen[str]) -> None:
+        self._submitting = child
 
     def _describe(self, pipeline: Pipeline, place: Place, identity: Identity, settings: Path, bounded: bool) -> None:
         """Set what the provider's hook takes of the job: entry point, arguments, properties and files."""
@@ -217,15 +229,24 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             return None
         if is_first_try(context["ti"], self.retries):
             self.log.info("The job of the task's earlier life is stopped first.")
-            job_stop.stop(pipeline, known)
-            job_watch.forget(pipeline, known)
+            self._end(pipeline, known)
+            store.set(JOB, None, retention=NEVER_EXPIRE)
             return None
         ended = job_watch.still_runs(pipeline, known)
         if ended is None:
             self.log.info("The job of an earlier try still runs; it is followed.")
             return known
         self._leave(pipeline, known, ended)
+        store.set(JOB, None, retention=NEVER_EXPIRE)
         return ended if ended.outcome.ok and not ended.outcome.stopped else None
+
+    @staticmethod
+    def _end(pipeline: Pipeline, identity: Identity) -> None:
+        """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should it wake up."""
+        if job_stop.stop(pipeline, identity):
+            job_watch.forget(pipeline, identity)
+        else:
+            spark_job.forget(identity)
 
     def _leave(self, pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
         """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended; the request
@@ -233,8 +254,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         if ended.lost:
             self.log.warning("%s", ended.outcome.error)
             try:
-                job_stop.stop(pipeline, identity, timeout=_LAST_CHANCE)
-            except (Outage, SlotInUse) as error:
+                job_stop.stop(pipeline, identity, timeout=_LAST_CHANCE, final=False)
+            except BottledWaterError as error:
                 self.log.warning("%s", error)  # the next job waits for it
             spark_job.forget(identity)
         else:
@@ -268,6 +289,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         watch = JobWatch(pipeline, identity, start_timeout=self.start_timeout, write=self._write)
         try:
             while deadline is None or time.monotonic() < deadline:
+                self._check_killed()
                 try:
                     if (found := watch.fetch()) is not None:
                         return found
@@ -277,6 +299,11 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             return None
         finally:
             watch.close()
+
+    def _check_killed(self) -> None:
+        """:raises Outage: Airflow has ended the task, and its job with it."""
+        if self._killed:
+            raise Outage("The task was ended, and its job with it.", "A retry goes on where it was.")
 
     def _write(self, level: int, line: str) -> None:
         self.log.log(level, "%s", line)
@@ -297,14 +324,28 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             raise (JobFailed(message) if outcome.transient else AirflowFailException(message))
         return outcome.result
 
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""
+        if next_method == "__fail__":
+            store: Any = context["task_state_store"]
+            known = store.get(JOB)
+            ti: Any = context["ti"]
+            if known and ti.try_number > ti.max_tries:
+                self._end(self.pipeline_hook.pipeline(), known)
+        return super().resume_execution(next_method, next_kwargs, context)
+
     def on_kill(self) -> None:
         """End the job in order, and by force if it does not end."""
+        self._killed = True
+        if self._submitting is not None:
+            self._submitting.terminate()
         if self._identity is None:
             return
+        if (folder := spark_job.folder_here(self._identity)) is not None:
+            # first what needs no server, since there may be only seconds
+            supervise.interrupt(folder)
         try:
-            pipeline = self.pipeline_hook.pipeline()
-            job_stop.stop(pipeline, self._identity, timeout=20.0)
-            job_watch.forget(pipeline, self._identity)
+            self._end(self._pipeline or self.pipeline_hook.pipeline(), self._identity)
         except BottledWaterError as error:
             self.log.warning("The job could not be stopped in order: %s", error)
             job_stop.end_processes(self._identity)

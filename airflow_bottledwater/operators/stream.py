@@ -11,12 +11,11 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 
 from airflow_bottledwater import restarts as policy
 from airflow_bottledwater.errors import JobFailed, Outage
-from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing, number
-from airflow_bottledwater.operators.spark import JOB, BottledWaterSparkOperator
+from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.triggers.job import PauseTrigger
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the one of an earlier try; then defer, or stay with it until it ends."""
         with failing():
-            pipeline = self.pipeline_hook.pipeline()
+            self._pipeline = pipeline = self.pipeline_hook.pipeline()
             self._limits()
             place = self._place(detached=self.deferrable)
             found = self._earlier(context, pipeline)
@@ -151,7 +150,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             judged = self._judge(context, identity, ended)
             if isinstance(judged, dict):
                 return judged
-            time.sleep(max(0.0, judged - time.time()))
+            while time.time() < judged:
+                self._check_killed()
+                time.sleep(min(1.0, max(0.0, judged - time.time())))
             identity = self._submit_again(context)
 
     def _limits(self) -> tuple[float | None, int]:
@@ -183,8 +184,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _end_at_deadline(self, identity: Identity) -> NoReturn:
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            job_stop.stop(pipeline, identity)
-            job_watch.forget(pipeline, identity)
+            self._end(pipeline, identity)
         raise Outage(
             f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
             "The slot is kept.",
@@ -198,6 +198,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         :raises AirflowFailException: it failed for good.
         """
         outcome = ended.outcome
+        self._check_killed()
         if outcome.ok and outcome.stopped and ended.asked:
             # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
             outcome = Outcome(ok=False, error="The job was stopped, but its task still waits for it.", transient=True)
@@ -237,18 +238,6 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             place = self._place(detached=self.deferrable)
             self._identity = self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
         return self._identity
-
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""
-        if next_method == "__fail__":
-            store: Any = context["task_state_store"]
-            known = store.get(JOB)
-            ti: Any = context["ti"]
-            if known and ti.try_number > ti.max_tries:
-                pipeline = self.pipeline_hook.pipeline()
-                job_stop.stop(pipeline, known)
-                job_watch.forget(pipeline, known)
-        return super().resume_execution(next_method, next_kwargs, context)
 
 
 def _true(value: bool | str) -> bool:

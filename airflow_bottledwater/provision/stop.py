@@ -7,13 +7,15 @@ import time
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import encode, status_key
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -21,25 +23,39 @@ log = logging.getLogger(__name__)
 _CLAIM_SECONDS = 10.0
 
 
-def fence(pipeline: Pipeline) -> None:
-    """Claim the slot, so that nothing of its job can be published any more, and write the job's last status in its place.
+def holds(pipeline: Pipeline, claim: str) -> bool:
+    """Whether a job has the last claim on the slot: otherwise another one works on it, or none ever did.
 
+    :param claim: the id of the job's claim; empty if it has made none.
+    :raises BottledWaterError: a server does not answer.
+    """
+    return bool(claim) and _claim(pipeline, _identify(pipeline)) == claim
+
+
+def fence(pipeline: Pipeline, claim: str, *, stopped: bool = True) -> bool:
+    """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its place; returns
+    False if another job has claimed the slot since, which is left alone.
+
+    :param claim: the id of the job's claim.
+    :param stopped: whether the pipeline is to stop; otherwise the job is going to be replaced.
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
     """
-    with session(pipeline.postgres, "Identifying the cluster") as connection:
-        cluster = identify(connection)
-    if read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot)).claim is None:
-        return  # no job has ever worked on the slot
+    cluster = _identify(pipeline)
+    if not claim or _claim(pipeline, cluster) != claim:
+        return False
     Claim(pipeline, cluster, "stop", Backoff(_CLAIM_SECONDS)).close()
     log.info("The slot was claimed: the job publishes nothing any more.")
     name = cluster.pipeline(pipeline.slot)
     status = read_status(pipeline, name)
     if status is not None and not status.ended:
+        last = replace(status, state="stopped" if stopped else "failed", at=time.time())
+        last.error = "" if stopped else "The job does not answer; it was fenced, and is going to be replaced."
         control = store.Control(pipeline.kafka)
         try:
-            control.write(status_key(name), encode(replace(status, state="stopped", at=time.time())))
+            control.write(status_key(name), encode(last))
         finally:
             control.close()
+    return True
 
 
 def free(pipeline: Pipeline) -> None:
@@ -51,3 +67,16 @@ def free(pipeline: Pipeline) -> None:
     with session(pipeline.postgres, "Freeing the slot", application="bottledwater stop") as connection:
         slot.release(connection, pipeline.slot, timeout=5)
     log.info("The slot %r is free, and kept.", pipeline.slot)
+
+
+def _identify(pipeline: Pipeline) -> Cluster:
+    with session(pipeline.postgres, "Identifying the cluster") as connection:
+        return identify(connection)
+
+
+def _claim(pipeline: Pipeline, cluster: Cluster) -> str:
+    """The id of the slot's last claim; empty if there is none. An open transaction of the job does not hide it, since uncommitted
+    records are read."""
+    topic = store.state_topic_name(cluster.database, pipeline.slot)
+    found = PipelineState(store.read_records(pipeline.kafka, topic, committed=False)).claim
+    return "" if found is None else found.id

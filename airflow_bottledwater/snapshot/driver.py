@@ -80,6 +80,9 @@ def run(
         except StopRequested:
             controller.finish_stopped()
             raise
+        except TakenOver:
+            controller.abandon()
+            raise
         except BaseException as error:
             controller.finish("failed", error, permanent=not transient(error))
             raise

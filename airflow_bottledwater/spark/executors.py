@@ -39,10 +39,6 @@ def _probe(_: Iterable[int], file: SettingsFile, wanted: str) -> list[dict[str, 
             _reach(pipeline)
         except BottledWaterError as error:
             raise type(error)(f"From the executor on host {here}: {error.what}", error.remedy) from error
-        # what the task will import, and compile, in a worker that Spark keeps for it
-        from airflow_bottledwater.publish.warm import warm_up
-
-        warm_up()
         return {}
 
     return [returned(work)]

@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import run_directory
 from airflow_bottledwater.spark.error_codec import unpack
-from airflow_bottledwater.spark.run_directory import Driver, RunRecord
+from airflow_bottledwater.spark.run_directory import Driver, RunRecord, Unreported
 from airflow_bottledwater.spark.submit import refuse_speculation
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 
@@ -220,7 +219,7 @@ def run(kind: str, title: str, work: Work) -> None:
     @click.option("--bounded", is_flag=True, help="End when everything is published that is committed now.")
     def command(path: str, settings: str, job_id: str, bounded: bool) -> None:
         file = SettingsFile(path, json.loads(settings))
-        sys.exit(_run(kind, work, file, job_id or uuid.uuid4().hex, bounded))
+        sys.exit(_run(kind, work, file, job_id, bounded))
 
     log_to_stderr()
     command()
@@ -255,8 +254,8 @@ def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) 
         interruption = stopped.interruption
         outcome = _failed(interruption) if interruption else replace(outcome, stopped=stopped.is_set())
     leave(outcome)
-    if reporter is not None:
-        reporter.finish(outcome)
+    if reporter is None or not reporter.finish(outcome):
+        leave(Unreported())
     return EXIT_OK if outcome.ok else EXIT_TRANSIENT if outcome.transient else EXIT_FAILED
 
 

@@ -88,6 +88,13 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreported:
+    """The job could not report its outcome in Kafka: the supervisor tries it once more."""
+
+    FILE: ClassVar[str] = "unreported.json"
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a snapshot is (:class:`airflow_bottledwater.snapshot.progress.SnapshotProgress`), for a progress bar.
 
@@ -101,7 +108,7 @@ class Progress:
     rows_per_second: float
 
 
-RunRecord = Submission | Supervisor | Driver | Prepared | StopAsked | Exit | Progress | Outcome
+RunRecord = Submission | Unreported | Supervisor | Driver | Prepared | StopAsked | Exit | Progress | Outcome
 
 R = TypeVar("R", bound=RunRecord)
 

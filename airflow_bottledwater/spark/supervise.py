@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import JobFailed, StopRequested
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.spark import run_directory as records
-from airflow_bottledwater.spark.run_directory import Driver, Exit, StopAsked, Submission, Supervisor
+from airflow_bottledwater.spark.run_directory import Driver, Exit, StopAsked, Submission, Supervisor, Unreported
 
 #: the environment variable with the job's run directory, into which it writes its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
@@ -112,10 +113,13 @@ def final_outcome(run_directory: Path) -> Outcome:
     found = outcome(run_directory)
     if found is not None:
         return found
-    code = exit_code(run_directory)
-    shown = "unknown" if code is None else code
-    error = f"The job ended without a word (exit code {shown}).\n{log_tail(run_directory)}"
+    error = f"{_without_word(run_directory)}\n{log_tail(run_directory)}"
     return Outcome(ok=False, kind=JobFailed.__name__, error=error, transient=True)
+
+
+def _without_word(run_directory: Path) -> str:
+    code = exit_code(run_directory)
+    return f"The job ended without a word (exit code {'unknown' if code is None else code})."
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
@@ -217,16 +221,24 @@ def ask(run_directory: Path) -> None:
         records.write(run_directory, StopAsked(time.time()))
 
 
-def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
-    """Ask the job to end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run."""
+def interrupt(run_directory: Path) -> bool:
+    """Ask the job to end in order, by a signal; returns at once whether any process of it runs."""
     ask(run_directory)
     me = records.read(run_directory, Supervisor)
-    if me is not None and running(run_directory):
-        driver = records.read(run_directory, Driver)
-        if me.started is not None and _alive(me):
-            processes.send({me.pid: me.started}, signal.SIGTERM)
-        elif driver is not None and driver.pid in _family(me):
-            _signal(driver.pid, signal.SIGTERM)
+    if me is None or not running(run_directory):
+        return False
+    driver = records.read(run_directory, Driver)
+    if me.started is not None and _alive(me):
+        processes.send({me.pid: me.started}, signal.SIGTERM)
+    elif driver is not None and driver.pid in _family(me):
+        _signal(driver.pid, signal.SIGTERM)
+    return True
+
+
+def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
+    """Ask the job to end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run."""
+    me = records.read(run_directory, Supervisor)
+    if interrupt(run_directory) and me is not None:
         deadline = time.monotonic() + timeout
         while running(run_directory) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -317,32 +329,30 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
         records.write(folder, Exit(code, time.time()))
     except OSError:
         pass  # the folder was removed, so nobody will read the record
-    if outcome(folder) is None:
-        _report_death(folder)
+    if outcome(folder) is None or records.present(folder, Unreported):
+        _report_end(folder)
     _remove_settings(folder)
     if orphaned or (tied and select.select([sys.stdin], [], [], 0)[0]):
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
 
 
-def _report_death(folder: Path) -> None:
-    """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that does not come."""
+def _report_end(folder: Path) -> None:
+    """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that does not come. Only
+    lines of this package go there: what else a log has, nobody can vouch for."""
     submission = records.read(folder, Submission)
     settings = next(folder.glob("pipeline-*.json"), None)
     if submission is None or settings is None:
         return
     # imported only now: a supervisor lives as long as its job, and shall be small
     from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.spark.log import parse
     from airflow_bottledwater.state import jobs
 
+    ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
+    end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *ours]))
     try:
-        jobs.report_end(
-            Pipeline.read(settings),
-            submission.id,
-            submission.kind,
-            final_outcome(folder),
-            log_tail(folder).splitlines(),
-        )
+        jobs.report_end(Pipeline.read(settings), submission.id, submission.kind, end, ours)
     except Exception as error:
         print(f"The job's end could not be reported: {error}", file=sys.stderr)
 

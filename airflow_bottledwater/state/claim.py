@@ -22,7 +22,7 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import jobs, store
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS, Ids, StateRecord, encode, id_prefix, state_writer_id
@@ -113,6 +113,7 @@ class Claim:
     :param backoff: waits out outages.
     :raises TakenOver: another job claimed the slot at the same time.
     :raises StateError: the state is another cluster's; nothing was changed.
+    :raises StopRequested: this process is a job that was asked to stop before it began.
     """
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, kind: str, backoff: Backoff) -> None:
@@ -122,6 +123,7 @@ class Claim:
         self._backoff = backoff
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
+        jobs.may_claim()
         ensure_state_topics(pipeline, self.topic, self._admin)
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
@@ -129,6 +131,7 @@ class Claim:
         self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
+        jobs.claimed(self.job)
         backoff.over()
 
     def _release(self, known: PipelineState) -> None:

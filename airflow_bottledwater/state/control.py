@@ -85,6 +85,10 @@ class Controller(Reporter):
             self.status.error, self.status.permanent = str(error), permanent
         self._finish()
 
+    def abandon(self) -> None:
+        """End the thread of a job that was taken over: the status is the other job's by now."""
+        self._finish(write=False)
+
     def finish_stopped(self) -> None:
         """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a transient failure."""
         error = Interrupted(self.interrupted) if self.interrupted else interruption(self.stopped)

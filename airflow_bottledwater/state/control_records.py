@@ -29,8 +29,8 @@ def request_key(name: str) -> str:
     return f"request/{name}"
 
 
-#: the prefix of the keys of all submitted jobs
-JOBS = "job/"
+#: the prefixes of the keys of all submitted jobs, and of requests to them
+JOBS, STOPS = "job/", "stop/"
 
 
 def job_key(job_id: str) -> str:
@@ -40,7 +40,7 @@ def job_key(job_id: str) -> str:
 
 def stop_key(job_id: str) -> str:
     """The key of a request to a submitted job."""
-    return f"stop/{job_id}"
+    return f"{STOPS}{job_id}"
 
 
 def owners_prefix(topic: str) -> str:
@@ -129,9 +129,10 @@ class JobRecord:
     :param host: the host of the driver; empty until it runs.
     :param application: what the cluster's manager calls it: YARN's application id, or the driver's pod; empty in client mode.
     :param outcome: how it ended; None until then.
+    :param claim: the id of the :class:`Job` with which it has claimed the slot; empty before that.
     :param asked: whether this submission was asked to stop (and not the pipeline, whichever job works on it).
     :param lines: how many lines it has logged.
-    :param log: the last of them.
+    :param log: the last of them; left out when nothing was logged for a while.
     :param heartbeat: seconds after which it writes this again.
     :param at: seconds since 1970, by the clock of the job's host.
     """
@@ -142,6 +143,7 @@ class JobRecord:
     host: str = ""
     pid: int = 0
     application: str = ""
+    claim: str = ""
     outcome: Outcome | None = None
     asked: bool = False
     lines: int = 0

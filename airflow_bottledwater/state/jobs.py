@@ -11,14 +11,18 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
     JOBS,
+    STOPS,
     JobRecord,
     JobStop,
     Owner,
@@ -29,6 +33,10 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.reporter import Reporter
 
+#: seconds for which new lines of the log stay in the record, since not every watcher reads each of its versions
+_LOG_STAYS = 30.0
+#: seconds that a job waits to hear what was requested before it began
+_HEARING = 20.0
 #: how many lines of a job's log travel with its record, and how many characters of each
 _LINES, _WIDTH = 40, 300
 #: seconds after which the record of a job is removed whose watcher did not remove it: more than a weekend
@@ -62,33 +70,60 @@ class LogTail(logging.Handler):
 class JobReporter(Reporter):
     """Reports a job from the start of its driver to its end, and hears the request to stop it.
 
-    :param job_id: the id that its submitter gave it.
+    :param job_id: the id that its submitter gave it; empty if nobody watches it by one.
     :param stop: called when it is asked to stop.
     """
 
     def __init__(self, pipeline: Pipeline, job_id: str, kind: str, tail: LogTail, stop: Callable[[], None]) -> None:
         super().__init__(pipeline, "report")
-        self._id, self._tail, self._stop = job_id, tail, stop
+        self._id, self._tail, self._stop = job_id or uuid.uuid4().hex, tail, stop
+        #: whether nobody watches it, so that nobody removes its record
+        self._unwatched = not job_id
+        self._changed = 0.0
         self.record = JobRecord(kind, pipeline.slot)
         self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
         self.record.heartbeat = pipeline.heartbeat_interval
 
-    def finish(self, outcome: Outcome) -> None:
-        """Write how the job has ended; a failure to write it is only logged."""
+    def start(self) -> None:
+        """Start the thread."""
+        global _reporting
+        _reporting = self
+        super().start()
+
+    def claimed(self, job: Job) -> None:
+        """Report the job's claim on its slot."""
+        self.record.claim = job.id
+        self._write(wait=0)
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked to stop."""
+        return self.record.asked
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Write how the job has ended; a failure to write it is only logged. Returns whether it was written."""
+        global _reporting
+        _reporting = None
         self.record.outcome = outcome
-        self._finish()
+        return self._finish()
 
     def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
         announced = decode(JobRecord, records.get(job_key(self._id)))
         if announced is not None:
             self.record.owner = announced.owner
-            self.record.application = self.record.application or announced.application
+            # on Kubernetes, a driver with its node's network has the node's name
+            self.record.application = announced.application or self.record.application
         self._hear_now(stop_key(self._id), records.get(stop_key(self._id)))
         for key, raw in list(records.items()):
-            left = decode(JobRecord, raw) if key.startswith(JOBS) else None
-            if left is not None and left.slot == self.record.slot and time.time() - left.at > _KEPT:
-                for name in (key, stop_key(key.removeprefix(JOBS))):
-                    self._control.write(name, None, wait=0)
+            left = (
+                decode(JobRecord, raw)
+                if key.startswith(JOBS)
+                else decode(JobStop, raw)
+                if key.startswith(STOPS)
+                else None
+            )
+            if left is not None and time.time() - left.at > _KEPT:
+                self._control.write(key, None, wait=0)
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
         if key == stop_key(self._id) and value is not None and not self.record.asked:
@@ -97,9 +132,37 @@ class JobReporter(Reporter):
             self._stop()
 
     def _write(self, wait: float) -> None:
-        self.record.lines, self.record.log = self._tail.count, self._tail.lines
+        ended = self.record.outcome is not None
+        if ended and self._unwatched:
+            self._control.write(job_key(self._id), None, wait=wait)
+            return
+        if self._tail.count != self.record.lines:
+            self.record.lines, self._changed = self._tail.count, time.monotonic()
+        self.record.log = self._tail.lines if ended or time.monotonic() - self._changed < _LOG_STAYS else []
         self.record.at = time.time()
         self._control.write(job_key(self._id), encode(self.record), wait=wait)
+
+
+#: the reporter of this process, if it is a job
+_reporting: JobReporter | None = None
+
+
+def may_claim() -> None:
+    """Wait until this process, if it is a job, has heard what was requested before it began: one that starts late, after it was given up
+    and replaced, must not take the slot from the one that replaced it.
+
+    :raises StopRequested: it was asked to stop.
+    """
+    if _reporting is not None:
+        _reporting.listening.wait(_HEARING)
+        if _reporting.asked:
+            raise StopRequested("The job was asked to stop before it began.")
+
+
+def claimed(job: Job) -> None:
+    """Report the claim of this process, if it is a job."""
+    if _reporting is not None:
+        _reporting.claimed(job)
 
 
 def application() -> str:
@@ -133,15 +196,19 @@ def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, applicati
     _write(pipeline, job_key(job_id), encode(record))
 
 
-def report_end(pipeline: Pipeline, job_id: str, kind: str, outcome: Outcome, log: list[str]) -> None:
-    """Report the end of a job that could not do it itself.
+def report_end(
+    pipeline: Pipeline, job_id: str, kind: str, outcome: Outcome, log: list[str], *, asked: bool = True
+) -> None:
+    """Report the end of a job that could not do it itself, unless it did.
 
+    :param asked: whether this job was asked to stop, if it was stopped, and not its pipeline.
     :raises Outage: Kafka does not take it.
     """
     before = decode(JobRecord, records(pipeline).get(job_key(job_id))) or JobRecord(kind, pipeline.slot)
     if before.outcome is None:
         before.outcome, before.log, before.at = outcome, [line[:_WIDTH] for line in log[-_LINES:]], time.time()
         before.lines += len(before.log)
+        before.asked = before.asked or (outcome.stopped and asked)
         _write(pipeline, job_key(job_id), encode(before))
 
 
@@ -174,14 +241,18 @@ def records(pipeline: Pipeline) -> store.RawRecords:
     return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
 
 
-def unfinished(pipeline: Pipeline) -> dict[str, JobRecord]:
-    """The jobs on this pipeline's slot that tasks of Airflow have submitted, and that have not reported their end, by their ids.
+def read(pipeline: Pipeline, job_id: str) -> JobRecord | None:
+    """A job's record as it is now.
 
     :raises Outage: Kafka does not answer.
     """
-    found = {}
-    for key, raw in records(pipeline).items():
-        job = decode(JobRecord, raw) if key.startswith(JOBS) else None
-        if job is not None and job.outcome is None and job.owner is not None and job.slot == pipeline.slot:
-            found[key.removeprefix(JOBS)] = job
-    return found
+    return decode(JobRecord, records(pipeline).get(job_key(job_id)))
+
+
+def unfinished(found: Mapping[str, Any], slot: str) -> dict[str, JobRecord]:
+    """The jobs on a slot that have not reported their end, by their ids.
+
+    :param found: records of the shared topic.
+    """
+    decoded = {key.removeprefix(JOBS): decode(JobRecord, raw) for key, raw in found.items() if key.startswith(JOBS)}
+    return {k: job for k, job in decoded.items() if job is not None and job.outcome is None and job.slot == slot}

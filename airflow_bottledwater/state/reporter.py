@@ -30,6 +30,8 @@ class Reporter(ABC):
         self._silent = ""
         #: whether the requests from before this job were handled: what a second reader finds was written while the job runs
         self._heard = False
+        #: set when the requests from before this job were heard
+        self.listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
 
     def start(self) -> None:
@@ -56,16 +58,19 @@ class Reporter(ABC):
         :raises Outage: Kafka does not take it.
         """
 
-    def _finish(self) -> None:
-        """End the thread, and write the record for the last time; a failure is only logged."""
+    def _finish(self, *, write: bool = True) -> bool:
+        """End the thread, and write the record for the last time; a failure is only logged. Returns whether it was written."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(10)
         try:
-            self._write(wait=10.0)
+            if write:
+                self._write(wait=10.0)
         except BottledWaterError as failure:
             log.warning("The last %s could not be written: %s", self._what, failure)
+            write = False
         self._control.close()
+        return write
 
     def _run(self) -> None:
         reader: store.Reader | None = None
@@ -107,4 +112,5 @@ class Reporter(ABC):
             raise
         self._hear_before(records, again=self._heard)
         self._heard = True
+        self.listening.set()
         return reader

@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import (
     CredentialsRefused,
     Outage,
     StopRequested,
+    TakenOver,
 )
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.policy import transient
@@ -54,6 +55,9 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         yield controller
     except StopRequested:
         controller.finish_stopped()
+    except TakenOver:
+        controller.abandon()
+        raise
     except CredentialsRefused as error:
         changed = Outage(
             f"{error.what} The job had worked with these credentials: they were changed since.",

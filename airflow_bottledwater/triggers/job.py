@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 _SETTLED = 5.0
 #: seconds for the job to end in order in on_kill, which has 30 s ([triggerer] on_kill_timeout)
 _STOP_SECONDS = 12.0
+
+
+#: threads for stopping jobs, which must not wait for those that watch
+STOPPING = ThreadPoolExecutor(8, "stop job")
 
 
 class PauseTrigger(BaseTrigger):
@@ -121,9 +126,13 @@ class JobTrigger(BaseTrigger):
                 try:
                     watch = watch or await self._begin()
                     ended = await asyncio.to_thread(watch.fetch)
-                except Outage as error:
+                except BottledWaterError as error:
                     log.warning("The job cannot be seen: %s", error)
                     ended = None
+                    if watch is not None and not isinstance(error, Outage):
+                        # with the connections as they are then: a password may have been changed
+                        await asyncio.to_thread(watch.close)
+                        watch = None
                 if ended is not None:
                     yield TriggerEvent({"status": "ended", "identity": self.identity, **ended.as_event()})
                     return
@@ -167,7 +176,7 @@ class JobTrigger(BaseTrigger):
             log.warning("The job cannot be asked to stop: %s", error)
             pipeline = None
         # one call in a thread, which goes on should Airflow cancel this coroutine, too
-        await asyncio.to_thread(_end, pipeline, self.identity)
+        await asyncio.get_running_loop().run_in_executor(STOPPING, _end, pipeline, self.identity)
 
     async def _still_waits(self) -> bool:
         """Whether the task is still deferred. Airflow cancels a trigger in the same way when it has given it to another triggerer

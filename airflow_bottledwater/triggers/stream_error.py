@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -19,6 +20,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.job import STOPPING
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +159,9 @@ async def stop_orphans(pipeline: Pipeline) -> None:
         for owner, identity in await asyncio.to_thread(job_watch.unfinished, pipeline):
             if _OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
                 log.warning("The task of a job has ended, and the job still runs; it is stopped: %s", identity)
-                await asyncio.to_thread(job_stop.stop, pipeline, identity, timeout=30.0)
+                await asyncio.get_running_loop().run_in_executor(
+                    STOPPING, functools.partial(job_stop.stop, pipeline, identity, timeout=30.0)
+                )
     except Exception as error:
         # whatever it is, the next look comes: what this trigger is for is the watch
         log.info("Jobs without a task could not be looked for: %s", type(error).__name__)

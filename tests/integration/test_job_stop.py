@@ -34,12 +34,17 @@ from tests.support.waiting import until
 class Job:
     """A stream in a process of its own, which Airflow's host cannot see."""
 
-    def __init__(self, flow: Flow, folder: Path) -> None:
+    def __init__(self, flow: Flow, folder: Path, *, begin: bool = True) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
         self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "conn_id": "spark"}
         jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "")
         folder.mkdir()
-        self.log = folder / "log"
+        self._folder, self.log = folder, folder / "log"
+        if begin:
+            self.begin()
+
+    def begin(self) -> None:
+        flow, folder = self.flow, self._folder
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(flow.pipeline.write(folder)), "--job", self.id],
@@ -115,11 +120,11 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     record = until(lambda: (r := job.record) and r.host and r, "its report")
     assert (record.host, record.pid, record.outcome) == (socket.gethostname(), job.process.pid, None)
     assert record.owner is not None and record.owner.run_id == "r"
-    assert job_watch.unfinished(flow.pipeline) == [(record.owner, {**job.identity, "application": ""})]
+    assert job_watch.unfinished(flow.pipeline) == [(record.owner, job.identity)]
     assert job_watch.still_runs(flow.pipeline, job.identity) is None
     with caplog.at_level(logging.INFO):
-        job_stop.stop(flow.pipeline, job.identity)
-    assert "ended in order" in caplog.text and "is free" in caplog.text
+        assert job_stop.stop(flow.pipeline, job.identity)
+    assert "The job has ended." in caplog.text and "is free" in caplog.text
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
     assert job.process.wait(10) == 0
@@ -171,7 +176,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     job.send(signal.SIGSTOP)
     _insert(flow, 101, 200)
     with caplog.at_level(logging.INFO):
-        job_stop.stop(flow.pipeline, job.identity, timeout=2.0)
+        assert not job_stop.stop(flow.pipeline, job.identity, timeout=2.0)
     assert "has not answered" in caplog.text and "publishes nothing any more" in caplog.text
     with psycopg.connect(flow.dsn) as connection:
         row = connection.execute(
@@ -182,12 +187,28 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     assert found is not None and found.state == "stopped"
     successor = make()
     successor.streams()
+    # whoever stops it once more does not touch the successor
+    assert job_stop.stop(flow.pipeline, job.identity, timeout=1.0)
+    assert [identity["id"] for _, identity in job_watch.unfinished(flow.pipeline)] == [successor.id]
     job.send(signal.SIGCONT)
     _insert(flow, 201, 300)
     until(lambda: len(_published(flow)) >= 300, "all records")
     assert job.process.wait(60) is not None
     time.sleep(1.0)
     assert _published(flow) == list(range(1, 301))
+    assert successor.process.poll() is None, successor.log.read_text()
+
+
+def test_a_job_that_begins_after_it_was_given_up_takes_nothing(flow: Flow, make: MakeJob, tmp_path: Path) -> None:
+    """It waited in a queue, was replaced, and begins."""
+    late = Job(flow, tmp_path / "late", begin=False)
+    assert not job_stop.stop(flow.pipeline, late.identity, timeout=1.0, final=False)
+    successor = make()
+    successor.streams()
+    late.begin()
+    assert late.process.wait(60) == 0, late.log.read_text()
+    _insert(flow, 1, 10)
+    until(lambda: len(_published(flow)) == 10, "its records")
     assert successor.process.poll() is None, successor.log.read_text()
 
 

@@ -931,8 +931,8 @@ MUTANTS = (
     Mutant(
         "a job that does not answer is fenced",
         "hooks/job_stop.py",
-        "        _fence(pipeline)\n",
-        "",
+        "    fenced = _fence(pipeline, claim, final)\n",
+        "    fenced = False\n",
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
     Mutant(
@@ -941,6 +941,27 @@ MUTANTS = (
         "            if _OVER & await tasks.states(",
         "            if await tasks.states(",
         "tests/unit/triggers/test_triggers.py::test_a_job_whose_task_has_ended_is_stopped",
+    ),
+    Mutant(
+        "a stop does not touch another job",
+        "provision/stop.py",
+        "if not claim or _claim(pipeline, cluster) != claim:",
+        "if False:",
+        f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
+    ),
+    Mutant(
+        "a job hears its stop before it claims",
+        "state/claim.py",
+        "        jobs.may_claim()\n",
+        "",
+        f"{_STOPPING}::test_a_job_that_begins_after_it_was_given_up_takes_nothing",
+    ),
+    Mutant(
+        "a task that was ended does not submit again",
+        "operators/stream.py",
+        "        self._check_killed()\n        if outcome.ok",
+        "        if outcome.ok",
+        f"{_STREAM_OPERATOR}::test_ended_by_airflow_a_task_that_stays_does_not_submit_again",
     ),
     Mutant(
         "a worker that ends with its task keeps no job",

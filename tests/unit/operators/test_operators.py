@@ -21,6 +21,7 @@ import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
 from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended
+from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
@@ -351,15 +352,16 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
         world.done.append(f"wait {identity['id']}")
         return world.end
 
-    def stop(pipeline: Any, identity: Any, **_: Any) -> None:
+    def stop(pipeline: Any, identity: Any, **_: Any) -> bool:
         world.done.append(f"stop {identity['id']}")
         world.living.discard(identity["id"])
+        return True
 
     monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda pipeline: world.complete)
     monkeypatch.setattr("airflow_bottledwater.state.jobs.announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(spark_job, "prepare", lambda *_: (NEW, tmp_path / "pipeline-x.json"))
     monkeypatch.setattr(spark_job, "start", lambda *_, tied: world.done.append("start tied" if tied else "start"))
-    monkeypatch.setattr(spark_job, "send", lambda hook, identity, _: world.done.append("send") or identity)
+    monkeypatch.setattr(spark_job, "send", lambda hook, identity, *_: world.done.append("send") or identity)
     monkeypatch.setattr(SnapshotToKafkaOperator, "_wait", wait)
     monkeypatch.setattr(
         job_watch, "still_runs", lambda pipeline, known: None if known["id"] in world.living else world.earlier
@@ -447,11 +449,9 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
         "d": JobRecord("stream", "bottledwater", ours, outcome=Outcome(ok=True)),
         "e": JobRecord("stream", "bottledwater"),
     }
+    monkeypatch.setattr(SharedRecords, "all", lambda self: {job_key(k): encode(v) for k, v in jobs.items()})
     monkeypatch.setattr(
-        "airflow_bottledwater.state.jobs.records", lambda pipeline: {job_key(k): encode(v) for k, v in jobs.items()}
-    )
-    monkeypatch.setattr(
-        job_stop, "stop", lambda pipeline, identity: done.append(f"stop {identity['id']} {identity['folder']}")
+        job_stop, "stop", lambda pipeline, identity: not done.append(f"stop {identity['id']} {identity['folder']}")
     )
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.provision.drop.drop", lambda pipeline, when: done.append("drop"))

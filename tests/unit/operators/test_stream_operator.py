@@ -50,6 +50,8 @@ class World:
         self.done: list[str] = []
         self.arguments: list[str] = []
         self.reached: int | None = None
+        #: whether a job that is asked to stop does
+        self.answers = True
 
     def end(self, identity: dict[str, str], **outcome: Any) -> None:
         self.living.discard(identity["id"])
@@ -70,14 +72,15 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
         made.arguments = list(hook._application_args)
         made.living.add(identity["id"])
 
-    def send(hook: Any, identity: Any, application: str) -> Any:
+    def send(hook: Any, identity: Any, application: str, started: Any) -> Any:
         made.done.append("send")
         made.arguments = [application, *hook._application_args, *map(str, (hook._conf or {}).items())]
         return {**identity, "folder": "", "application": "application_1_2"}
 
-    def stop(pipeline: Any, identity: Any, **_: Any) -> None:
+    def stop(pipeline: Any, identity: Any, **_: Any) -> bool:
         made.done.append(f"stop {identity['id']}")
         made.living.discard(identity["id"])
+        return made.answers
 
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     monkeypatch.setattr(spark_job, "prepare", lambda pipeline, kind, place: (NEW, tmp_path / "pipeline-x.json"))
@@ -302,7 +305,7 @@ def test_speculative_execution_is_refused_in_all_of_its_forms(world: World, valu
     with pytest.raises(AirflowFailException, match="speculation"):
         operator(conf={"spark.speculation": value}).execute(context(Store()))
     # nothing is left of it
-    assert world.done == ["remove new"]
+    assert world.done == ["forget new"]
     world.done.clear()
     deferred(lambda: operator(conf={"spark.speculation": "false"}).execute(context(Store())))
 
@@ -451,6 +454,31 @@ def test_killed_on_the_worker_it_stops_the_job(world: World) -> None:
     deferred(lambda: made.execute(context(Store())))
     made.on_kill()
     assert world.done == ["start", "stop new", "forget new"]
+
+
+def test_the_request_to_a_job_that_does_not_answer_stays(world: World) -> None:
+    """It may wake up, or begin later."""
+    world.answers = False
+    made = operator()
+    deferred(lambda: made.execute(context(Store())))
+    made.on_kill()
+    assert world.done == ["start", "stop new", "remove new"]
+
+
+def test_ended_by_airflow_a_task_that_stays_does_not_submit_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow calls on_kill, and lets the process go on."""
+    made = operator(deferrable=False)
+
+    def wait(*_: Any) -> Ended:
+        made.on_kill()
+        return Ended(Outcome(ok=True, stopped=True), asked=True)
+
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", wait)
+    with pytest.raises(Outage, match="task was ended"):
+        made.execute(context(Store()))
+    assert world.done == ["start tied", "stop new", "forget new"]
 
 
 def test_it_can_be_copied(world: World) -> None:

@@ -48,6 +48,7 @@ class BottledWaterTaskGroup(TaskGroup):
             spark: dict[str, Any] = {
                 "spark_conn_id": spark_conn_id,
                 "stream_executor": of_stream.get("executor"),
+                "stream_deploy_mode": of_stream.get("deploy_mode"),
                 "stream_deferrable": of_stream.get("deferrable", True),
                 "settings_file": of_stream.get("settings_file"),
             }

@@ -32,6 +32,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param spark_conn_id: connection of type Spark that snapshot and stream are going to use; None: it is not checked. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
+    :param stream_deploy_mode: the stream task's own deploy mode, if it has one.
     :param stream_deferrable: whether the stream task is deferred, so that its job is not tied to it.
     :param settings_file: that of snapshot and stream, on Kubernetes. (templated)
     """
@@ -57,6 +58,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         settings: Mapping[str, Any] | None = None,
         spark_conn_id: str | None = None,
         stream_executor: str | None = None,
+        stream_deploy_mode: str | None = None,
         stream_deferrable: bool = True,
         settings_file: str | None = None,
         **kwargs: Any,
@@ -78,6 +80,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         )
         self.spark_conn_id = spark_conn_id
         self.stream_executor = stream_executor
+        self.stream_deploy_mode = stream_deploy_mode
         self.stream_deferrable = stream_deferrable
         self.settings_file = settings_file
 
@@ -106,7 +109,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
             return []
         try:
             places.check(
-                places.find(self.spark_conn_id),
+                places.find(self.spark_conn_id, mode=self.stream_deploy_mode),
                 detached=self.stream_deferrable,
                 executor=self.stream_executor,
                 settings_file=self.settings_file,

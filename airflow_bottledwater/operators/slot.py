@@ -35,6 +35,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     :param spark_conn_id: connection of type Spark that the stream is going to use: if the stream cannot run with it, nothing is
         created. None: it is not checked. (templated)
     :param stream_executor: the stream task's own executor, if it has one.
+    :param stream_deploy_mode: the stream task's own deploy mode, if it has one.
     :param stream_deferrable: whether the stream task is deferred, so that its job is not tied to it.
     :param settings_file: that of the stream, on Kubernetes. (templated)
     """
@@ -60,6 +61,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         settings: Mapping[str, Any] | None = None,
         spark_conn_id: str | None = None,
         stream_executor: str | None = None,
+        stream_deploy_mode: str | None = None,
         stream_deferrable: bool = True,
         settings_file: str | None = None,
         **kwargs: Any,
@@ -81,6 +83,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         )
         self.spark_conn_id = spark_conn_id
         self.stream_executor = stream_executor
+        self.stream_deploy_mode = stream_deploy_mode
         self.stream_deferrable = stream_deferrable
         self.settings_file = settings_file
         self._stopped: threading.Event | None = None
@@ -95,7 +98,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         with failing():
             if self.spark_conn_id:
                 places.check(
-                    places.find(self.spark_conn_id),
+                    places.find(self.spark_conn_id, mode=self.stream_deploy_mode),
                     detached=self.stream_deferrable,
                     executor=self.stream_executor,
                     settings_file=self.settings_file,

@@ -278,9 +278,15 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"deploy-mode": "cluster"}, "LocalExecutor", "no deploy-mode cluster", {"extra": {"deploy-mode": "client"}}),
         ({}, "KubernetesExecutor,LocalExecutor", "of KubernetesExecutor", {"stream_executor": "LocalExecutor"}),
         ({}, "KubernetesExecutor", "of KubernetesExecutor", {"stream_deferrable": False}),
+        (
+            {"deploy-mode": "cluster"},
+            "LocalExecutor",
+            "no deploy-mode cluster",
+            {"stream_deploy_mode": "client"},
+        ),
         (None, "LocalExecutor", "no Spark connection 'spark_other'", {"extra": {}}),
     ],
-    ids=["cluster mode", "executor", "executor, staying", "no connection"],
+    ids=["cluster mode", "executor", "executor, staying", "the stream's own mode", "no connection"],
 )
 def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
     connect: Any,

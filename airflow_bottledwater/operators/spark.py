@@ -230,14 +230,14 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         if is_first_try(context["ti"], self.retries):
             self.log.info("The job of the task's earlier life is stopped first.")
             self._end(pipeline, known)
-            store.set(JOB, None, retention=NEVER_EXPIRE)
+            store.delete(JOB)
             return None
         ended = job_watch.still_runs(pipeline, known)
         if ended is None:
             self.log.info("The job of an earlier try still runs; it is followed.")
             return known
         self._leave(pipeline, known, ended)
-        store.set(JOB, None, retention=NEVER_EXPIRE)
+        store.delete(JOB)
         return ended if ended.outcome.ok and not ended.outcome.stopped else None
 
     @staticmethod

@@ -23,6 +23,7 @@ from airflow_bottledwater.cli import cli
 from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.provision.stop import fence
 from airflow_bottledwater.spark import run_directory, supervise
 from airflow_bottledwater.spark.run_directory import Submission
 from airflow_bottledwater.state import jobs, status
@@ -189,6 +190,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     successor.streams()
     # whoever stops it once more does not touch the successor
     assert job_stop.stop(flow.pipeline, job.identity, timeout=1.0)
+    assert job.record is not None and job.record.claim and not fence(flow.pipeline, job.record.claim)
     assert [identity["id"] for _, identity in job_watch.unfinished(flow.pipeline)] == [successor.id]
     job.send(signal.SIGCONT)
     _insert(flow, 201, 300)

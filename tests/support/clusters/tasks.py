@@ -20,7 +20,12 @@ class Store:
         return self.values.get(key, default)
 
     def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        if value is None:
+            raise ValueError("Cannot set value as None")  # as Airflow does
         self.values[key] = value
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
 
 
 class Task:

@@ -381,7 +381,9 @@ def snapshot_of(
     known: Any, *, try_number: int = 2, max_tries: int = 2, retries: int = 2, **arguments: Any
 ) -> tuple[Any, dict[str, Any]]:
     values = {"bottledwater_job": known}
-    store = SimpleNamespace(get=values.get, set=lambda key, value, retention: values.update({key: value}))
+    store = SimpleNamespace(
+        get=values.get, set=lambda key, value, retention: values.update({key: value}), delete=values.pop
+    )
     ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t", map_index=-1)
     operator = SnapshotToKafkaOperator(task_id="t", retries=retries, **arguments)
     return operator.execute({"task_state_store": store, "ti": ti}), values

@@ -166,7 +166,9 @@ def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKu
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
     from airflow_bottledwater.postgres.connect import connect, identify
-    from airflow_bottledwater.state import control
+    from airflow_bottledwater.state import control, status
 
+    # its first rows may be there before its first status
+    until(lambda: (found := status.report(flow.pipeline).job) and found.state == "streaming", "it reports")
     with connect(flow.dsn) as connection:
         assert control.request_stop(flow.pipeline, identify(connection)) is not None

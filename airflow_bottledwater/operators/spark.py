@@ -3,7 +3,6 @@ retry."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 import time
@@ -311,7 +310,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     def _ended(self, event: dict[str, Any]) -> tuple[Identity, Ended]:
         """The event of a trigger that has seen the job's end."""
         self._identity = event["identity"]
-        return event["identity"], Ended.of_event({f.name: event[f.name] for f in dataclasses.fields(Ended)})
+        return event["identity"], Ended.of_event(event)
 
     def _finish(self, outcome: Outcome) -> dict[str, Any]:
         """Turn an ended job's outcome into that of the task.

@@ -33,6 +33,8 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.reporter import Reporter
 
+log = logging.getLogger(__name__)
+
 #: seconds for which new lines of the log stay in the record, since not every watcher reads each of its versions
 _LOG_STAYS = 30.0
 #: seconds that a job waits to hear what was requested before it began
@@ -115,19 +117,15 @@ class JobReporter(Reporter):
             self.record.application = announced.application or self.record.application
         self._hear_now(stop_key(self._id), records.get(stop_key(self._id)))
         for key, raw in list(records.items()):
-            left = (
-                decode(JobRecord, raw)
-                if key.startswith(JOBS)
-                else decode(JobStop, raw)
-                if key.startswith(STOPS)
-                else None
-            )
+            if not key.startswith((JOBS, STOPS)):
+                continue
+            left = decode(JobRecord, raw) if key.startswith(JOBS) else decode(JobStop, raw)
             if left is not None and time.time() - left.at > _KEPT:
                 self._control.write(key, None, wait=0)
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
         if key == stop_key(self._id) and value is not None and not self.record.asked:
-            logging.getLogger(__name__).info("Asked to stop.")
+            log.info("Asked to stop.")
             self.record.asked = True
             self._stop()
 
@@ -197,16 +195,17 @@ def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, applicati
 
 
 def report_end(
-    pipeline: Pipeline, job_id: str, kind: str, outcome: Outcome, log: list[str], *, asked: bool = True
+    pipeline: Pipeline, job_id: str, kind: str, outcome: Outcome, lines: list[str], *, asked: bool = True
 ) -> None:
     """Report the end of a job that could not do it itself, unless it did.
 
+    :param lines: the last lines of its log.
     :param asked: whether this job was asked to stop, if it was stopped, and not its pipeline.
     :raises Outage: Kafka does not take it.
     """
-    before = decode(JobRecord, records(pipeline).get(job_key(job_id))) or JobRecord(kind, pipeline.slot)
+    before = read(pipeline, job_id) or JobRecord(kind, pipeline.slot)
     if before.outcome is None:
-        before.outcome, before.log, before.at = outcome, [line[:_WIDTH] for line in log[-_LINES:]], time.time()
+        before.outcome, before.log, before.at = outcome, [line[:_WIDTH] for line in lines[-_LINES:]], time.time()
         before.lines += len(before.log)
         before.asked = before.asked or (outcome.stopped and asked)
         _write(pipeline, job_key(job_id), encode(before))

@@ -20,12 +20,10 @@ from airflow_bottledwater.hooks.spark_job import FileFollower, Identity, LogFoll
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
-from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
+from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key, longest_silence
 
 log = logging.getLogger(__name__)
 
-#: how many heartbeats a living job may miss, and the seconds that it has in any case
-_HEARTBEATS, _SHORTEST_SILENCE = 10, 30.0
 #: seconds for the processes of a job on this host to end, once it has reported its end
 _GRACE = 20.0
 #: how many lines of its log belong to a job's end
@@ -117,9 +115,9 @@ class JobWatch:
             return _ended_here(self._folder)  # it could not report it
         silent = time.monotonic() - max(changed, self._began)
         if record is not None and record.host:
-            longest = max(_SHORTEST_SILENCE, _HEARTBEATS * record.heartbeat)
+            longest = longest_silence(record.heartbeat)
         elif self._folder is not None and not supervise.running(self._folder):
-            longest = _SHORTEST_SILENCE  # killed before it could report anything
+            longest = longest_silence(None)  # killed before it could report anything
         else:
             longest = self._start_timeout
         return _lost(record, silent, self._folder) if silent > longest else None
@@ -210,7 +208,7 @@ def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:
 
     :raises Outage: Kafka does not answer.
     """
-    watch = JobWatch(pipeline, identity, start_timeout=_SHORTEST_SILENCE, write=lambda level, line: None, past=0)
+    watch = JobWatch(pipeline, identity, start_timeout=longest_silence(None), write=lambda level, line: None, past=0)
     try:
         while (
             (found := watch.fetch()) is None and not watch.reported and not (watch.announced and not identity["folder"])

@@ -14,15 +14,15 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
-from airflow_bottledwater.state.control_records import owner_key, status_key
+from airflow_bottledwater.state.control_records import longest_silence, owner_key, status_key
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
 
-#: how many heartbeats a living job may miss, and the seconds that it has in any case
-_HEARTBEATS, _SHORTEST_SILENCE = 3, 6.0
+#: seconds between two looks at whether a job has reported
+_LOOK = 0.5
 
 
 def forget(pipeline: Pipeline, system_identifier: str) -> str:
@@ -47,14 +47,16 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     before = read_status(pipeline, owner)
     if before is not None and not before.ended:
         # the clocks of the hosts may differ, so what counts is whether the job writes its status again
-        silence = max(_SHORTEST_SILENCE, _HEARTBEATS * (before.heartbeat or 0.0))
-        log.info("Waiting %.0f s to see whether the job of %r is alive.", silence, owner)
-        time.sleep(silence)
-        if (now := read_status(pipeline, owner)) is not None and now.at != before.at:
-            raise StateError(
-                f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
-                "Leave it alone, and use another slot name for this database.",
-            )
+        silence = longest_silence(before.heartbeat)
+        log.info("Waiting up to %.0f s to see whether the job of %r is alive.", silence, owner)
+        began = time.monotonic()
+        while time.monotonic() - began < silence:
+            time.sleep(_LOOK)
+            if (now := read_status(pipeline, owner)) is not None and now.at != before.at:
+                raise StateError(
+                    f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
+                    "Leave it alone, and use another slot name for this database.",
+                )
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
         _forget(pipeline, claim, owner)

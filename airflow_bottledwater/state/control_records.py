@@ -17,6 +17,18 @@ from airflow_bottledwater.model.outcome import Outcome
 
 #: the last states of a job that ended in order, and of one that did not
 _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"
+#: how many heartbeats a living job may miss, and the seconds that it has in any case
+_HEARTBEATS, _SHORTEST_SILENCE = 10, 30.0
+#: seconds between the heartbeats of a job that does not say how often it reports
+_USUAL_HEARTBEAT = 2.0
+
+
+def longest_silence(heartbeat: float | None) -> float:
+    """Seconds after which a job whose record did not change counts as dead.
+
+    :param heartbeat: seconds after which it writes its record again; None if it does not say so.
+    """
+    return max(_SHORTEST_SILENCE, _HEARTBEATS * (heartbeat or _USUAL_HEARTBEAT))
 
 
 def status_key(name: str) -> str:

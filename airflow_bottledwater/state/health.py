@@ -15,16 +15,7 @@ from airflow_bottledwater.postgres.connect import describe, identify, session
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
-
-#: how many heartbeats may pass without a report, and how many seconds at least; the first if the job does not say how often it reports
-_HEARTBEATS, _LEAST_AGE = 10, 30.0
-_USUAL_HEARTBEAT = 2.0
-
-
-def oldest(status: StatusRecord) -> float:
-    """Seconds that a job's last report may be old if nothing else is said, by how often the job reports."""
-    return max(_LEAST_AGE, _HEARTBEATS * (status.heartbeat or _USUAL_HEARTBEAT))
+from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 
 
 def problem(
@@ -35,7 +26,7 @@ def problem(
     :param found: its slot; None if there is none.
     :param status: the last status of its job; None if there is none.
     :param max_lag: bytes of WAL that the slot may be behind; None for any number.
-    :param max_age: seconds that the status may be old; None for :func:`oldest`.
+    :param max_age: seconds that the status may be old; None for ten heartbeats, at least 30.
     :param now: seconds since 1970.
     """
     if status is None:
@@ -44,7 +35,7 @@ def problem(
         return f"The job failed {'for good' if status.permanent else 'for a transient reason'}: {status.error}"
     if status.ended:
         return f"No job runs: the last one is {status.state}."
-    age, allowed = now - status.at, oldest(status) if max_age is None else max_age
+    age, allowed = now - status.at, longest_silence(status.heartbeat) if max_age is None else max_age
     if age > allowed:
         return f"The job has not reported for {age:.0f} s, more than {allowed:.0f} s: it died, or Kafka does not take its reports."
     if status.error:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.hooks import job_stop, job_watch
+from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
-from airflow_bottledwater.state import jobs
+from airflow_bottledwater.state import control_records, jobs
 from airflow_bottledwater.state.control_records import Owner
 from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow
@@ -84,7 +84,7 @@ def test_the_host_of_a_job_is_lost(
     servers: ReachableServers, network: Network, start: Start, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     """One that was only cut off comes back, with its job as it was, and nothing that this sends is seen."""
-    monkeypatch.setattr(job_watch, "_SHORTEST_SILENCE", 5.0)
+    monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 5.0)
     flow = make_flow(servers)
     with live(flow) as reader:
         flow.snapshot()

@@ -18,7 +18,6 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
-from airflow_bottledwater.provision import drop as drop_module
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
@@ -161,9 +160,7 @@ ERROR_ACTIONS: dict[str, Callable[[Source], object]] = {
 }
 
 
-def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(
-    source: Source, staging: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: Source, staging: Source) -> None:
     production = source.pipeline.with_(transaction_timeout=5.0)
     source.execute("INSERT INTO items VALUES (1, 'production')")
     create(production)
@@ -189,8 +186,6 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(
                 act(staging)
             assert "drop-slot --when always" not in str(refused.value), name
             assert read_records(production.kafka, topic)["claim"] == claim, name
-        # it is given as long as it says that its heartbeats take
-        monkeypatch.setattr(drop_module, "_SHORTEST_SILENCE", 0.0)
         with pytest.raises(StateError, match="is alive"):
             forget(staging.pipeline, claimed_by(production))
         source.execute("INSERT INTO items VALUES (2, 'production')")

@@ -26,7 +26,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision.stop import fence
 from airflow_bottledwater.spark import run_directory, supervise
 from airflow_bottledwater.spark.run_directory import Submission
-from airflow_bottledwater.state import jobs, status
+from airflow_bottledwater.state import control_records, jobs, status
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -156,7 +156,7 @@ def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob
 
 
 def test_a_job_that_was_killed_falls_silent(flow: Flow, make: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_watch, "_SHORTEST_SILENCE", 2.0)
+    monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 2.0)
     job = make()
     job.streams()
     job.send(signal.SIGKILL)

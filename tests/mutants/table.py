@@ -663,10 +663,10 @@ MUTANTS = (
         "tests/integration/test_job_control.py::test_a_request_to_a_later_job_is_left_to_that_job",
     ),
     Mutant(
-        "a living pipeline is given as long as its heartbeats take",
+        "a pipeline whose job reports again is alive",
         "provision/drop.py",
-        "max(_SHORTEST_SILENCE, _HEARTBEATS * (before.heartbeat or 0.0))",
-        "_SHORTEST_SILENCE",
+        "and now.at != before.at",
+        "and False",
         "tests/integration/test_identity.py::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
     Mutant(

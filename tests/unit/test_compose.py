@@ -99,12 +99,8 @@ def test_the_source_streams_and_its_connection_fits() -> None:
     )  # fmt: skip
 
 
-def test_scheduler_and_triggerer_can_see_the_same_jobs() -> None:
-    """Host name, process ids and folders: see docs/operations.md, 'Where the jobs run'."""
-    scheduler, triggerer = AIRFLOW["airflow-scheduler"], AIRFLOW["airflow-triggerer"]
-    assert scheduler["hostname"] == triggerer["hostname"]
-    assert triggerer["pid"] == "service:airflow-scheduler"
-    assert "airflow-jobs:/opt/airflow/bottledwater" in scheduler["volumes"]
+def test_the_folders_of_jobs_outlive_the_scheduler() -> None:
+    assert "airflow-jobs:/opt/airflow/bottledwater" in AIRFLOW["airflow-scheduler"]["volumes"]
 
 
 def test_ports_are_open_on_this_machine_only() -> None:

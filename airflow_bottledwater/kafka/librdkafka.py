@@ -105,8 +105,8 @@ _ARGUMENT = np.dtype(
         "itemsize": 72,
     }
 )
-#: the arguments of one record: topic, flags, number, partition, time, key, value and four headers
-_ARGUMENTS = 11
+#: the arguments of one record: topic, flags, number, partition, time, key, value and five headers
+_ARGUMENTS = 12
 #: records that are handed over by one call, each as an rd_kafka_message_t
 _BATCH = 512
 #: bytes for the texts of a position, an op and a transaction id
@@ -124,8 +124,8 @@ _error_destroy = external(_library, "rd_kafka_error_destroy", types.void, types.
 message_destroy = external(_library, "rd_kafka_message_destroy", types.void, types.intp)
 
 #: names and constant values of headers, as C strings, at these places
-_STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0", dtype=np.uint8)
-_AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID = 0, 3, 7, 13, 20
+_STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0snapshot\0", dtype=np.uint8)
+_AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID, _AT_SNAPSHOT = 0, 3, 7, 13, 20, 24
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
 #: the counters of the callbacks
@@ -254,9 +254,14 @@ def _write_position(lsn, ordinal, texts):
 
 
 @compiled
-def _add_headers(record, headers, arguments, n, texts):
-    """Add the headers op, pos, toast and xid to the arguments; returns how many arguments there are then."""
+def _add_headers(record, headers, label, arguments, n, texts):
+    """Add the headers op, pos, toast, xid and snapshot to the arguments; returns how many arguments there are then."""
     names, values = _STRINGS.ctypes.data, texts.ctypes.data
+    if label.size:
+        _argument(arguments[n], _VT_HEADER, names + _AT_SNAPSHOT, label.ctypes.data, label.size)
+        n += 1
+    if headers == 0:
+        return n
     _write_position(record.lsn, record.ordinal, texts)
     texts[_POSITION_BYTES] = np.uint8(record.event)
     _argument(arguments[n], _VT_HEADER, names + _AT_OP, values + _POSITION_BYTES, 1)
@@ -279,7 +284,7 @@ def _add_headers(record, headers, arguments, n, texts):
 
 
 @compiled
-def _single(handles, record, i, base, headers, now, latest):
+def _single(handles, record, i, base, headers, label, now, latest):
     """Hand over one record with its headers and time; returns an error code."""
     arguments = handles.arguments
     time = record.time if 0 < record.time <= latest else now
@@ -295,8 +300,7 @@ def _single(handles, record, i, base, headers, now, latest):
     if record.value_length >= 0:
         _argument(arguments[n], _VT_VALUE, base + record.value, record.value_length, 0)
         n += 1
-    if headers:
-        n = _add_headers(record, headers, arguments, n, handles.texts)
+    n = _add_headers(record, headers, label, arguments, n, handles.texts)
     error = _produceva(handles.producer, arguments.ctypes.data, n)
     if error == 0:
         return np.int64(0)
@@ -306,21 +310,22 @@ def _single(handles, record, i, base, headers, now, latest):
 
 
 @compiled
-def produce(handles, records, start, data, headers, now, latest):
+def produce(handles, records, start, data, headers, label, now, latest):
     """Hand the records from ``start`` on to librdkafka; returns (next record, error code).
 
     :param handles: see :func:`handles`.
     :param data: the bytes that the records point into.
     :param headers: 0 for none; otherwise ``op`` and ``pos`` are written, and with ``HEADER_XID`` also the transaction's id.
+    :param label: the value of the header ``snapshot``; without it, its size is 0.
     :param now: milliseconds since 1970; the timestamp of records that have none, or one after ``latest``, which the broker would refuse.
     """
     base = data.ctypes.data
     i = start
     while i < records.size:
-        if headers == 0 and records[i].time == 0:
+        if headers == 0 and label.size == 0 and records[i].time == 0:
             i, code = _plain(handles, records, i, base)
         else:
-            code = _single(handles, records[i], i, base, headers, now, latest)
+            code = _single(handles, records[i], i, base, headers, label, now, latest)
             i += 1 if code == 0 else 0
         if code != 0:
             return i, code

@@ -51,11 +51,13 @@ class Records:
 
     :param table: rows of :data:`~airflow_bottledwater.encoding.layout.RECORD`; they point into ``data``.
     :param headers: which headers are sent (``HEADERS``, ``HEADER_XID`` of :mod:`~airflow_bottledwater.encoding.wire`); 0 for none.
+    :param label: the value of the header ``snapshot``, which tells rows that are read while the stream runs; empty for none.
     """
 
     table: Rows
     data: npt.NDArray[np.uint8]
     headers: int
+    label: str = ""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -63,7 +65,7 @@ class Records:
     def sizes(self) -> npt.NDArray[np.int64]:
         """Upper bounds of the records' sizes on the wire, in bytes, before compression."""
         keys, values = self.table["key_length"], self.table["value_length"]
-        found: npt.NDArray[np.int64] = np.maximum(keys, 0) + np.maximum(values, 0) + RECORD_OVERHEAD
+        found: npt.NDArray[np.int64] = np.maximum(keys, 0) + np.maximum(values, 0) + RECORD_OVERHEAD + len(self.label)
         return found
 
 
@@ -216,10 +218,11 @@ class Publisher:
         :raises NewProducerNeeded: producing failed in another way.
         """
         now = int(time.time() * 1000)
+        label = np.frombuffer(bytearray(records.label.encode()), dtype=np.uint8)
         i = 0
         while i < len(records):
             i, code = rd.produce(
-                self._handles, records.table, i, records.data, records.headers, now, now + _FUTURE
+                self._handles, records.table, i, records.data, records.headers, label, now, now + _FUTURE
             )  # fmt: skip
             if code == rd.QUEUE_FULL:
                 rd.poll(self._handle, 10)

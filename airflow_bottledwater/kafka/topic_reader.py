@@ -6,7 +6,6 @@ Structures and functions: rdkafka.h.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.clients import client_config, errors, passes, unknown_property
+from airflow_bottledwater.kafka.hashes import hash_keys
 
 #: records of a block at most
 _BLOCK = 10_000
@@ -30,69 +30,6 @@ _WAIT_MS = 500
 #: seconds without a record after which it is said what is waited for
 _SILENCE = 10.0
 _PARTITION_EOF = KafkaError._PARTITION_EOF
-
-#: the key of the hashes of record keys: another in each process, so that nobody can make keys that collide
-_SEED = np.frombuffer(os.urandom(32), dtype=np.uint64)
-
-_U13, _U16, _U17, _U21, _U32 = (np.uint64(n) for n in (13, 16, 17, 21, 32))
-_U64 = np.uint64(64)
-
-
-@compiled
-def _rotate(x, n):
-    return (x << n) | (x >> (_U64 - n))
-
-
-@compiled
-def _round(v0, v1, v2, v3):
-    v0 += v1
-    v1 = _rotate(v1, _U13) ^ v0
-    v0 = _rotate(v0, _U32)
-    v2 += v3
-    v3 = _rotate(v3, _U16) ^ v2
-    v0 += v3
-    v3 = _rotate(v3, _U21) ^ v0
-    v2 += v1
-    v1 = _rotate(v1, _U17) ^ v2
-    v2 = _rotate(v2, _U32)
-    return v0, v1, v2, v3
-
-
-@compiled
-def siphash(data, start, length, key0, key1):
-    """SipHash-2-4 (Aumasson, Bernstein: https://www.aumasson.jp/siphash/siphash.pdf) of some bytes."""
-    v0 = key0 ^ np.uint64(0x736F6D6570736575)
-    v1 = key1 ^ np.uint64(0x646F72616E646F6D)
-    v2 = key0 ^ np.uint64(0x6C7967656E657261)
-    v3 = key1 ^ np.uint64(0x7465646279746573)
-    word, shift = np.uint64(0), np.uint64(0)
-    for i in range(start, start + length):
-        word |= np.uint64(data[i]) << shift
-        shift += np.uint64(8)
-        if shift == _U64:
-            v3 ^= word
-            for _ in range(2):
-                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-            v0 ^= word
-            word, shift = np.uint64(0), np.uint64(0)
-    word |= np.uint64(length & 255) << np.uint64(56)
-    v3 ^= word
-    for _ in range(2):
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-    v0 ^= word
-    v2 ^= np.uint64(255)
-    for _ in range(4):
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-    return v0 ^ v1 ^ v2 ^ v3
-
-
-@compiled
-def _hash_keys(keys, ends, seed, out):
-    start = 0
-    for i in range(ends.size):
-        for part in range(2):
-            out[i, part] = siphash(keys, start, ends[i] - start, seed[2 * part], seed[2 * part + 1])
-        start = ends[i]
 
 
 @compiled
@@ -158,9 +95,7 @@ class Block:
     @cached_property
     def hashes(self) -> npt.NDArray[np.uint64]:
         """128 bits of each record's key, in two columns."""
-        found = np.empty((len(self), 2), dtype=np.uint64)
-        _hash_keys(self.keys, self.key_ends, _SEED, found)
-        return found
+        return hash_keys(self.keys, self.key_ends)
 
     def key(self, i: int) -> bytes:
         """The key of a record; empty if it has none."""
@@ -194,9 +129,7 @@ class KeySet:
     def __init__(self, keys: Collection[bytes]) -> None:
         self.keys = frozenset(keys)
         ends = np.cumsum([len(key) for key in self.keys] or [0], dtype=np.int64)
-        hashes = np.zeros((len(ends), 2), dtype=np.uint64)
-        _hash_keys(np.frombuffer(b"".join(self.keys) + b"\0", dtype=np.uint8), ends, _SEED, hashes)
-        self.hashes = hashes[:, 0]
+        self.hashes = hash_keys(np.frombuffer(b"".join(self.keys) + b"\0", dtype=np.uint8), ends)[:, 0]
 
 
 def blocks(

@@ -130,33 +130,8 @@ class SnapshotExporter:
         return ExportedSnapshot(snapshot, parse_lsn(row[0]), exported[0])
 
     def wait_flushed(self, lsn: int, *, timeout: float) -> None:
-        """Wait until the WAL is on disk up to L: the snapshot sees asynchronous commits that a crash could still undo, and a
-        published row cannot be taken back.
-
-        A commit in another session forces the flush; the flush position is read on the holder's own connection, which a crash
-        would end.
-
-        :raises Outage: the WAL was not flushed within ``timeout`` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        pushed = False
-        while True:
-            row = self._connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-            assert row is not None
-            if parse_lsn(row[0]) >= lsn:
-                return
-            if not pushed:
-                with connect(self._dsn, application="bottledwater flush") as other:
-                    # local, so that it does not wait for a synchronous standby
-                    other.execute("SET synchronous_commit = local")
-                    other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
-                pushed = True
-            if time.monotonic() > deadline:
-                raise Outage(
-                    f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.",
-                    "Check the server's disk, and run the snapshot again.",
-                )
-            pause(0.02)
+        """See :func:`wait_flushed`, on the holder's own connection."""
+        wait_flushed(self._connection, self._dsn, lsn, timeout=timeout)
 
     def load(self, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> list[Table]:
         """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait behind an ALTER that
@@ -187,6 +162,80 @@ class SnapshotExporter:
     def close(self) -> None:
         """End the session, which releases snapshot and locks."""
         self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSnapshot:
+    """A snapshot that is read under by the session that took it.
+
+    :param table: the table as the snapshot shows it, with its size.
+    :param insert_lsn: L, see :class:`ExportedSnapshot`.
+    """
+
+    snapshot: Snapshot
+    insert_lsn: int
+    table: Table
+
+
+def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_timeout: float) -> OwnSnapshot:
+    """Begin a transaction that reads one table: lock it, and then take the transaction's snapshot; for the order, see
+    :class:`SnapshotExporter`.
+
+    :param lock_timeout: seconds to wait for the lock; others wait behind it meanwhile.
+    :raises Outage: the lock was not granted in time, or the table was renamed meanwhile.
+    :raises Refused: the table does not exist any more.
+    """
+    named = catalog.names(connection, [oid]).get(oid)
+    if named is None:
+        raise Refused("The table does not exist any more.", "Ask for a live snapshot of the others.")
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
+    try:
+        connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(*named)))
+    except locks.BUSY as error:
+        connection.execute("ROLLBACK")
+        who = "; ".join(locks.holders(connection, [oid], locks.SHARE)) or "nobody any more"
+        raise Outage(f"No lock on {'.'.join(named)} within {lock_timeout:.0f} s. In the way: {who}.") from error
+    row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert at is not None
+    tables = catalog.load(connection, [oid], forms=forms, sizes=True)
+    if not tables or (tables[0].schema, tables[0].name) != named:
+        connection.execute("ROLLBACK")
+        raise Outage(f"{'.'.join(named)} was renamed or dropped while it was locked.")
+    return OwnSnapshot(Snapshot.parse(row[0]), parse_lsn(at[0]), tables[0])
+
+
+def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
+    """Wait until the WAL is on disk up to L: a snapshot sees asynchronous commits that a crash could still undo, and a published row
+    cannot be taken back.
+
+    A commit in another session forces the flush; the flush position is read on the connection that has the snapshot, which a crash
+    would end.
+
+    :raises Outage: the WAL was not flushed within ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    pushed = False
+    while True:
+        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        if parse_lsn(row[0]) >= lsn:
+            return
+        if not pushed:
+            with connect(dsn, application="bottledwater flush") as other:
+                # local, so that it does not wait for a synchronous standby
+                other.execute("SET synchronous_commit = local")
+                other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
+            pushed = True
+        if time.monotonic() > deadline:
+            raise Outage(
+                f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.",
+                "Check the server's disk, and run the snapshot again.",
+            )
+        pause(0.02)
 
 
 def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[tuple[int, int]]:
@@ -243,11 +292,18 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         )
 
 
-def copy_query(table: Table, columns: sql.Composable, first: int, last: int) -> sql.Composed:
-    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice."""
+def copy_query(
+    table: Table, columns: sql.Composable, first: int, last: int, condition: sql.Composable | None = None
+) -> sql.Composed:
+    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice.
+
+    :param condition: which of its rows are read; None for all.
+    """
     where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
     if last < LAST_BLOCK:
         where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
+    if condition is not None:
+        where += sql.SQL(" AND (\n{}\n)").format(condition)
     return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT binary)").format(
         columns, sql.Identifier(table.schema, table.name), where
     )

@@ -25,7 +25,10 @@ _OF_A_TOPIC = (3, -188, 17)
 
 
 def rule_out(
-    session: PublishSession, error: RecordRefused, service: Sequence[Records], progress: Mapping[str, StateRecord]
+    session: PublishSession,
+    error: RecordRefused,
+    service: Sequence[Records],
+    progress: Mapping[str, StateRecord | None],
 ) -> None:
     """Raise an error if the broker's refusal has another cause than a row; return if a row may be the cause.
 
@@ -60,7 +63,7 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
     left: npt.NDArray[np.int64] = np.arange(len(records))
 
     def refusal(numbers: npt.NDArray[np.int64]) -> RecordRefused | None:
-        return session.refusal([Records(records.table[numbers], records.data, records.headers)])
+        return session.refusal([Records(records.table[numbers], records.data, records.headers, records.label)])
 
     found: dict[int, str] = {}
     while len(left) and (error := refusal(left)) is not None:

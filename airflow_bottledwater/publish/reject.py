@@ -61,4 +61,4 @@ def without(records: Records, rejections: Iterable[Rejection]) -> Records:
     if not rows:
         return records
     kept = ~np.isin(records.table["row"], np.array(rows))
-    return Records(records.table[kept], records.data, records.headers)
+    return Records(records.table[kept], records.data, records.headers, records.label)

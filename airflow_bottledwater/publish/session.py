@@ -156,10 +156,10 @@ class PublishSession:
             self._publisher.close()
         self._publisher = None
 
-    def transact(self, batches: Iterable[Records], progress: Mapping[str, StateRecord]) -> None:
+    def transact(self, batches: Iterable[Records], progress: Mapping[str, StateRecord | None]) -> None:
         """Publish in one Kafka transaction: all batches, and last the records of progress.
 
-        :param progress: read after the last batch, so that the iterator of batches may fill it in.
+        :param progress: read after the last batch, so that the iterator of batches may fill it in; None removes a record.
         :raises NewProducerNeeded: the transaction was lost; :meth:`run` decides anew.
         :raises RecordRefused: the broker refuses a record for good.
         """
@@ -177,9 +177,12 @@ class PublishSession:
         self.backoff.over()
         self.state.apply(progress)
 
-    def progress_records(self, progress: Mapping[str, StateRecord]) -> list[Records]:
+    def progress_records(self, progress: Mapping[str, StateRecord | None]) -> list[Records]:
         """The state records as Kafka records for the state topic."""
-        return [single(self._progress, 0, key.encode(), store.encode(encode(value))) for key, value in progress.items()]
+        return [
+            single(self._progress, 0, key.encode(), None if value is None else store.encode(encode(value)))
+            for key, value in progress.items()
+        ]
 
     # ------------------------------------------------------------------ topics and their limits
     def compare_topics(self) -> bool:

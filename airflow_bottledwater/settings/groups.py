@@ -155,6 +155,11 @@ class Pace:
         Bytes, "Size of a range of the snapshot: the unit of a Kafka transaction and of resuming."
     ] = 16 << 20
     batch_bytes: Annotated[Bytes, "Size at which a batch of the stream ends, at the next commit."] = 8 << 20
+    live_share: Annotated[
+        float,
+        Number(0.01, 1.0, "0.01 to 1"),
+        "The share of the stream's time that a live snapshot may take while the stream has work, too.",
+    ] = 0.5
     executor_timeout: Annotated[
         Seconds, "How long the executors of a cluster have for a first task, in which they try what they need."
     ] = 60.0

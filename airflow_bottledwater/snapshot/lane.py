@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import logging
 import math
-import struct
 import time
-import uuid
 from collections.abc import Callable, Iterator
 
 import psycopg
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.encoding.program import Programs, select_list
+from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
-from airflow_bottledwater.kafka.publisher import Records, single
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import copy, pgoutput, snapshot
+from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.publish.dead_letter import MAX_BYTES, DeadLetter, column_texts
-from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
-from airflow_bottledwater.publish.refusals import find_refused, rule_out
-from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
+from airflow_bottledwater.publish.refusals import rule_out
+from airflow_bottledwater.publish.reject import without
+from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
@@ -39,10 +34,6 @@ log = logging.getLogger(__name__)
 
 #: seconds that a lane waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up first
 _LATER = 5.0
-#: bytes of a key column's value that an error shows
-_KEY_BYTES = 100
-#: int8, int2, int4 (src/include/catalog/pg_type.dat)
-_INTEGERS = (20, 21, 23)
 
 
 class _Slow(BottledWaterError):
@@ -81,10 +72,8 @@ class _Lane:
         )
         self._connection: Connection = self._connect()
         self._tables = {t.table.oid: t for t in task.tables}
-        self._encoder = BlockEncoder(wire.HEADERS if pipeline.snapshot_headers else 0)
+        self._rows = RowEncoder(self._session, wire.HEADERS if pipeline.snapshot_headers else 0)
         self._totals = {"rows": 0, "dead_letters": 0}
-        #: rows that the broker is known to refuse, by the digest of their bytes, and why
-        self._refused: dict[bytes, str] = {}
 
     def close(self) -> None:
         self._session.close()
@@ -153,11 +142,11 @@ class _Lane:
         def records() -> Iterator[Records]:
             for block in () if begun is None else itertools.chain([begun], blocks):
                 in_time()
-                for encoded, rejections in self._encoded(block, programs):
+                for encoded, rejections in self._rows.encode(pinned.version, block, programs):
                     kept = without(encoded.records, rejections)
                     yield kept
                     for rejection in rejections:
-                        yield self._dead_letter(pinned, block, rejection)
+                        yield self._rows.dead_letter(pinned.version, block, rejection)
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
             rows = rows_before + counts["rows"]
@@ -203,37 +192,6 @@ class _Lane:
         self._connection = self._connect()
 
     # ------------------------------------------------------------------ rows that cannot be published
-    def _encoded(self, block: Block, programs: Programs) -> Iterator[tuple[Encoded, list[Rejection]]]:
-        """The block's records, piece by piece, and the rows that cannot be published."""
-        for encoded in self._encoder.encode(block, programs, self._session.largest_record):
-            found = [*oversized(self._session, encoded.records), *encoded.rejections]
-            if self._refused:
-                digests = ((row, _digest(block, row)) for row in encoded.rows)
-                found = [Rejection(row, self._refused[d]) for row, d in digests if d in self._refused] + found
-            rejections = distinct(found)
-            if rejections and self._pipeline.on_error == "exit":
-                raise self._record_error(programs, block, rejections[0])
-            yield encoded, rejections
-
-    def _record_error(self, programs: Programs, block: Block, rejection: Rejection) -> RecordError:
-        table = programs.tables[0]
-        topic = self._tables[table.oid].topic
-        return RecordError(
-            f"A row of {table.qualified} cannot be published to topic {topic!r}: {rejection.reason.rstrip('.')}"
-            f"{_named(table, _row(block, rejection.row))}.",
-            "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which writes it "
-            "to the dead-letter topic.",
-            topic=topic,
-        )
-
-    def _dead_letter(self, pinned: PinnedTable, block: Block, rejection: Rejection) -> Records:
-        raw, limit = _row(block, rejection.row), self._session.dead_letter_limit
-        whole = len(raw) < limit
-        message = _as_insert(pinned.table, raw, largest=len(raw) if whole else MAX_BYTES)
-        log.error("Dead letter for a row of %s: %s", pinned.table.qualified, rejection.reason)
-        value = DeadLetter(pinned.version, "r", "", message, rejection.reason, whole).encode(limit)
-        return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
-
     def _find_refused(self, chunk: Chunk, first: int, last: int, error: RecordRefused) -> None:
         """Read the blocks [first, last) once more to find the rows that the broker refuses; the next attempt rejects them.
 
@@ -241,58 +199,15 @@ class _Lane:
         """
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
-        known, size = len(self._refused), 0
+        found = size = 0
         progress = {progress_key(chunk.oid, chunk.number): self._progress(0, last, done=False)}
         try:
             rule_out(self._session, error, [], progress)
             for block in self._blocks(pinned, first, last, idle=self._check_stopped):
                 self._check_stopped()
-                for encoded, rejections in self._encoded(block, programs):
-                    records = without(encoded.records, rejections)
-                    size += int(records.sizes().sum())
-                    for number, why in find_refused(self._session, records).items():
-                        self._refused[_digest(block, int(records.table[number]["row"]))] = why
+                more, bytes_more = self._rows.find_refused(pinned.version, block, programs)
+                found, size = found + more, size + bytes_more
         finally:
             self._reconnect()
-        if len(self._refused) == known:
+        if not found:
             self._session.smaller_batches(size)
-
-
-def _row(block: Block, row: int) -> memoryview:
-    return memoryview(block.data)[block.offsets[row] : block.offsets[row + 1]]  # type: ignore[arg-type]
-
-
-def _digest(block: Block, row: int) -> bytes:
-    """A digest that identifies a row however often its range is read and split. Equal rows share it: the broker refuses them all."""
-    return hashlib.blake2b(_row(block, row), digest_size=16).digest()
-
-
-def _named(table: Table, raw: memoryview) -> str:
-    """Names a row by its key, for an error; empty if the table has no key."""
-    if not table.keyed:
-        return ""
-    texts = column_texts(table, _as_insert(table, raw, largest=_KEY_BYTES))
-    values = []
-    for column in table.columns:
-        if column.name in table.key:
-            text = texts.get(column.name) or ""
-            if column.type.oid in _INTEGERS and text.startswith("\\x"):
-                text = str(int.from_bytes(bytes.fromhex(text[2:]), signed=True))
-            values.append(f"{column.name} = {text}")
-    return f"; it is the row with {', '.join(values)}"
-
-
-def _as_insert(table: Table, raw: memoryview, *, largest: int) -> bytes:
-    """A COPY row in the form of an Insert message, so that there is only one decoder of rows.
-
-    :param largest: bytes at which a value is cut.
-    """
-    fields, at = [], 2
-    for _ in table.columns:
-        (length,) = struct.unpack_from(">i", raw, at)
-        at += 4
-        fields.append(
-            pgoutput.Field("n") if length < 0 else pgoutput.Field("b", bytes(raw[at : at + min(length, largest)]))
-        )
-        at += max(length, 0)
-    return pgoutput.RowMessage("I", table.oid, "", None, fields).encode()

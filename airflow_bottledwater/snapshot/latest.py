@@ -79,8 +79,18 @@ def _note(table, used, messages, hashes, ends, start, low, high):
             return i, used
         used += _put(table, first, _mixed(second, message.partition), _at(message))
         if message.payload != 0 and message.offset >= ends[message.partition]:
-            used += _put(table, first, second ^ _FOUND, 1)
+            used += _put(table, first, _mixed(second, message.partition) ^ _FOUND, 1)
     return messages.size, used
+
+
+@compiled
+def _find(table, used, hashes, partitions, low, high):
+    """Mark the keys among these that have a record in the partition where they belong; returns how many entries there are then."""
+    for i in range(partitions.size):
+        first, mixed = hashes[i, 0], _mixed(hashes[i, 1], partitions[i])
+        if low <= np.int64(first >> _RANGE_SHIFT) < high and table[_place(table, first, mixed)].at != 0:
+            used += _put(table, first, mixed ^ _FOUND, 1)
+    return used
 
 
 @compiled
@@ -95,7 +105,7 @@ def _find_stale(table, messages, hashes, low, high, out):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
         if message.payload != 0 and low <= np.int64(first >> _RANGE_SHIFT) < high:
             latest = table[_place(table, first, _mixed(second, message.partition))].at == _at(message)
-            out[i] = latest and table[_place(table, first, second ^ _FOUND)].at == 0
+            out[i] = latest and table[_place(table, first, _mixed(second, message.partition) ^ _FOUND)].at == 0
 
 
 def warm_up() -> None:
@@ -107,6 +117,7 @@ def _note_nothing() -> None:
     table, nothing = np.zeros(1, dtype=_ENTRY), np.zeros(0, dtype=rd.MESSAGE)
     hashes = np.zeros((0, 2), dtype=np.uint64)
     _note(table, 0, nothing, hashes, np.zeros(0, dtype=np.int64), 0, 0, RANGES)
+    _find(table, 0, hashes, np.zeros(0, dtype=np.int64), 0, RANGES)
     _enter(table, table[:0])
     _find_stale(table, nothing, hashes, 0, RANGES, np.zeros(0, dtype=np.bool_))
 
@@ -129,6 +140,7 @@ class LatestRecords:
         self._table: Rows = np.zeros(size, dtype=_ENTRY)
         self._ends = np.array(ends, dtype=np.int64)
         self._used = 0
+        self._finding = False
         self.low, self.high = low, RANGES
 
     def note(self, block: Block) -> None:
@@ -143,6 +155,17 @@ class LatestRecords:
             )
             if i < len(block):
                 self._halve()
+
+    def find(self, hashes: npt.NDArray[np.uint64], partitions: npt.NDArray[np.int64]) -> None:
+        """Mark keys that the table has, each with the partition where it belongs; to be called when all records are entered.
+
+        :raises Refused: the keys of a single range fill the table.
+        """
+        # each entered record may get a mark, and nothing else is entered from now on
+        while not self._finding and 2 * self._used > len(self._table) // 8 * _FULL:
+            self._halve()
+        self._finding = True
+        self._used = _find(self._table, self._used, hashes, partitions, self.low, self.high)
 
     def _halve(self) -> None:
         """Leave half of the range, or more, to another reading."""

@@ -1,6 +1,7 @@
 """The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the owner of a data topic.
 
-Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>`` and ``request/<pipeline>``, and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
+Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>`` and ``request/<pipeline>``, ``snapshot/<pipeline>/<id>`` and
+``reading/<pipeline>/<id>``, and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
 is malformed is read as if it were not there. A field that this version does not know is left out; one that is missing has its default.
 """
 
@@ -17,6 +18,8 @@ from airflow_bottledwater.model.outcome import Outcome
 
 #: the last states of a job that ended in order, and of one that did not
 _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"
+#: the last states of a live snapshot
+SNAPSHOT_ENDS = frozenset({"finished", "cancelled", "failed"})
 #: how many heartbeats a living job may miss, and the seconds that it has in any case
 _HEARTBEATS, _SHORTEST_SILENCE = 10, 30.0
 #: seconds between the heartbeats of a job that does not say how often it reports
@@ -53,6 +56,21 @@ def job_key(job_id: str) -> str:
 def stop_key(job_id: str) -> str:
     """The key of a request to a submitted job."""
     return f"{STOPS}{job_id}"
+
+
+def snapshots_prefix(name: str) -> str:
+    """The prefix of the keys of all live snapshots that a pipeline was asked for."""
+    return f"snapshot/{name}/"
+
+
+def snapshot_key(name: str, request_id: str) -> str:
+    """The key of a request for a live snapshot; the id is made by whoever asks for it."""
+    return f"{snapshots_prefix(name)}{request_id}"
+
+
+def reading_key(name: str, request_id: str) -> str:
+    """The key of the report on a live snapshot."""
+    return f"reading/{name}/{request_id}"
 
 
 def owners_prefix(topic: str) -> str:
@@ -193,6 +211,65 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """A request to read tables, or rows of them, while the stream runs, and to publish these rows again. Written by whoever asks; the
+    pipeline's job removes it at the snapshot's end.
+
+    :param tables: names or patterns, as in the pipeline's settings.
+    :param where: a condition on the tables' own columns, as SQL; empty for all rows.
+    :param sweep: whether keys that a table does not have (any more) get a tombstone.
+    :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for.
+    :param bytes_per_second: the same in bytes.
+    :param paused: whether it is to wait; ``cancelled``: whether it is to end. What is published stays.
+    :param at: seconds since 1970; the oldest request comes first.
+    """
+
+    tables: tuple[str, ...]
+    where: str = ""
+    sweep: bool = False
+    rows_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    paused: bool = False
+    cancelled: bool = False
+    at: float = 0.0
+
+
+@dataclass(slots=True)
+class SnapshotReport:
+    """How far a live snapshot is; written by the pipeline's job.
+
+    :param state: waiting, reading, sweeping, paused; or at its end finished, cancelled or failed.
+    :param what: what it waits for, or reads.
+    :param rows: rows published. ``newer`` are rows that were left out since the stream has published newer ones; ``swept`` are keys
+        that got a tombstone.
+    :param bytes: the size of the tables' blocks that were read, of ``total_bytes``, both without TOAST.
+    :param boundary: the LSN up to which the rows that were published last show the table.
+    :param seconds_left: estimated; None if it is not known.
+    :param at: seconds since 1970, by the clock of the job's host.
+    """
+
+    state: str
+    what: str = ""
+    tables: list[str] = field(default_factory=list)
+    rows: int = 0
+    newer: int = 0
+    dead_letters: int = 0
+    swept: int = 0
+    bytes: int = 0
+    total_bytes: int = 0
+    rows_per_second: float = 0.0
+    seconds_left: float | None = None
+    boundary: str = ""
+    error: str = ""
+    at: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the snapshot has ended."""
+        return self.state in SNAPSHOT_ENDS
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerRecord:
     """A pipeline that publishes to a data topic; of several, the one that was written first owns it.
 
@@ -203,7 +280,7 @@ class OwnerRecord:
     at: float = 0.0
 
 
-ControlRecord = StatusRecord | StopRequest | OwnerRecord | JobRecord | JobStop
+ControlRecord = StatusRecord | StopRequest | OwnerRecord | JobRecord | JobStop | SnapshotRequest | SnapshotReport
 
 R = TypeVar("R", bound=ControlRecord)
 

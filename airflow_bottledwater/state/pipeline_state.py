@@ -17,11 +17,13 @@ from airflow_bottledwater.state.records import (
     COVERAGE,
     IDS,
     INTENT,
+    LIVE,
     POSITION,
     SLOT,
     Complete,
     Ids,
     Intent,
+    LiveProgress,
     PinnedTable,
     Plan,
     Progress,
@@ -30,6 +32,7 @@ from airflow_bottledwater.state.records import (
     Sweep,
     decode,
     encode,
+    live_key,
     plan_key,
     progress_key,
     sweep_key,
@@ -144,6 +147,15 @@ class PipelineState:
     def sweep(self, oid: int) -> Sweep | None:
         """The sweep that must follow a table's snapshot, if one must."""
         return self.get(sweep_key(oid), Sweep)
+
+    def live(self, request_id: str) -> LiveProgress | None:
+        """A live snapshot's progress."""
+        return self.get(live_key(request_id), LiveProgress)
+
+    @property
+    def live_ids(self) -> list[str]:
+        """The ids of the live snapshots that have a record."""
+        return [key.removeprefix(LIVE) for key in self.raw if key.startswith(LIVE)]
 
     @property
     def progress(self) -> list[Progress]:

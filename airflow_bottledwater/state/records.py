@@ -1,7 +1,7 @@
 """The records of a slot's state topic, typed.
 
 Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
-``plan/…``, ``progress/…/<range>``, ``sweep/…``.
+``plan/…``, ``progress/…/<range>``, ``sweep/…``; and ``live/…`` by the id of a live snapshot.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from airflow_bottledwater.postgres.coverage import Coverage
 
 CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot", "complete", "position"
 COVERAGE = "coverage"
+#: the prefix of the keys of live snapshots
+LIVE = "live/"
 
 
 def table_key(oid: int) -> str:
@@ -49,6 +51,11 @@ def progress_key(oid: int, chunk: int) -> str:
 def sweep_key(oid: int) -> str:
     """The key of the sweep that follows a table's snapshot onto a topic that was not empty."""
     return f"sweep/{oid}"
+
+
+def live_key(request_id: str) -> str:
+    """The key of a live snapshot's progress."""
+    return f"{LIVE}{request_id}"
 
 
 def _key_types(table: Table) -> list[object]:
@@ -220,8 +227,46 @@ class Sweep:
     done: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LiveProgress:
+    """How far a live snapshot is published.
+
+    :param tables: the oids of its tables, in the order in which they are read.
+    :param done: how many of them are done.
+    :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has not begun.
+    :param upto: the block of it behind the last one that is published.
+    :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
+    :param bytes: the size of the blocks that were read.
+    :param ended: finished, cancelled or failed; empty until then.
+    """
+
+    tables: tuple[int, ...]
+    done: int = 0
+    filenode: int = 0
+    upto: int = 0
+    rows: int = 0
+    newer: int = 0
+    dead_letters: int = 0
+    swept: int = 0
+    bytes: int = 0
+    ended: str = ""
+    error: str = ""
+
+
 StateRecord = (
-    Job | Ids | Intent | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep
+    Job
+    | Ids
+    | Intent
+    | SlotRecord
+    | Coverage
+    | Complete
+    | Reached
+    | PinnedTable
+    | Boundary
+    | Plan
+    | Progress
+    | Sweep
+    | LiveProgress
 )
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
@@ -238,6 +283,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "plan": Plan,
     "progress": Progress,
     "sweep": Sweep,
+    "live": LiveProgress,
 }
 
 R = TypeVar("R")

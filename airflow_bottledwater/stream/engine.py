@@ -33,6 +33,8 @@ from airflow_bottledwater.stream.start import Start, begin
 
 log = logging.getLogger(__name__)
 
+#: seconds to wait for changes: while nothing else is to be done, and beside a live snapshot
+_IDLE, _BESIDE = 0.2, 0.01
 #: seconds between two log lines with the stream's position
 _LOG_INTERVAL = 10.0
 
@@ -135,15 +137,24 @@ def follow(
             report = StreamReport(controller, watch, publisher.position)
             with contextlib.closing(open_source(pipeline, start, backoff, publisher.position)) as source:
                 target = flush_target(pipeline) if bounded else None
-                while not stopped.is_set() and (target is None or publisher.position.lsn < target):
-                    batch = source.next(0.2, flush_empty=bounded)
+                while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
+                    live = publisher.live
+                    batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=bounded or live.waits)
                     watch.check()
-                    if batch is None:
-                        continue
-                    source.acknowledge(publisher.publish(batch))
-                    counters = {**publisher.counters, **source.statistics}
-                    report.update(publisher.position, counters, source.skipped_by_table)
+                    if batch is not None:
+                        source.acknowledge(publisher.publish(batch))
+                        counters = {**publisher.counters, **source.statistics}
+                        report.update(publisher.position, counters, source.skipped_by_table)
+                    live.work()
                 return {**publisher.counters, **source.statistics}
+
+
+def _is_done(publisher: StreamPublisher, target: int) -> bool:
+    """Whether a bounded run has done everything: it is at its target, and no live snapshot is asked for."""
+    if publisher.position.lsn < target or publisher.live.active:
+        return False
+    publisher.live.catch_up()
+    return not publisher.live.active
 
 
 def stream_backoff(pipeline: Pipeline, stopped: threading.Event | None = None) -> Backoff:

@@ -12,6 +12,7 @@ from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import StaleBatch
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
+from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
@@ -39,6 +40,7 @@ class StreamPublisher:
     """Publishes batches under the stream's transactional id. It keeps no position of its own: P is in the session's state only.
 
     :param start: the claimed stream.
+    :ivar live: the live snapshots, which are published between two batches.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     """
 
@@ -50,11 +52,13 @@ class StreamPublisher:
             pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff
         )
         self._completer = ToastResolver(pipeline.postgres, backoff.wait)
+        self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
         #: changes that the broker is known to refuse, by their position, and why
         self._refused: dict[Position, str] = {}
 
     def close(self) -> None:
-        """Close the producer and the connection."""
+        """Close the producer and the connections."""
+        self.live.close()
         self._session.close()
         self._completer.close()
 
@@ -92,6 +96,7 @@ class StreamPublisher:
     def _advance(self, batch: Batch) -> Position:
         """Publish all that is left of the batch by the state's P, or a leading part of it; returns the new P."""
         reached = self._session.state.position
+        self.live.expect(reached)
         if reached is not None and reached >= batch.end and batch.end > batch.start:
             return reached
         rest = _rest(batch, reached)
@@ -106,7 +111,9 @@ class StreamPublisher:
             encoded = self._encode(part.before(Position.parse(stop.position).lsn), programs)
         if stop is None or encoded.batch.end > rest.start:
             # if the outcome is unknown, P shows it, and the next attempt with what is left stops here again
+            self.live.publishing(encoded)
             self._send(encoded)
+            self.live.reached(self._session.state.position)
         if stop is not None:
             raise stop
         return encoded.batch.end

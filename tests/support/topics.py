@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from airflow_bottledwater.kafka.topics import Topics
@@ -19,9 +19,12 @@ from airflow_bottledwater.local.compare import Comparison
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import Result
+from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from airflow_bottledwater.stream import engine
 from tests.support.compare import compare
 
@@ -39,6 +42,7 @@ class Message:
     timestamp: int
     xid: str = ""
     toast: str = ""
+    snapshot: str = ""
 
 
 def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
@@ -81,6 +85,7 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
                     message.timestamp()[1],
                     headers.get("xid", ""),
                     headers.get("toast", ""),
+                    headers.get("snapshot", ""),
                 )
             )
     consumer.close()
@@ -180,6 +185,31 @@ class Flow:
             stopped.set()
             thread.join(60)
             assert not thread.is_alive()
+
+    def ask(self, *tables: str, **options: Any) -> str:
+        """Ask for a live snapshot; returns its id."""
+        request_id = uuid.uuid4().hex
+        snapshots.ask(self.pipeline, self.name, request_id, SnapshotRequest(tables, **options))
+        return request_id
+
+    def damage(self, table: str, key: dict[str, Any], value: dict[str, Any] | None, *, partition: int = 0) -> None:
+        """Publish a record of a JSON topic behind the pipeline's back."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
+        text = None if value is None else json.dumps(value, separators=(",", ":"))
+        producer.produce(self.topic(table), text, json.dumps(key, separators=(",", ":")), partition)
+        assert not producer.flush(10)
+
+    def reported(self, request_id: str) -> SnapshotReport:
+        """The report on a live snapshot."""
+        report = snapshots.reports(self.pipeline, self.name)[request_id][1]
+        assert report is not None
+        return report
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        with connect(self.dsn) as connection:
+            return identify(connection).pipeline(self.pipeline.slot)
 
     def topic(self, table: str) -> str:
         """The topic of a table of the public schema."""

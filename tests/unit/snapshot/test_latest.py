@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_bottledwater.kafka.hashes import siphash
 from airflow_bottledwater.kafka.librdkafka import MESSAGE
-from airflow_bottledwater.kafka.topic_reader import Block, KeySet, siphash
+from airflow_bottledwater.kafka.topic_reader import Block, KeySet
 from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
 from tests.support.examples import examples
 

@@ -1,0 +1,353 @@
+"""Reads the rows of a live snapshot in a thread of its own, chunk by chunk, each under a snapshot of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.program import select_list
+from airflow_bottledwater.errors import Refused, StopRequested
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
+from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.live.keys import key_hashes, keys_query
+from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.policy import ErrorAction, act
+from airflow_bottledwater.postgres import catalog, copy, slot
+from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
+from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.snapshot import OwnSnapshot, begin_reading, copy_query, wait_flushed
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
+from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.records import LiveProgress, PinnedTable
+
+log = logging.getLogger(__name__)
+
+#: chunks that wait to be published: one is read while another one waits for the stream
+_AHEAD = 2
+#: blocks of the first chunk, and of a chunk at most: a slice may have no rows for long
+_FIRST_BLOCKS, _MOST_BLOCKS = 64, 1 << 17
+#: bytes of a chunk's rows at most, unless they are in a single block
+_LARGEST = 8 << 20
+#: seconds for which publishing a chunk should hold up the stream
+_HOLD_UP = 0.02
+#: seconds that others may wait behind our wait for a lock
+_LOCK = 1.0
+#: bytes of a block of a table, see airflow_bottledwater.snapshot.progress
+BLOCK = 8192
+#: in place of a table's filenode: its rows are published, and it is being swept
+SWEEPING = -1
+
+
+class _TooLarge(Exception):
+    """The chunk has too many rows; it is read again in parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one table as a snapshot shows them; or keys that it does not show.
+
+    :param insert_lsn: L: everything that the snapshot shows was committed below it.
+    :param blocks: the rows.
+    :param after: the progress when they are published, except for the counts of records.
+    :param stale: partition and key of records whose keys the table does not have.
+    """
+
+    version: Version
+    snapshot: Snapshot
+    insert_lsn: int
+    blocks: list[Block]
+    after: LiveProgress
+    stale: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Extent:
+    """How large what is read is.
+
+    :param pages: the blocks of each table, as far as they are known.
+    """
+
+    pages: dict[int, int]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tables' blocks."""
+        return sum(self.pages.values()) * BLOCK
+
+
+class Reading(threading.Thread):
+    """Reads a request's rows from a place on. It must be made after the stream's changes are being noted.
+
+    :param progress: where to begin.
+    :param tables: the pipeline's tables by oid.
+    :ivar chunks: what is read, in order; the last one's ``after`` says that all tables are done.
+    :ivar error: why it has ended early.
+    :ivar waits_for: what it waits for, as text; empty while it reads.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, request: SnapshotRequest, progress: LiveProgress, tables: dict[int, PinnedTable]
+    ) -> None:
+        super().__init__(name="live snapshot", daemon=True)
+        self._pipeline, self._request, self._at, self._tables = pipeline, request, progress, tables
+        self.chunks: queue.Queue[Chunk] = queue.Queue(_AHEAD)
+        self.error: BaseException | None = None
+        self.waits_for = ""
+        self.extent = Extent({})
+        self._ended = threading.Event()
+        self._blocks = _FIRST_BLOCKS
+        self._due = time.monotonic()
+        self._versions: dict[int, Version] = {}
+        self._connection: Connection | None = None
+        self._oldest_xid = 0
+        self.start()
+
+    def close(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._ended.set()
+
+    def took(self, seconds: float) -> None:
+        """Take note of how long the last chunk held up the stream; it decides how large the next one is."""
+        factor = min(2.0, max(0.5, _HOLD_UP / max(seconds, 0.001)))
+        self._blocks = int(min(_MOST_BLOCKS, max(1, self._blocks * factor)))
+
+    # ------------------------------------------------------------------ the thread
+    def run(self) -> None:
+        """Read until everything is read, or something is wrong for good."""
+        backoff = Backoff(None, self._ended, self._tell)
+        try:
+            with stoppable(self._ended):
+                while self._at.done < len(self._at.tables):
+                    try:
+                        self._step()
+                        backoff.over()
+                        self.waits_for = ""
+                    except StopRequested:
+                        return
+                    except Exception as error:
+                        found = outage(error, "Reading rows") if isinstance(error, psycopg.Error) else error
+                        self._disconnect()
+                        if act(found) is not ErrorAction.WAIT:
+                            raise found from error
+                        backoff.wait(found)
+        except StopRequested:
+            return
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._disconnect()
+
+    def _tell(self, what: str) -> None:
+        self.waits_for = what
+        log.info("A live snapshot waits: %s", what)
+
+    def _step(self) -> None:
+        """Read the next chunk, and hand it over."""
+        connection = self._connect()
+        oid = self._at.tables[self._at.done]
+        if self._at.filenode == SWEEPING:
+            return self._sweep(connection, oid)
+        found = self._begin(connection, oid)
+        version = self._version(found)
+        table, at = found.table, self._at
+        first = at.upto if at.filenode == table.filenode else 0
+        if at.filenode and at.filenode != table.filenode:
+            log.info("%s was rewritten: it is read again from its start.", table.qualified)
+        self.extent.pages[oid] = table.pages
+        last = min(first + self._blocks, max(table.pages, 1))
+        try:
+            blocks = list(self._read(connection, version, first, last))
+        except _TooLarge:
+            self._disconnect()
+            self._blocks = max(1, (last - first) // 4)
+            return
+        # on this connection, which a crash ends: what the snapshot has seen is then on disk, and is not lost any more
+        wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
+        connection.execute("COMMIT")
+        read = at.bytes + (last - first) * BLOCK
+        if last >= table.pages and self._request.sweep:
+            self._at = replace(at, filenode=SWEEPING, upto=0, bytes=read)
+        elif last >= table.pages:
+            self._at = replace(at, done=at.done + 1, filenode=0, upto=0, bytes=read)
+        else:
+            self._at = replace(at, filenode=table.filenode, upto=last, bytes=read)
+        if blocks or last >= table.pages:
+            self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at))
+        else:
+            self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
+        self._pace(blocks)
+
+    def _sweep(self, connection: Connection, oid: int) -> None:
+        """Find the keys of the topic that the table does not have, and hand them over."""
+        topic = self._tables[oid].topic
+        reached = Topics(self._pipeline.kafka).ends(topic, self._tables[oid].partitions)
+        low = 0
+        while low < RANGES:
+            found = self._begin(connection, oid)
+            latest = LatestRecords(2 * sum(reached), reached, low)
+            for records in self._topic(topic, reached):
+                latest.note(records)
+            version = self._version(found)
+            for rows in copy.rows(connection, keys_query(version.table), idle=self._check):
+                latest.find(*key_hashes(rows, version, self._pipeline.output_format, self._tables[oid].partitions))
+            wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
+            connection.execute("COMMIT")
+            for records in self._topic(topic, reached):
+                keys = [
+                    (int(records.messages[i]["partition"]), records.key(i))
+                    for i in np.flatnonzero(latest.stale(records)).tolist()
+                ]
+                if keys:
+                    self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, keys))
+            low = latest.high
+        self._at = replace(self._at, done=self._at.done + 1, filenode=0)
+        self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at))
+
+    def _topic(self, topic: str, ends: Sequence[int]) -> Iterator[TopicBlock]:
+        """The records of a topic up to these offsets."""
+        for records in topic_blocks(self._pipeline.kafka, topic, ends, Backoff(None, self._ended, self._tell)):
+            self._check()
+            yield records
+
+    def _begin(self, connection: Connection, oid: int) -> OwnSnapshot:
+        """Begin a transaction whose snapshot shows everything that was published before changes were noted.
+
+        A transaction whose changes were published before may still be in progress for others (it waits for a synchronous standby, say);
+        X0 is taken afterwards, so that it is above the id of each of them.
+        """
+        if not self._oldest_xid:
+            self._oldest_xid = slot.fresh_xid(connection)
+        while True:
+            found = begin_reading(connection, oid, forms=self._pipeline.forms, lock_timeout=_LOCK)
+            if found.snapshot.xmin >= self._oldest_xid:
+                return found
+            connection.execute("ROLLBACK")
+            who = slot.blockers(connection, below=self._oldest_xid)
+            self.waits_for = (
+                f"the end of transactions that are older than it: {'; '.join(who[:3]) or '(none any more)'}"
+            )
+            pause(0.1)
+
+    def _version(self, found: OwnSnapshot) -> Version:
+        """The relation version of the rows. A changed table has a new schema, which is registered here.
+
+        :raises Refused: the table's key changed.
+        """
+        table, pinned = found.table, self._tables[found.table.oid]
+        known = self._versions.get(table.oid, pinned.version)
+        pinned.check_key(table)
+        if catalog.definition(table) == catalog.definition(known.table):
+            version = replace(known, table=table)
+        else:
+            value_schema = 0
+            if self._pipeline.output_format == "avro":
+                registry = Registry(self._pipeline.registry)
+                value_schema = registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+            version = Version(table, pinned.topic, pinned.key_schema, value_schema)
+        self._versions[table.oid] = version
+        return version
+
+    def _read(self, connection: Connection, version: Version, first: int, last: int) -> Iterator[Block]:
+        condition = sql.SQL(self._request.where) if self._request.where else None  # type: ignore[arg-type]
+        query = copy_query(version.table, select_list(version.table), first, last, condition)
+        size = 0
+        for block in copy.rows(connection, query, idle=self._check):
+            used = int(block.offsets[-1])
+            size += used
+            if size > _LARGEST and last - first > 1:
+                raise _TooLarge
+            yield Block(block.data[:used].copy(), block.offsets.copy())
+
+    def _check(self) -> None:
+        if self._ended.is_set():
+            raise StopRequested("The live snapshot is to end.")
+
+    def _hand_over(self, chunk: Chunk) -> None:
+        while True:
+            self._check()
+            with contextlib.suppress(queue.Full):
+                return self.chunks.put(chunk, timeout=0.2)
+
+    def _pace(self, blocks: list[Block]) -> None:
+        """Wait as long as the limits of the request demand."""
+        rows, size = sum(block.count for block in blocks), sum(len(block.data) for block in blocks)
+        request = self._request
+        needed = max(
+            rows / request.rows_per_second if request.rows_per_second else 0.0,
+            size / request.bytes_per_second if request.bytes_per_second else 0.0,
+        )
+        self._due = max(self._due, time.monotonic() - 1.0) + needed
+        if (rest := self._due - time.monotonic()) > 0:
+            pause(rest)
+
+    # ------------------------------------------------------------------ its session
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = connect(self._pipeline.postgres, application="bottledwater live snapshot")
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """End the session; a COPY that is not read to its end can only be ended with it."""
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.cancel_safe(timeout=2)
+            self._connection.close()
+        self._connection = None
+
+
+def wanted(
+    pipeline: Pipeline, connection: Connection, request: SnapshotRequest, tables: dict[int, PinnedTable]
+) -> tuple[int, ...]:
+    """The oids of a request's tables.
+
+    :param tables: the pipeline's tables by oid.
+    :raises PreflightError: a pattern matches nothing.
+    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition.
+    """
+    oids = catalog.resolve(connection, request.tables, ())
+    names = catalog.names(connection, oids)
+    for oid in oids:
+        name = ".".join(names.get(oid, (str(oid),)))
+        if oid not in tables:
+            raise Refused(
+                f"Table {name} is not one of the tables that slot {pipeline.slot!r} follows.",
+                "Add it to the pipeline's settings first: slot and snapshot tasks (or the command) take it in with all its rows.",
+            )
+        if not tables[oid].table.keyed:
+            raise Refused(
+                f"Table {name} has no key: its rows cannot be told from those that the topic has already.",
+                "Stop the stream, drop the slot and start again with a snapshot, or give the table a primary key.",
+            )
+        if request.where:
+            _check_condition(connection, names[oid], request.where)
+    return tuple(oids)
+
+
+def _check_condition(connection: Connection, named: tuple[str, str], where: str) -> None:
+    """:raises Refused: PostgreSQL does not accept the condition for this table."""
+    condition = sql.SQL("SELECT FROM ONLY {} WHERE (\n{}\n) LIMIT 0").format(sql.Identifier(*named), sql.SQL(where))  # type: ignore[arg-type]
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute("SET TRANSACTION READ ONLY")
+            # with a parameter, it cannot contain several statements
+            connection.execute(condition + sql.SQL(" OFFSET %s"), (0,))
+    except psycopg.Error as error:
+        raise Refused(
+            f"PostgreSQL does not accept the condition {where!r} for {'.'.join(named)}: {str(error).splitlines()[0]}.",
+            "It is what would follow WHERE, over the table's own columns, such as: day >= '2026-01-01' AND day < '2026-02-01'.",
+        ) from None

@@ -1,0 +1,71 @@
+"""The reports on live snapshots, for whoever has asked for them."""
+
+from __future__ import annotations
+
+import time
+
+from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS, SnapshotReport, encode, reading_key
+from airflow_bottledwater.state.records import LiveProgress, PinnedTable
+
+
+class Reports:
+    """Writes a report at every heartbeat, and when a live snapshot changes its state.
+
+    :ivar boundary: the LSN up to which the rows that were published last show the table.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str) -> None:
+        self._pipeline, self._name = pipeline, name
+        self._control: store.Control | None = None
+        #: by the request: the state that was reported last, and when
+        self._last: dict[str, tuple[str, float]] = {}
+        self._measured, self._began = "", 0.0
+        self._rows_then = self._bytes_then = 0
+        self.boundary = ""
+
+    def tell(
+        self,
+        request_id: str,
+        state: str,
+        progress: LiveProgress | None,
+        reading: Reading | None = None,
+        tables: dict[int, PinnedTable] | None = None,
+    ) -> None:
+        """Report, unless the same was reported a moment ago."""
+        now = time.monotonic()
+        progress = progress or LiveProgress(())
+        waits_for = reading.waits_for if reading is not None else ""
+        if waits_for:
+            state = "waiting"
+        before, at = self._last.get(request_id, ("", 0.0))
+        if before == state and now - at < self._pipeline.heartbeat_interval:
+            return
+        if reading is not None and self._measured != request_id:
+            self._measured, self._began, self.boundary = request_id, now, ""
+            self._rows_then, self._bytes_then = progress.rows, progress.bytes
+        self._last[request_id] = (state, now)
+        seconds = max(0.001, now - self._began)
+        report = SnapshotReport(
+            state, waits_for, [tables[oid].table.qualified for oid in progress.tables] if tables else []
+        )
+        report.rows, report.newer, report.dead_letters = progress.rows, progress.newer, progress.dead_letters
+        report.swept, report.bytes, report.error = progress.swept, progress.bytes, progress.error
+        report.total_bytes = max(progress.bytes, reading.extent.bytes if reading is not None else 0)
+        report.rows_per_second = (progress.rows - self._rows_then) / seconds
+        pace = (progress.bytes - self._bytes_then) / seconds
+        report.seconds_left = (report.total_bytes - progress.bytes) / pace if pace > 0 else None
+        report.boundary, report.at = self.boundary, time.time()
+        if self._control is None:
+            self._control = store.Control(self._pipeline.kafka)
+        self._control.write(
+            reading_key(self._name, request_id), encode(report), wait=10.0 if state in SNAPSHOT_ENDS else 0
+        )
+
+    def close(self) -> None:
+        """Send what is queued."""
+        if self._control is not None:
+            self._control.close()
+        self._control = None

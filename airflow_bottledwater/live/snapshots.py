@@ -1,0 +1,308 @@
+"""Live snapshots in the process that publishes the stream: which are asked for, and when their rows may be published.
+
+Everything here runs in the publisher's thread, between two batches; rows are read in another one (:mod:`airflow_bottledwater.live.reading`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError
+from airflow_bottledwater.kafka.errors import RecordRefused
+from airflow_bottledwater.kafka.publisher import Records, tombstones
+from airflow_bottledwater.live.reading import Chunk, Reading, wanted
+from airflow_bottledwater.live.report import Reports
+from airflow_bottledwater.live.touched import MOST, Newer, Touched
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.policy import ErrorAction, act
+from airflow_bottledwater.postgres.connect import session as connected
+from airflow_bottledwater.publish.encode import EncodedBatch
+from airflow_bottledwater.publish.refusals import rule_out
+from airflow_bottledwater.publish.reject import without
+from airflow_bottledwater.publish.rows import RowEncoder
+from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key
+from airflow_bottledwater.state.snapshots import SnapshotRequests
+
+log = logging.getLogger(__name__)
+
+
+class _Broken(Exception):
+    """Changes were published that were not noted here, so that what is read cannot be compared with them."""
+
+
+class _Failed(Exception):
+    """The live snapshot cannot be taken; the stream goes on.
+
+    :param error: why.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class LiveSnapshots:
+    """Publishes the rows of one request after the other, in the order of the stream.
+
+    :param name: the pipeline's name, see :meth:`~airflow_bottledwater.model.slot.Cluster.pipeline`.
+    :param session: the stream's own.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str, session: PublishSession) -> None:
+        self._pipeline, self._session = pipeline, session
+        self._requests = SnapshotRequests(pipeline, name)
+        self._reports = Reports(pipeline, name)
+        self._touched = Touched()
+        self._noting = False
+        #: P as it was when the last batch was noted
+        self._position: Position | None = None
+        self._id, self._request = "", SnapshotRequest(())
+        self._reading: Reading | None = None
+        self._chunk: Chunk | None = None
+        self._rows: RowEncoder | None = None
+        self._not_before = 0.0
+
+    def close(self) -> None:
+        """End what is being read; it is read on by the next job."""
+        self._forget()
+        self._requests.close()
+        self._reports.close()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a live snapshot to be worked on."""
+        return self._requests.active
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows wait for the stream to reach the place where they may be published."""
+        return self._chunk is not None
+
+    def catch_up(self) -> None:
+        """Read all requests that were made until now.
+
+        :raises Outage: Kafka does not answer.
+        """
+        self._requests.read()
+
+    # ------------------------------------------------------------------ the stream tells what it does
+    def publishing(self, encoded: EncodedBatch) -> None:
+        """Note the changes of a batch before it is published."""
+        if self._noting:
+            oldest = None if self._chunk is None else self._chunk.snapshot
+            self._touched.note(encoded, self._session.index, oldest)
+
+    def reached(self, position: Position | None) -> None:
+        """Note P behind a batch that was noted."""
+        self._position = position
+
+    def expect(self, position: Position | None) -> None:
+        """Before a batch is published: give up what is read if P is not where the last noted batch has left it; then another process, or an
+        attempt whose outcome was not known, has published changes."""
+        if self._noting and position != self._position:
+            log.info(
+                "The stream went on elsewhere (%s, not %s): the live snapshot reads its rows again.",
+                position,
+                self._position,
+            )
+            self._forget()
+        self._position = position
+
+    # ------------------------------------------------------------------ work
+    def work(self) -> None:
+        """Do what can be done now: at most one chunk is published. An error of a live snapshot ends that snapshot, not the stream.
+
+        :raises BottledWaterError: an error of the stream itself: the slot was taken over, say, or a topic is gone.
+        """
+        self._requests.poll()
+        served = ""
+        for request_id, request in list(self._requests.open.items()):
+            progress = self._session.state.live(request_id)
+            if progress is not None and progress.ended:
+                self._end(request_id, progress, progress.ended, progress.error)
+            elif request.cancelled:
+                self._end(request_id, progress, "cancelled")
+            elif request.paused:
+                self._reports.tell(request_id, "paused", progress)
+            elif not served:
+                served = request_id
+                self._serve(request_id, request, progress)
+        if self._id and self._id != served:
+            self._forget()
+        self._tidy()
+
+    def _serve(self, request_id: str, request: SnapshotRequest, progress: LiveProgress | None) -> None:
+        if (request_id, request) != (self._id, self._request):
+            # another request, or other limits
+            self._forget()
+            self._id, self._request = request_id, request
+        try:
+            self._advance(progress or self._begin())
+        except _Broken:
+            self._forget()
+        except _Failed as failure:
+            log.error("The live snapshot failed: %s", failure.error)
+            self._end(request_id, self._session.state.live(request_id), "failed", str(failure.error))
+
+    def _begin(self) -> LiveProgress:
+        tables = self._session.state.tables
+        try:
+            with connected(
+                self._pipeline.postgres, "Beginning a live snapshot", application="bottledwater live snapshot"
+            ) as connection:
+                progress = LiveProgress(wanted(self._pipeline, connection, self._request, tables))
+        except BottledWaterError as error:
+            if act(error) is ErrorAction.WAIT:
+                raise _Broken from error  # the stream's own connection waits for the server
+            raise _Failed(error) from error
+        log.info(
+            "A live snapshot of %s%s begins.",
+            ", ".join(tables[oid].table.qualified for oid in progress.tables),
+            f" where {self._request.where}" if self._request.where else "",
+        )
+        self._write({live_key(self._id): progress})
+        return progress
+
+    def _advance(self, progress: LiveProgress) -> None:
+        if self._reading is None:
+            # what is published from now on is noted; the reading's X0 is taken after that
+            self._touched.clear()
+            self._noting, self._position = True, self._session.state.position
+            self._reading = Reading(self._pipeline, self._request, progress, self._session.state.tables)
+            self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0)
+        if len(self._touched) > MOST:
+            log.info("The stream has changed too many keys since the rows were read: they are read again.")
+            self._forget()
+            return
+        if self._chunk is None:
+            if self._reading.error is not None and self._reading.chunks.empty():
+                raise _Failed(self._reading.error)
+            with contextlib.suppress(queue.Empty):
+                self._chunk = self._reading.chunks.get_nowait()
+                self._touched.forget(self._chunk.snapshot)
+        state = "sweeping" if self._chunk is not None and self._chunk.stale else "reading"
+        self._reports.tell(self._id, state, progress, self._reading, self._session.state.tables)
+        position = self._session.state.position
+        if self._chunk is None or position is None or position.lsn < self._chunk.insert_lsn:
+            return  # the stream has not published yet all that the chunk shows
+        if time.monotonic() < self._not_before:
+            return
+        self._publish(self._chunk, progress)
+
+    def _publish(self, chunk: Chunk, progress: LiveProgress) -> None:
+        """Publish a chunk, without the rows of which the stream has published newer versions."""
+        began = time.monotonic()
+        topic = self._session.index[chunk.version.topic]
+        newer = self._touched.newer(topic, chunk.snapshot)
+        if newer.all:
+            raise _Broken  # read again, the rows are those after the TRUNCATE
+        key = live_key(self._id)
+
+        def once() -> None:
+            # a new producer may have found that another process works on the stream
+            if self._session.state.position != self._position:
+                raise _Broken
+            if self._session.state.live(self._id) != progress:
+                return  # its outcome was unknown, and it was published
+            changes: dict[str, StateRecord | None] = {}
+            self._session.transact(self._records(chunk, newer, topic, progress, changes), changes)
+
+        try:
+            self._session.run(once)
+        except RecordError as error:
+            raise _Failed(error) from error
+        except RecordRefused as error:
+            self._find_refused(chunk, error, {key: progress})
+            return
+        self._chunk = None
+        took = time.monotonic() - began
+        assert self._reading is not None
+        self._reading.took(took)
+        self._not_before = time.monotonic() + took * (1 / self._pipeline.live_share - 1)
+        self._reports.boundary = format_lsn(chunk.insert_lsn)
+        if chunk.after.done == len(chunk.after.tables):
+            done = self._session.state.live(self._id)
+            assert done is not None
+            self._end(self._id, done, "finished")
+
+    def _records(
+        self, chunk: Chunk, newer: Newer, topic: int, before: LiveProgress, changes: dict[str, StateRecord | None]
+    ) -> Iterator[Records]:
+        """The records of a chunk; at their end, the progress behind them is put into ``changes``."""
+        rows = left_out = dead_letters = swept = 0
+        label = f"{self._id}/{format_lsn(chunk.insert_lsn)}"
+        programs = self._session.programs([chunk.version], copied=True)
+        assert self._rows is not None
+        for block in chunk.blocks:
+            for encoded, rejections in self._rows.encode(chunk.version, block, programs):
+                records = without(encoded.records, rejections)
+                kept = ~newer.rows(records)
+                yield Records(records.table[kept], records.data, records.headers, label)
+                for rejection in rejections:
+                    yield self._rows.dead_letter(chunk.version, block, rejection)
+                rows += int(np.count_nonzero(kept))
+                left_out += len(kept) - int(np.count_nonzero(kept))
+                dead_letters += len(rejections)
+        if chunk.stale:
+            records = tombstones(topic, chunk.stale)
+            kept = ~newer.rows(records)
+            yield Records(records.table[kept], records.data, 0, label)
+            swept = int(np.count_nonzero(kept))
+        changes[live_key(self._id)] = replace(
+            chunk.after,
+            rows=before.rows + rows,
+            newer=before.newer + left_out,
+            dead_letters=before.dead_letters + dead_letters,
+            swept=before.swept + swept,
+        )
+
+    def _find_refused(self, chunk: Chunk, error: RecordRefused, progress: dict[str, StateRecord | None]) -> None:
+        """Find the rows that the broker refuses; the next attempt rejects them."""
+        rule_out(self._session, error, [], progress)
+        assert self._rows is not None
+        programs = self._session.programs([chunk.version], copied=True)
+        found = size = 0
+        for block in chunk.blocks:
+            more, bytes_more = self._rows.find_refused(chunk.version, block, programs)
+            found, size = found + more, size + bytes_more
+        if not found:
+            self._session.smaller_batches(size)
+
+    # ------------------------------------------------------------------ its end
+    def _end(self, request_id: str, progress: LiveProgress | None, how: str, error: str = "") -> None:
+        """Record the end, then report it, and remove the request: in this order, so that a crash between them repeats the rest only."""
+        if request_id == self._id:
+            self._forget()
+        ended = replace(progress or LiveProgress(()), ended=how, error=error)
+        if ended != progress:
+            self._write({live_key(request_id): ended})
+        log.info("The live snapshot is %s: %s rows.", how, f"{ended.rows:,}")
+        with contextlib.suppress(Outage):
+            self._reports.tell(request_id, how, ended, tables=self._session.state.tables)
+            self._requests.remove(request_id)
+
+    def _tidy(self) -> None:
+        """Remove the records of live snapshots whose requests are gone."""
+        if self._requests.complete and (gone := set(self._session.state.live_ids) - self._requests.open.keys()):
+            self._write({live_key(each): None for each in gone})
+
+    def _write(self, records: dict[str, StateRecord | None]) -> None:
+        self._session.run(lambda: self._session.transact([], records))
+
+    def _forget(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+        self._reading = self._chunk = self._rows = None
+        self._id, self._noting = "", False
+        self._touched.clear()

@@ -1,0 +1,105 @@
+"""Which keys the stream has published changes of that a snapshot does not show: their rows in that snapshot are older."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.kafka.hashes import hash_records
+from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.publish.encode import EncodedBatch
+
+#: a key by its topic and hash, and the transaction that changed it. 64 bits of a hash with a secret seed: that two of ten million keys
+#: share one has a chance of 1 : 300,000, and then a row is left out that the topic has already, or that the next live snapshot brings
+_ENTRY: Final = np.dtype([("topic", np.int64), ("key", np.uint64), ("xid", np.int64)])
+#: entries beyond which what is being read is given up and read again later: 200 MB
+MOST = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """The keys of one topic that the stream has published in a version newer than a snapshot's.
+
+    :param all: whether any key may be one of them: the table was truncated, or has a change whose key is not known.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    all: bool
+
+    def rows(self, records: Records) -> npt.NDArray[np.bool_]:
+        """Which records have one of these keys."""
+        if not len(self.keys):
+            return np.zeros(len(records), dtype=np.bool_)
+        return np.isin(hash_records(records)[:, 0], self.keys)
+
+
+class Touched:
+    """Notes the keys of the changes that are published, with their transactions."""
+
+    def __init__(self) -> None:
+        self._parts: list[npt.NDArray[np.void]] = []
+        self._all: set[tuple[int, int]] = set()
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._parts, self._all = [], set()
+
+    def note(self, encoded: EncodedBatch, topics: dict[str, int], oldest: Snapshot | None) -> None:
+        """Note a batch that is going to be published.
+
+        :param topics: the topics' indices.
+        :param oldest: the oldest snapshot that rows are held of: what it shows is in all later ones, too. None: there is none yet.
+        """
+        batch, table = encoded.completed.batch, encoded.records.table
+        if not len(batch):
+            return
+        entries: npt.NDArray[np.void] = np.zeros(len(table), dtype=_ENTRY)
+        entries["topic"], entries["xid"] = table["topic"], batch.changes["xid"][table["row"]]
+        entries["key"] = hash_records(encoded.records)[:, 0]
+        # a rejected change may have no record, and so no key here
+        rows = [rejection.row for rejection in encoded.rejections]
+        for change in batch.changes[rows]:
+            self._all.add((topics[batch.versions[int(change["relation"])].topic], int(change["xid"])))
+        topic_of = {version.table.oid: topics[version.topic] for version in batch.versions}
+        for change in batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]:
+            at, size = int(change["offset"]), int(change["length"])
+            for oid in pgoutput.truncate(bytes(batch.data[at : at + size])).oids:
+                if oid in topic_of:
+                    self._all.add((topic_of[oid], int(change["xid"])))
+        if oldest is not None:
+            entries = entries[_unseen(entries["xid"], oldest)]
+        if len(entries):
+            self._parts.append(entries)
+
+    def newer(self, topic: int, snapshot: Snapshot) -> Newer:
+        """The keys of a topic with changes that a snapshot does not show.
+
+        :param topic: the topic's index.
+        """
+        unseen = any(of == topic and not snapshot.sees(xid) for of, xid in self._all)
+        found = [part[part["topic"] == topic] for part in self._parts]
+        keys = [part["key"][_unseen(part["xid"], snapshot)] for part in found if len(part)]
+        return Newer(np.unique(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.uint64), unseen)
+
+    def forget(self, oldest: Snapshot) -> None:
+        """Forget what this snapshot shows, and so all later ones."""
+        self._all = {(topic, xid) for topic, xid in self._all if not oldest.sees(xid)}
+        kept = [part[_unseen(part["xid"], oldest)] for part in self._parts]
+        kept = [part for part in kept if len(part)]
+        self._parts = [np.concatenate(kept)] if kept else []
+
+
+def _unseen(xids: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.bool_]:
+    """Which transactions a snapshot does not show."""
+    distinct, places = np.unique(xids, return_inverse=True)
+    found = np.array([not snapshot.sees(int(xid)) for xid in distinct], dtype=np.bool_)
+    unseen: npt.NDArray[np.bool_] = found[places] if len(distinct) else np.zeros(0, dtype=np.bool_)
+    return unseen

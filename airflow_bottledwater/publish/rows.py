@@ -1,0 +1,132 @@
+"""Rows of a COPY: encoded, and those that cannot be published found, named and written as dead letters."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import uuid
+from collections.abc import Iterator
+
+from airflow_bottledwater.encoding.program import Programs
+from airflow_bottledwater.errors import RecordError
+from airflow_bottledwater.kafka.publisher import Records, single
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.publish.dead_letter import MAX_BYTES, DeadLetter, column_texts
+from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
+from airflow_bottledwater.publish.refusals import find_refused
+from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
+from airflow_bottledwater.publish.session import PublishSession
+
+log = logging.getLogger(__name__)
+
+#: bytes of a key column's value that an error shows
+_KEY_BYTES = 100
+#: int8, int2, int4 (src/include/catalog/pg_type.dat)
+_INTEGERS = (20, 21, 23)
+
+
+class RowEncoder:
+    """Encodes blocks of rows for a session. It remembers the rows that the broker is known to refuse.
+
+    :param headers: see :class:`~airflow_bottledwater.kafka.publisher.Records`.
+    """
+
+    def __init__(self, session: PublishSession, headers: int) -> None:
+        self._session = session
+        self._encoder = BlockEncoder(headers)
+        #: rows that the broker is known to refuse, by the digest of their bytes, and why
+        self._refused: dict[bytes, str] = {}
+
+    def encode(self, version: Version, block: Block, programs: Programs) -> Iterator[tuple[Encoded, list[Rejection]]]:
+        """The block's records, piece by piece, and the rows that cannot be published; a piece is valid until the next one.
+
+        :param programs: of this version alone.
+        :raises RecordError: a row cannot be published and ``on_error`` is exit.
+        """
+        for encoded in self._encoder.encode(block, programs, self._session.largest_record):
+            found = [*oversized(self._session, encoded.records), *encoded.rejections]
+            if self._refused:
+                digests = ((row, _digest(block, row)) for row in encoded.rows)
+                found = [Rejection(row, self._refused[d]) for row, d in digests if d in self._refused] + found
+            rejections = distinct(found)
+            if rejections and self._session.pipeline.on_error == "exit":
+                raise _record_error(version, block, rejections[0])
+            yield encoded, rejections
+
+    def dead_letter(self, version: Version, block: Block, rejection: Rejection) -> Records:
+        """The dead letter of a row that cannot be published."""
+        raw, limit = _row(block, rejection.row), self._session.dead_letter_limit
+        whole = len(raw) < limit
+        message = _as_insert(version.table, raw, largest=len(raw) if whole else MAX_BYTES)
+        log.error("Dead letter for a row of %s: %s", version.table.qualified, rejection.reason)
+        value = DeadLetter(version, "r", "", message, rejection.reason, whole).encode(limit)
+        return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
+
+    def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:
+        """Find the rows of a block that the broker refuses, which are rejected from then on; returns how many they are, and the bytes of
+        the block's records.
+
+        :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any.
+        :raises Refused: the topic accepts no record at all, so that no row has a fault.
+        """
+        known, size = len(self._refused), 0
+        for encoded, rejections in self.encode(version, block, programs):
+            records = without(encoded.records, rejections)
+            size += int(records.sizes().sum())
+            for number, why in find_refused(self._session, records).items():
+                self._refused[_digest(block, int(records.table[number]["row"]))] = why
+        return len(self._refused) - known, size
+
+
+def _row(block: Block, row: int) -> memoryview:
+    return memoryview(block.data)[block.offsets[row] : block.offsets[row + 1]]  # type: ignore[arg-type]
+
+
+def _digest(block: Block, row: int) -> bytes:
+    """A digest that identifies a row however often its range is read and split. Equal rows share it: the broker refuses them all."""
+    return hashlib.blake2b(_row(block, row), digest_size=16).digest()
+
+
+def _record_error(version: Version, block: Block, rejection: Rejection) -> RecordError:
+    return RecordError(
+        f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: {rejection.reason.rstrip('.')}"
+        f"{_named(version.table, _row(block, rejection.row))}.",
+        "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which writes it "
+        "to the dead-letter topic.",
+        topic=version.topic,
+    )
+
+
+def _named(table: Table, raw: memoryview) -> str:
+    """Names a row by its key, for an error; empty if the table has no key."""
+    if not table.keyed:
+        return ""
+    texts = column_texts(table, _as_insert(table, raw, largest=_KEY_BYTES))
+    values = []
+    for column in table.columns:
+        if column.name in table.key:
+            text = texts.get(column.name) or ""
+            if column.type.oid in _INTEGERS and text.startswith("\\x"):
+                text = str(int.from_bytes(bytes.fromhex(text[2:]), signed=True))
+            values.append(f"{column.name} = {text}")
+    return f"; it is the row with {', '.join(values)}"
+
+
+def _as_insert(table: Table, raw: memoryview, *, largest: int) -> bytes:
+    """A COPY row in the form of an Insert message, so that there is only one decoder of rows.
+
+    :param largest: bytes at which a value is cut.
+    """
+    fields, at = [], 2
+    for _ in table.columns:
+        (length,) = struct.unpack_from(">i", raw, at)
+        at += 4
+        fields.append(
+            pgoutput.Field("n") if length < 0 else pgoutput.Field("b", bytes(raw[at : at + min(length, largest)]))
+        )
+        at += max(length, 0)
+    return pgoutput.RowMessage("I", table.oid, "", None, fields).encode()

@@ -1,0 +1,161 @@
+"""Requests for live snapshots in the shared state topic: how they are made and changed, and how a job hears them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.control_records import (
+    SnapshotReport,
+    SnapshotRequest,
+    decode,
+    encode,
+    reading_key,
+    snapshot_key,
+    snapshots_prefix,
+)
+
+#: seconds between two looks of a job for new requests
+_INTERVAL = 0.3
+#: seconds after which a report that nobody has removed is removed
+_KEPT = 7 * 86400.0
+
+
+class SnapshotRequests:
+    """Hears the requests for a pipeline's live snapshots.
+
+    :ivar open: by their ids, the oldest first.
+    :ivar complete: whether all requests from before were read.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str) -> None:
+        self._pipeline, self._name = pipeline, name
+        self._reader: store.Reader | None = None
+        self._looked = 0.0
+        self._end = 0
+        self.open: dict[str, SnapshotRequest] = {}
+        self.complete = False
+
+    @property
+    def active(self) -> bool:
+        """Whether there is one to be worked on."""
+        return any(not request.paused for request in self.open.values())
+
+    def poll(self) -> None:
+        """Take in what was requested, without waiting; Kafka's outages are the stream's own to report."""
+        if time.monotonic() - self._looked < _INTERVAL:
+            return
+        self._looked = time.monotonic()
+        try:
+            reader = self._listen()
+            while changes := reader.poll(0):
+                self._take(changes)
+            self.complete = reader.at >= self._end
+        except BottledWaterError:
+            self.close()
+
+    def read(self) -> None:
+        """Read on to the topic's present end.
+
+        :raises Outage: Kafka does not answer.
+        """
+        reader = self._listen()
+        end = Topics(self._pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
+        deadline = time.monotonic() + 30.0
+        while reader.at < end:
+            self._take(reader.poll(0.2))
+            if time.monotonic() > deadline:
+                raise Outage("The requests for live snapshots could not be read within 30 s.", "Check the brokers.")
+        self.complete = True
+
+    def remove(self, request_id: str) -> None:
+        """Remove a request that is answered."""
+        self.open.pop(request_id, None)
+        _write(self._pipeline, snapshot_key(self._name, request_id), None)
+
+    def close(self) -> None:
+        """Close the reader."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader, self.complete = None, False
+
+    def _listen(self) -> store.Reader:
+        if self._reader is None:
+            self._end = Topics(self._pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
+            self._reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+        return self._reader
+
+    def _take(self, changes: list[tuple[str, dict[str, Any] | None]]) -> None:
+        prefix = snapshots_prefix(self._name)
+        for key, value in changes:
+            if not key.startswith(prefix):
+                continue
+            request = decode(SnapshotRequest, value)
+            if request is None:
+                self.open.pop(key.removeprefix(prefix), None)
+            else:
+                self.open[key.removeprefix(prefix)] = request
+        self.open = dict(sorted(self.open.items(), key=lambda item: (item[1].at, item[0])))
+
+
+def ask(pipeline: Pipeline, name: str, request_id: str, request: SnapshotRequest) -> None:
+    """Ask a pipeline's job, the one that runs or the next one, for a live snapshot.
+
+    :param name: the pipeline's name, see :meth:`~airflow_bottledwater.model.slot.Cluster.pipeline`.
+    :raises Outage: Kafka does not take the request.
+    """
+    _write(pipeline, snapshot_key(name, request_id), encode(replace(request, at=time.time())))
+
+
+def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> None:
+    """Change a request: pause it, go on with it, cancel it, or set other limits.
+
+    :raises StateError: there is no such request, or it is answered already.
+    :raises Outage: Kafka does not answer.
+    """
+    found = decode(SnapshotRequest, _read(pipeline).get(snapshot_key(name, request_id)))
+    if found is None:
+        raise StateError(
+            f"There is no live snapshot {request_id!r} that could be changed.",
+            "It has ended, or it is another pipeline's: see 'bottledwater snapshots'.",
+        )
+    _write(pipeline, snapshot_key(name, request_id), encode(replace(found, **changes)))
+
+
+def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | None, SnapshotReport | None]]:
+    """All live snapshots of a pipeline by their ids: the request, None if it is answered, and the last report, None if there is none.
+
+    :raises Outage: Kafka does not answer.
+    """
+    records = _read(pipeline)
+    requests, told = snapshots_prefix(name), reading_key(name, "")
+    ids = {key.removeprefix(prefix) for prefix in (requests, told) for key in records if key.startswith(prefix)}
+    return {
+        each: (decode(SnapshotRequest, records.get(requests + each)), decode(SnapshotReport, records.get(told + each)))
+        for each in sorted(ids)
+    }
+
+
+def forget(pipeline: Pipeline, name: str, request_id: str) -> None:
+    """Remove the report on a live snapshot that has ended.
+
+    :raises Outage: Kafka does not take it.
+    """
+    _write(pipeline, reading_key(name, request_id), None)
+
+
+def _read(pipeline: Pipeline) -> store.RawRecords:
+    return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+
+
+def _write(pipeline: Pipeline, key: str, value: dict[str, Any] | None) -> None:
+    control = store.Control(pipeline.kafka)
+    try:
+        control.write(key, value)
+    finally:
+        control.close()

@@ -14,6 +14,7 @@ from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
+from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.errors import BottledWaterError, StateError
 from airflow_bottledwater.local.commands import COMMANDS
 from airflow_bottledwater.policy import transient
@@ -177,6 +178,8 @@ def redrive_letters(**values: Any) -> None:
     )
 
 
+cli.add_command(snapshot)
+cli.add_command(snapshots_command)
 for command in COMMANDS:
     cli.add_command(command)
 

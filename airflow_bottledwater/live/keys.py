@@ -28,20 +28,20 @@ def keys_query(table: Table) -> sql.Composed:
     return copy_query(table, select_list(_only_key(table)), 0, LAST_BLOCK)
 
 
-def key_hashes(
-    block: Block, version: Version, output_format: str, partitions: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """The hashes of a block of keys, and the partition where each belongs.
+def key_hashes(block: Block, version: Version, output_format: str) -> npt.NDArray[np.uint64]:
+    """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of records.
 
     :param block: rows of :func:`keys_query`.
     :raises Refused: a key cannot be encoded.
     """
-    target = Target(0, partitions, version.key_schema, version.value_schema)
+    target = Target(0, 1, version.key_schema, version.value_schema)
     programs = compile_programs([(_only_key(version.table), target)], output_format, copied=True)
-    hashes, places = [], []
+    hashes = []
     for encoded in BlockEncoder(0).encode(block, programs, LARGEST):
         if encoded.rejections:
-            raise Refused(f"A key of {version.table.qualified} cannot be encoded: {encoded.rejections[0].reason}.", "")
+            raise Refused(
+                f"A key of {version.table.qualified} cannot be encoded: {encoded.rejections[0].reason}.",
+                "Ask for a live snapshot without the sweep.",
+            )
         hashes.append(hash_records(encoded.records))
-        places.append(encoded.records.table["partition"].copy())
-    return np.concatenate(hashes), np.concatenate(places)
+    return np.concatenate(hashes)

@@ -17,7 +17,7 @@ from psycopg import sql
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import Refused, StopRequested
+from airflow_bottledwater.errors import StopRequested
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
@@ -195,6 +195,8 @@ class Reading(threading.Thread):
     def _sweep(self, connection: Connection, oid: int) -> None:
         """Find the keys of the topic that the table does not have, and hand them over."""
         topic = self._tables[oid].topic
+        while self.chunks.unfinished_tasks:
+            pause(0.02)  # until then, what was published is only noted as far as it is newer than these chunks
         reached = Topics(self._pipeline.kafka).ends(topic, self._tables[oid].partitions)
         low = 0
         while low < RANGES:
@@ -204,7 +206,7 @@ class Reading(threading.Thread):
                 latest.note(records)
             version = self._version(found)
             for rows in copy.rows(connection, keys_query(version.table), idle=self._check):
-                latest.find(*key_hashes(rows, version, self._pipeline.output_format, self._tables[oid].partitions))
+                latest.find(key_hashes(rows, version, self._pipeline.output_format))
             wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
             connection.execute("COMMIT")
             for records in self._topic(topic, reached):
@@ -291,6 +293,8 @@ class Reading(threading.Thread):
             rows / request.rows_per_second if request.rows_per_second else 0.0,
             size / request.bytes_per_second if request.bytes_per_second else 0.0,
         )
+        if needed > 1.0:
+            self._blocks = max(1, int(self._blocks / needed))
         self._due = max(self._due, time.monotonic() - 1.0) + needed
         if (rest := self._due - time.monotonic()) > 0:
             pause(rest)
@@ -308,46 +312,3 @@ class Reading(threading.Thread):
                 self._connection.cancel_safe(timeout=2)
             self._connection.close()
         self._connection = None
-
-
-def wanted(
-    pipeline: Pipeline, connection: Connection, request: SnapshotRequest, tables: dict[int, PinnedTable]
-) -> tuple[int, ...]:
-    """The oids of a request's tables.
-
-    :param tables: the pipeline's tables by oid.
-    :raises PreflightError: a pattern matches nothing.
-    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition.
-    """
-    oids = catalog.resolve(connection, request.tables, ())
-    names = catalog.names(connection, oids)
-    for oid in oids:
-        name = ".".join(names.get(oid, (str(oid),)))
-        if oid not in tables:
-            raise Refused(
-                f"Table {name} is not one of the tables that slot {pipeline.slot!r} follows.",
-                "Add it to the pipeline's settings first: slot and snapshot tasks (or the command) take it in with all its rows.",
-            )
-        if not tables[oid].table.keyed:
-            raise Refused(
-                f"Table {name} has no key: its rows cannot be told from those that the topic has already.",
-                "Stop the stream, drop the slot and start again with a snapshot, or give the table a primary key.",
-            )
-        if request.where:
-            _check_condition(connection, names[oid], request.where)
-    return tuple(oids)
-
-
-def _check_condition(connection: Connection, named: tuple[str, str], where: str) -> None:
-    """:raises Refused: PostgreSQL does not accept the condition for this table."""
-    condition = sql.SQL("SELECT FROM ONLY {} WHERE (\n{}\n) LIMIT 0").format(sql.Identifier(*named), sql.SQL(where))  # type: ignore[arg-type]
-    try:
-        with connection.transaction(force_rollback=True):
-            connection.execute("SET TRANSACTION READ ONLY")
-            # with a parameter, it cannot contain several statements
-            connection.execute(condition + sql.SQL(" OFFSET %s"), (0,))
-    except psycopg.Error as error:
-        raise Refused(
-            f"PostgreSQL does not accept the condition {where!r} for {'.'.join(named)}: {str(error).splitlines()[0]}.",
-            "It is what would follow WHERE, over the table's own columns, such as: day >= '2026-01-01' AND day < '2026-02-01'.",
-        ) from None

@@ -18,9 +18,10 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, tombstones
-from airflow_bottledwater.live.reading import Chunk, Reading, wanted
+from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.touched import MOST, Newer, Touched
+from airflow_bottledwater.live.wanted import wanted
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
@@ -100,7 +101,7 @@ class LiveSnapshots:
     def publishing(self, encoded: EncodedBatch) -> None:
         """Note the changes of a batch before it is published."""
         if self._noting:
-            oldest = None if self._chunk is None else self._chunk.snapshot
+            oldest = None if self._chunk is None or self._chunk.stale else self._chunk.snapshot
             self._touched.note(encoded, self._session.index, oldest)
 
     def reached(self, position: Position | None) -> None:
@@ -190,7 +191,8 @@ class LiveSnapshots:
                 raise _Failed(self._reading.error)
             with contextlib.suppress(queue.Empty):
                 self._chunk = self._reading.chunks.get_nowait()
-                self._touched.forget(self._chunk.snapshot)
+                if not self._chunk.stale:
+                    self._touched.forget(self._chunk.snapshot)
         state = "sweeping" if self._chunk is not None and self._chunk.stale else "reading"
         self._reports.tell(self._id, state, progress, self._reading, self._session.state.tables)
         position = self._session.state.position
@@ -204,7 +206,8 @@ class LiveSnapshots:
         """Publish a chunk, without the rows of which the stream has published newer versions."""
         began = time.monotonic()
         topic = self._session.index[chunk.version.topic]
-        newer = self._touched.newer(topic, chunk.snapshot)
+        # a key that was swept is one that no change was published of since the topic was read, not even one that the snapshot shows
+        newer = self._touched.newer(topic, None if chunk.stale else chunk.snapshot)
         if newer.all:
             raise _Broken  # read again, the rows are those after the TRUNCATE
         key = live_key(self._id)
@@ -228,6 +231,7 @@ class LiveSnapshots:
         self._chunk = None
         took = time.monotonic() - began
         assert self._reading is not None
+        self._reading.chunks.task_done()
         self._reading.took(took)
         self._not_before = time.monotonic() + took * (1 / self._pipeline.live_share - 1)
         self._reports.boundary = format_lsn(chunk.insert_lsn)

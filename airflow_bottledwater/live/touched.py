@@ -79,14 +79,15 @@ class Touched:
         if len(entries):
             self._parts.append(entries)
 
-    def newer(self, topic: int, snapshot: Snapshot) -> Newer:
+    def newer(self, topic: int, snapshot: Snapshot | None) -> Newer:
         """The keys of a topic with changes that a snapshot does not show.
 
         :param topic: the topic's index.
+        :param snapshot: None: those with any changes.
         """
-        unseen = any(of == topic and not snapshot.sees(xid) for of, xid in self._all)
+        unseen = any(of == topic and (snapshot is None or not snapshot.sees(xid)) for of, xid in self._all)
         found = [part[part["topic"] == topic] for part in self._parts]
-        keys = [part["key"][_unseen(part["xid"], snapshot)] for part in found if len(part)]
+        keys = [part["key"] if snapshot is None else part["key"][_unseen(part["xid"], snapshot)] for part in found]
         return Newer(np.unique(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.uint64), unseen)
 
     def forget(self, oldest: Snapshot) -> None:

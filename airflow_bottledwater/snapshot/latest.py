@@ -79,17 +79,21 @@ def _note(table, used, messages, hashes, ends, start, low, high):
             return i, used
         used += _put(table, first, _mixed(second, message.partition), _at(message))
         if message.payload != 0 and message.offset >= ends[message.partition]:
-            used += _put(table, first, _mixed(second, message.partition) ^ _FOUND, 1)
+            used += _put(table, first, second ^ _FOUND, 1)
     return messages.size, used
 
 
 @compiled
 def _find(table, used, hashes, partitions, low, high):
-    """Mark the keys among these that have a record in the partition where they belong; returns how many entries there are then."""
-    for i in range(partitions.size):
-        first, mixed = hashes[i, 0], _mixed(hashes[i, 1], partitions[i])
-        if low <= np.int64(first >> _RANGE_SHIFT) < high and table[_place(table, first, mixed)].at != 0:
-            used += _put(table, first, mixed ^ _FOUND, 1)
+    """Mark the keys among these that have a record in one of the partitions; returns how many entries there are then."""
+    for i in range(hashes.shape[0]):
+        first, second = hashes[i, 0], hashes[i, 1]
+        if not low <= np.int64(first >> _RANGE_SHIFT) < high:
+            continue
+        for partition in range(partitions):
+            if table[_place(table, first, _mixed(second, partition))].at != 0:
+                used += _put(table, first, second ^ _FOUND, 1)
+                break
     return used
 
 
@@ -105,7 +109,7 @@ def _find_stale(table, messages, hashes, low, high, out):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
         if message.payload != 0 and low <= np.int64(first >> _RANGE_SHIFT) < high:
             latest = table[_place(table, first, _mixed(second, message.partition))].at == _at(message)
-            out[i] = latest and table[_place(table, first, _mixed(second, message.partition) ^ _FOUND)].at == 0
+            out[i] = latest and table[_place(table, first, second ^ _FOUND)].at == 0
 
 
 def warm_up() -> None:
@@ -117,7 +121,7 @@ def _note_nothing() -> None:
     table, nothing = np.zeros(1, dtype=_ENTRY), np.zeros(0, dtype=rd.MESSAGE)
     hashes = np.zeros((0, 2), dtype=np.uint64)
     _note(table, 0, nothing, hashes, np.zeros(0, dtype=np.int64), 0, 0, RANGES)
-    _find(table, 0, hashes, np.zeros(0, dtype=np.int64), 0, RANGES)
+    _find(table, 0, hashes, 0, 0, RANGES)
     _enter(table, table[:0])
     _find_stale(table, nothing, hashes, 0, RANGES, np.zeros(0, dtype=np.bool_))
 
@@ -156,8 +160,8 @@ class LatestRecords:
             if i < len(block):
                 self._halve()
 
-    def find(self, hashes: npt.NDArray[np.uint64], partitions: npt.NDArray[np.int64]) -> None:
-        """Mark keys that the table has, each with the partition where it belongs; to be called when all records are entered.
+    def find(self, hashes: npt.NDArray[np.uint64]) -> None:
+        """Mark keys that the table has; to be called when all records are entered.
 
         :raises Refused: the keys of a single range fill the table.
         """
@@ -165,7 +169,7 @@ class LatestRecords:
         while not self._finding and 2 * self._used > len(self._table) // 8 * _FULL:
             self._halve()
         self._finding = True
-        self._used = _find(self._table, self._used, hashes, partitions, self.low, self.high)
+        self._used = _find(self._table, self._used, hashes, len(self._ends), self.low, self.high)
 
     def _halve(self) -> None:
         """Leave half of the range, or more, to another reading."""

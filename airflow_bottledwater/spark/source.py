@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.publish.batch import Batch
     from airflow_bottledwater.settings import Pipeline
     from airflow_bottledwater.spark.job import SettingsFile
+    from airflow_bottledwater.state.snapshots import SnapshotRequests
     from airflow_bottledwater.stream.publisher import StreamPublisher
     from airflow_bottledwater.stream.source import ChangeSource
     from airflow_bottledwater.stream.start import Start
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 FORMAT = "bottledwater"
 #: seconds that one call waits for a batch to begin; Spark polls without a pause
 _POLL = 0.1
+#: the same beside a live snapshot
+_BESIDE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,12 @@ class Assignment:
 
 
 class BatchPartition(InputPartition):
-    """The single partition of a micro-batch."""
+    """The single partition of a micro-batch.
 
-    def __init__(self, batch: Batch) -> None:
+    :param batch: None if there is only something to do for a live snapshot.
+    """
+
+    def __init__(self, batch: Batch | None) -> None:
         self.batch = batch
 
 
@@ -89,8 +95,12 @@ class BottledWaterSource(DataSource):
         return Reader(Assignment.from_option(self.options["assignment"]))
 
 
-def _offset(position: Position, statistics: dict[str, int] | None = None) -> dict[str, Any]:
-    return {"lsn": position.lsn, "ordinal": position.ordinal, **(statistics or {})}
+def _offset(position: Position, beat: int = 0, statistics: dict[str, int] | None = None) -> dict[str, Any]:
+    """An offset of the source.
+
+    :param beat: counts on where there is nothing new, but a live snapshot to be worked on: Spark makes a batch only of a new offset.
+    """
+    return {"lsn": position.lsn, "ordinal": position.ordinal, "beat": beat, **(statistics or {})}
 
 
 class Reader(DataSourceStreamReader):
@@ -99,6 +109,7 @@ class Reader(DataSourceStreamReader):
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._source: ChangeSource | None = None
+        self._requests: SnapshotRequests | None = None
         self._batches: dict[Position, Batch] = {}
 
     def initialOffset(self) -> dict[str, Any]:
@@ -116,19 +127,27 @@ class Reader(DataSourceStreamReader):
             source = self._open()
             source.acknowledge(reached)
             self._batches.clear()
-            batch = source.next(_POLL, flush_empty=self._assignment.bounded)
-            if batch is None:
-                return start
-            self._batches[batch.end] = batch
-            return {**_offset(batch.end, source.statistics), "skipped_by_table": source.skipped_by_table}
+            assert self._requests is not None
+            self._requests.poll()
+            live = self._requests.active
+            batch = source.next(_BESIDE if live else _POLL, flush_empty=self._assignment.bounded or live)
+            if batch is not None:
+                self._batches[batch.end] = batch
+                return {
+                    **_offset(batch.end, start["beat"], source.statistics),
+                    "skipped_by_table": source.skipped_by_table,
+                }
+            return {**start, "beat": start["beat"] + 1} if live else start
         except BottledWaterError as error:
             raise pack(error) from error
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The batch that :meth:`latestOffset` found, as one partition; no partition for the empty batch that Spark plans first."""
-        if (start["lsn"], start["ordinal"]) == (end["lsn"], end["ordinal"]):
+        if _offset(Position(start["lsn"], start["ordinal"]), start["beat"]) == _offset(
+            Position(end["lsn"], end["ordinal"]), end["beat"]
+        ):
             return []
-        return [BatchPartition(self._batches[Position(end["lsn"], end["ordinal"])])]
+        return [BatchPartition(self._batches.get(Position(end["lsn"], end["ordinal"])))]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
         """Encode and publish a batch, in the worker; yields the position."""
@@ -145,16 +164,20 @@ class Reader(DataSourceStreamReader):
         """Close the replication connection. (Spark may end the process without this call; the server notices that.)"""
         if self._source is not None:
             self._source.close()
+        if self._requests is not None:
+            self._requests.close()
 
     def _open(self) -> ChangeSource:
         if self._source is None:
             from airflow_bottledwater.state.claim import check, read_state
+            from airflow_bottledwater.state.snapshots import SnapshotRequests
             from airflow_bottledwater.stream.source import open_source
 
             start = self._assignment.start
             pipeline, backoff = _settings(self._assignment)
             check(read_state(pipeline, start.state_topic), start.job)
             self._source = open_source(pipeline, start, backoff, start.position)
+            self._requests = SnapshotRequests(pipeline, start.cluster.pipeline(pipeline.slot))
         return self._source
 
 
@@ -169,7 +192,7 @@ def _settings(assignment: Assignment) -> tuple[Pipeline, Backoff]:
 _publisher: tuple[str, StreamPublisher] | None = None
 
 
-def _publish(assignment: Assignment, batch: Batch) -> Position:
+def _publish(assignment: Assignment, batch: Batch | None) -> Position:
     global _publisher
     from airflow_bottledwater.stream.publisher import StreamPublisher
 
@@ -179,7 +202,10 @@ def _publish(assignment: Assignment, batch: Batch) -> Position:
         pipeline, backoff = _settings(assignment)
         _publisher = job, StreamPublisher(pipeline, assignment.start, backoff)
     try:
-        return _publisher[1].publish(batch)
+        if batch is not None:
+            _publisher[1].publish(batch)
+        _publisher[1].live.work()
+        return _publisher[1].position
     except BaseException as error:
         _publisher[1].close()
         _publisher = None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from airflow_bottledwater.state.pipeline_state import PipelineState
+    from airflow_bottledwater.state.snapshots import SnapshotRequests
     from airflow_bottledwater.stream.engine import StreamReport
     from airflow_bottledwater.stream.start import Start
 
@@ -100,6 +101,7 @@ def _stream(
     from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
     from airflow_bottledwater.state.coverage import CoverageWatch
     from airflow_bottledwater.state.pipeline_state import PipelineState
+    from airflow_bottledwater.state.snapshots import SnapshotRequests
     from airflow_bottledwater.state.store import Reader
     from airflow_bottledwater.stream import engine
 
@@ -107,6 +109,7 @@ def _stream(
         engine.reported(pipeline, start, stopped) as controller,
         contextlib.closing(CoverageWatch(pipeline, start.state)) as watch,
         contextlib.closing(Reader(pipeline.kafka, start.state_topic)) as records,
+        contextlib.closing(SnapshotRequests(pipeline, start.cluster.pipeline(pipeline.slot))) as requests,
     ):
         target = engine.flush_target(pipeline) if bounded else None
         assignment = Assignment(file, start, bounded)
@@ -117,7 +120,9 @@ def _stream(
         report = engine.StreamReport(controller, watch, start.position)
         try:
             while (
-                query.isActive and not controller.stopped.is_set() and (target is None or report.position.lsn < target)
+                query.isActive
+                and not controller.stopped.is_set()
+                and (target is None or report.position.lsn < target or _asked(requests))
             ):
                 records.poll(0.2)
                 watch.check()
@@ -132,6 +137,12 @@ def _stream(
         engine.acknowledge(pipeline, found)
         return {"position": str(found.position or start.position), **controller.status.counters}
     return {}
+
+
+def _asked(requests: SnapshotRequests) -> bool:
+    """Whether a live snapshot is asked for, which a bounded run does, too."""
+    requests.read()
+    return requests.active
 
 
 def _report(report: StreamReport, found: PipelineState, query: StreamingQuery) -> None:
@@ -149,7 +160,7 @@ def _statistics(query: StreamingQuery) -> dict[str, Any]:
     end = progress.sources[0].endOffset
 
     parsed = json.loads(end) if isinstance(end, str) else {}
-    return {k: v for k, v in parsed.items() if k not in ("lsn", "ordinal")}
+    return {k: v for k, v in parsed.items() if k not in ("lsn", "ordinal", "beat")}
 
 
 def _stop(query: StreamingQuery) -> None:

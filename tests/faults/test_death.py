@@ -10,7 +10,7 @@ import pytest
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from tests.faults.worker import SNAPSHOT_POINTS, STREAM_POINTS
+from tests.faults.worker import LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs
 from tests.support.topics import Flow, MakeFlow
@@ -88,6 +88,26 @@ def test_a_stream_that_is_killed_at_every_named_point_and_restarted(make_flow: M
     assert len(measured) >= len(kills) - 2
     # nobody waits for the time-out of a dead producer's transaction
     assert max(measured.values()) < 60
+
+
+def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
+    dice = random.Random(seed)
+    flow = make_flow(tables=TABLES)
+    make_tables(flow, TABLES, 1000)
+    flow.create()
+    points = list(LIVE_POINTS)
+    dice.shuffle(points)
+    asked = []
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
+        flow.snapshot()
+        for point in points:
+            asked.append(flow.ask(*TABLES, sweep=dice.random() < 0.5))
+            nth = 1 if point.startswith("before-re") else dice.randrange(1, 4)
+            jobs.start(flow, "stream", point=point, nth=nth).killed_at_its_point()
+        flow.stream()
+    flow.stream()
+    assert [flow.reported(each).state for each in asked] == ["finished"] * len(asked)
+    assert audit(flow, TABLES).check().statistics.live_rows > 0
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ from airflow_bottledwater import warm
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher, Records
+from airflow_bottledwater.live.report import Reports
+from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.records import COMPLETE
+from airflow_bottledwater.state.snapshots import SnapshotRequests
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
 
@@ -126,10 +129,10 @@ def _in_the_middle_of_records(trap: Trap) -> None:
                 original(self, records)
             elif trap.next_fires():
                 half = len(records) // 2
-                original(self, Records(records.table[:half], records.data, records.headers))
+                original(self, replace(records, table=records.table[:half]))
                 self.drain()
                 trap.hit()
-                original(self, Records(records.table[half:], records.data, records.headers))
+                original(self, replace(records, table=records.table[half:]))
             else:
                 trap.hit()
                 original(self, records)
@@ -270,6 +273,65 @@ def _before_complete(trap: Trap) -> None:
     _around(Claim, "write", make)
 
 
+def _before_a_chunk(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def publish(self: LiveSnapshots, *arguments: Any) -> None:
+            trap.hit()
+            original(self, *arguments)
+
+        return publish
+
+    _around(LiveSnapshots, "_publish", make)
+
+
+def _in_a_chunk(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def records(self: LiveSnapshots, *arguments: Any) -> Iterator[Records]:
+            for each in original(self, *arguments):
+                yield each
+                self._session._publisher.drain()
+                trap.hit()
+
+        return records
+
+    _around(LiveSnapshots, "_records", make)
+
+
+def _behind_a_chunk(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
+            original(self, batches, progress)
+            if any(key.startswith("live/") for key in progress):
+                trap.hit()
+
+        return transact
+
+    _around(PublishSession, "transact", make)
+
+
+def _before_the_end_is_reported(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(self: Reports, request_id: str, state: str, *arguments: Any, **named: Any) -> None:
+            if state == "finished":
+                trap.hit()
+            original(self, request_id, state, *arguments, **named)
+
+        return tell
+
+    _around(Reports, "tell", make)
+
+
+def _before_the_request_is_removed(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def remove(self: SnapshotRequests, request_id: str) -> None:
+            trap.hit()
+            original(self, request_id)
+
+        return remove
+
+    _around(SnapshotRequests, "remove", make)
+
+
 STREAM_POINTS: dict[str, Callable[[Trap], None]] = {
     "received": _after_receive,
     "mid-batch": _in_the_middle_of_records,
@@ -280,6 +342,13 @@ STREAM_POINTS: dict[str, Callable[[Trap], None]] = {
     "in-cut-transaction": _inside_a_cut_transaction,
     "in-claim": _in_the_claim,
     "before-init": _before_the_first_initialisation,
+}
+LIVE_POINTS: dict[str, Callable[[Trap], None]] = {
+    "before-chunk": _before_a_chunk,
+    "in-chunk": _in_a_chunk,
+    "behind-chunk": _behind_a_chunk,
+    "before-report": _before_the_end_is_reported,
+    "before-removal": _before_the_request_is_removed,
 }
 SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
     "in-range": _in_the_middle_of_records,
@@ -322,7 +391,7 @@ def work(job: dict[str, Any]) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     if job["point"]:
-        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS
+        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS | LIVE_POINTS
         points[job["point"]](Trap(job["point"], job["nth"], job["act"], job["delay"], job["log"]))
         _note_what_is_done()
     try:

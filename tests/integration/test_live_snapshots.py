@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
 import pytest
 
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.layout import CHANGE
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.live import reading
+from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.provision import live
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.stream.engine import flush_target
+from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.source import open_source
+from airflow_bottledwater.stream.start import begin
 from tests.support.topics import Flow, Message
+from tests.support.waiting import until
 
 ROWS = 3000
 
@@ -69,3 +93,185 @@ def test_sweep(flow: Flow) -> None:
     report = flow.reported(request_id)
     assert (report.state, report.swept, report.rows) == ("finished", 1, ROWS)
     assert flow.compare("items").equal
+
+
+# ---------------------------------------------------------------------- what happens in the middle
+def _before_the_first_chunk_is_handed_over(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    original, done = Reading._hand_over, list[bool]()
+
+    def hand_over(self: Reading, chunk: Chunk) -> None:
+        if not done:
+            done.append(True)
+            act()
+            time.sleep(1)  # the stream publishes it meanwhile
+        original(self, chunk)
+
+    patch.setattr(Reading, "_hand_over", hand_over)
+
+
+def test_rows_from_before_a_truncate_are_not_published_behind_it(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    _before_the_first_chunk_is_handed_over(
+        monkeypatch, lambda: flow.execute("TRUNCATE items", "INSERT INTO items VALUES (1, NULL, 'after')")
+    )
+    request_id = flow.ask("items")
+    flow.stream()
+    assert [(m.value["id"], m.value["name"]) for m in _again(flow, request_id)] == [(1, "after")]
+    assert flow.reported(request_id).state == "finished"
+
+
+def test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    _before_the_first_chunk_is_handed_over(
+        monkeypatch, lambda: flow.execute("DELETE FROM items WHERE id <= 2000", "VACUUM FULL items")
+    )
+    request_id = flow.ask("items")
+    flow.stream()
+    assert {m.value["id"] for m in _again(flow, request_id)} == set(range(2001, ROWS + 1))
+
+
+def test_a_column_that_is_added_meanwhile_is_in_the_rows(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    _before_the_first_chunk_is_handed_over(
+        monkeypatch, lambda: flow.execute("ALTER TABLE items ADD extra int DEFAULT 7")
+    )
+    request_id = flow.ask("items")
+    flow.stream()
+    found = _again(flow, request_id)
+    assert {m.value["id"] for m in found} == set(range(1, ROWS + 1))
+    assert found[-1].value["extra"] == 7
+
+
+def test_a_commit_that_was_published_before_others_can_see_it_is_not_undone(tmp_path: Path, kafka: KafkaBroker) -> None:
+    """It waits for a synchronous standby: the stream has it already, a snapshot shows the row before it."""
+    settings = {"synchronous_standby_names": "nobody", "synchronous_commit": "local"}
+    with PostgresServer(tmp_path / "postgres", settings=settings) as server:
+        flow = _make(Flow(server.createdb("shop"), kafka, None, tables="items"))
+        waits = Thread(
+            target=lambda: flow.execute("SET synchronous_commit = on", "UPDATE items SET name = 'new' WHERE id = 1")
+        )
+        waits.start()
+        until(lambda: [m for m in flow.read("items") if m.op == "u"] or (flow.stream() and None), "it is published", 30)
+        request_id = flow.ask("items")
+        with flow.streaming() as errors:
+            until(lambda: _state(flow, request_id) == "waiting", "it waits", 30, failed=errors)
+            assert "older than it" in flow.reported(request_id).what
+            assert _again(flow, request_id) == []
+            flow.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
+            )
+            until(lambda: _state(flow, request_id) == "finished", "it ends", 30, failed=errors)
+        waits.join(10)
+        assert next(m for m in _again(flow, request_id) if m.value["id"] == 1).value["name"] == "new"
+
+
+def _state(flow: Flow, request_id: str) -> str:
+    report = snapshots.reports(flow.pipeline, flow.name)[request_id][1]
+    return "" if report is None else report.state
+
+
+def test_it_is_paused_resumed_and_cancelled(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    first, second = flow.ask("items", rows_per_second=500.0), flow.ask("items", where="id = 1")
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(first).rows > 0 if _state(flow, first) else False, "rows", 30, failed=errors)
+        snapshots.change(flow.pipeline, flow.name, first, paused=True)
+        until(lambda: _state(flow, first) == "paused", "it is paused", 30, failed=errors)
+        # the next one is taken meanwhile
+        until(lambda: _state(flow, second) == "finished", "the other one ends", 30, failed=errors)
+        snapshots.change(flow.pipeline, flow.name, first, paused=False, rows_per_second=0.0)
+        until(lambda: _state(flow, first) == "finished", "it ends", 30, failed=errors)
+        third = flow.ask("items", rows_per_second=100.0)
+        until(lambda: _state(flow, third) == "reading", "it reads", 30, failed=errors)
+        snapshots.change(flow.pipeline, flow.name, third, cancelled=True)
+        until(lambda: _state(flow, third) == "cancelled", "it is cancelled", 30, failed=errors)
+    assert sorted(m.value["id"] for m in _again(flow, first)) == list(range(1, ROWS + 1))
+
+
+@pytest.mark.parametrize(
+    ("tables", "where", "says"),
+    [
+        ("items", "nonsense", "does not accept the condition"),
+        ("items", "true; DROP TABLE items", "does not accept the condition"),
+        ("nothing", "", "nothing"),
+        ("other", "", "is not one of the tables"),
+    ],
+)
+def test_what_cannot_be_read_fails_and_the_stream_goes_on(flow: Flow, tables: str, where: str, says: str) -> None:
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    with pytest.raises(BottledWaterError, match=says):
+        live.ask(flow.pipeline, SnapshotRequest((tables,), where))
+    request_id = flow.ask(tables, where=where)
+    flow.execute("INSERT INTO items VALUES (0, NULL, 'more')")
+    assert flow.stream()["published"] >= 1
+    report = flow.reported(request_id)
+    assert report.state == "failed" and says in report.error
+    assert flow.compare("items").equal
+
+
+def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Reading._step
+
+    def step(self: Reading) -> None:
+        # noted by the publisher, and shown by the snapshot that is taken then
+        flow.execute("UPDATE items SET name = 'noted' WHERE id <= 10")
+        time.sleep(1)
+        original(self)
+
+    monkeypatch.setattr(Reading, "_step", step)
+    request_id = flow.ask("items")
+    with flow.streaming() as errors:
+        until(lambda: _state(flow, request_id) == "finished", "it ends", 60, failed=errors)
+    assert len(_again(flow, request_id)) == ROWS
+    assert flow.reported(request_id).newer == 0
+
+
+@pytest.mark.parametrize("seen", ["by its next batch", "by its rows"])
+def test_changes_that_were_published_elsewhere_make_the_rows_be_read_again(flow: Flow, seen: str) -> None:
+    """Another process of the same job publishes a batch: this one has noted nothing of it, and sees that by P."""
+    start, backoff = begin(flow.pipeline), Backoff(10)
+    request_id = flow.ask("items")
+    with closing(StreamPublisher(flow.pipeline, start, backoff)) as mine:
+        mine.reached()
+        until(lambda: mine.live.work() or mine.live.waits, "rows are read", 30)
+        flow.execute("UPDATE items SET name = 'newer' WHERE id = 1")
+        with closing(StreamPublisher(flow.pipeline, start, backoff)) as other:
+            other.reached()
+            with closing(open_source(flow.pipeline, start, backoff, other.position)) as source:
+                target = flush_target(flow.pipeline)
+                while other.position.lsn < target:
+                    if (batch := source.next(0.2, flush_empty=True)) is not None:
+                        other.publish(batch)
+        mine._session.close()
+        reached = mine.reached()
+        if seen == "by its next batch":
+            nothing = np.zeros(0, dtype=np.uint8)
+            mine.publish(Batch(reached, reached, nothing, np.zeros(0, dtype=CHANGE), ()))
+        mine.live.work()
+        assert _again(flow, request_id) == []
+    flow.stream()
+    assert flow.compare("items").equal
+    assert [m.value["name"] for m in _again(flow, request_id) if m.value["id"] == 1] == ["newer"]
+
+
+def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[bool] = []
+    ends = reading.Topics.ends
+
+    def late(self: Any, name: str, partitions: int) -> Any:
+        found = ends(self, name, partitions)
+        if name == flow.topic("items") and not done:
+            done.append(True)
+            flow.execute("DELETE FROM items WHERE id = 5")
+            time.sleep(1)
+        return found
+
+    monkeypatch.setattr(reading.Topics, "ends", late)
+    request_id = flow.ask("items", sweep=True)
+    with flow.streaming() as errors:
+        until(lambda: _state(flow, request_id) == "finished", "it ends", 60, failed=errors)
+    assert done and flow.reported(request_id).swept == 0
+    assert [m.value for m in flow.read("items") if m.key["id"] == 5][-2:] != [None, None]

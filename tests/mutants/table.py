@@ -13,6 +13,8 @@ _SUPERVISE, _CLI, _HOOKS = (
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
 _SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/state/test_health.py"
+_LIVE = "tests/integration/test_live_snapshots.py"
+_LIVE_RANDOM = "tests/integration/test_live_random.py::test_rows_that_are_read_again_never_take_a_key_back_in_time"
 _TASKS = "tests/integration/test_spark_tasks.py"
 _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
@@ -220,8 +222,8 @@ MUTANTS = (
     Mutant(
         "L is read, and behind what B sees",
         "postgres/snapshot.py",
-        'pg_current_wal_insert_lsn()::text").fetchone()',
-        'pg_current_wal_flush_lsn()::text").fetchone()',
+        'row = execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()',
+        'row = execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()',
         f"{_HANDOVER}::test_an_asynchronous_commit_that_the_snapshot_sees_is_before_the_boundary",
     ),
     Mutant(
@@ -601,8 +603,8 @@ MUTANTS = (
     Mutant(
         "a range is split by the size that the table has now",
         "postgres/snapshot.py",
-        "forms=forms, sizes=True)",
-        "forms=forms)",
+        "oids, forms=forms, sizes=True)",
+        "oids, forms=forms)",
         "tests/integration/test_waits.py::test_a_table_that_has_grown_since_the_slot_was_made_is_split_by_its_real_size",
     ),
     Mutant(
@@ -1103,5 +1105,76 @@ MUTANTS = (
         "noted = functools.partial(note_refusal, self._refusals)",
         "noted = lambda error: note_refusal(self._refusals, error)",
         f"{_CONTROL}::test_heartbeats_reconnects_and_reports_leave_nothing_behind[25]",
+    ),
+    # ------------------------------------------------------------------ live snapshots
+    Mutant(
+        "a live snapshot shows everything that was published before changes were noted",
+        "live/reading.py",
+        "if found.snapshot.xmin >= self._oldest_xid:",
+        "if True:",
+        f"{_LIVE}::test_a_commit_that_was_published_before_others_can_see_it_is_not_undone",
+    ),
+    Mutant(
+        "rows wait until the stream has published all that they show",
+        "live/snapshots.py",
+        "position is None or position.lsn < self._chunk.insert_lsn",
+        "position is None",
+        f"{_LIVE_RANDOM}[3]",
+    ),
+    Mutant(
+        "rows of which the stream has newer versions are left out",
+        "live/snapshots.py",
+        "kept = ~newer.rows(records)\n                yield",
+        "kept = np.ones(len(records), dtype=np.bool_)\n                yield",
+        f"{_LIVE_RANDOM}[3]",
+    ),
+    Mutant(
+        "only what a snapshot does not show is newer",
+        "live/touched.py",
+        'part["key"] if snapshot is None else part["key"][_unseen(part["xid"], snapshot)]',
+        'part["key"]',
+        f"{_LIVE}::test_a_change_that_the_rows_show_leaves_none_of_them_out",
+    ),
+    Mutant(
+        "rows from before a TRUNCATE are read again",
+        "live/snapshots.py",
+        "if newer.all:",
+        "if False:",
+        f"{_LIVE}::test_rows_from_before_a_truncate_are_not_published_behind_it",
+    ),
+    Mutant(
+        "block numbers hold for one file of a table",
+        "live/reading.py",
+        "first = at.upto if at.filenode == table.filenode else 0",
+        "first = at.upto",
+        f"{_LIVE}::test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start",
+    ),
+    Mutant(
+        "a stream that went on elsewhere makes what was noted worthless",
+        "live/snapshots.py",
+        "if self._noting and position != self._position:",
+        "if False:",
+        f"{_LIVE}::test_changes_that_were_published_elsewhere_make_the_rows_be_read_again[by its next batch]",
+    ),
+    Mutant(
+        "a stream that went on elsewhere is seen before rows are published",
+        "live/snapshots.py",
+        "if self._session.state.position != self._position:",
+        "if False:",
+        f"{_LIVE}::test_changes_that_were_published_elsewhere_make_the_rows_be_read_again[by its rows]",
+    ),
+    Mutant(
+        "a sweep leaves alone what was published since",
+        "live/snapshots.py",
+        "None if chunk.stale else chunk.snapshot",
+        "chunk.snapshot",
+        f"{_LIVE}::test_a_sweep_repeats_no_tombstone",
+    ),
+    Mutant(
+        "a bounded run takes the live snapshots that wait",
+        "stream/engine.py",
+        "    return not publisher.live.active",
+        "    return True",
+        f"{_LIVE}::test_a_table_is_read_again_by_a_bounded_run",
     ),
 )

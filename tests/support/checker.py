@@ -41,6 +41,7 @@ class Record:
     """A record of a topic, as a consumer has it; a snapshot's row has no position and op ``r``.
 
     :param reread: its header says that the large value was read from the table afterwards.
+    :param live: its header says that it is a row that was read while the stream ran.
     """
 
     table: str
@@ -53,6 +54,7 @@ class Record:
     xid: int = 0
     large: int = 0
     reread: bool = False
+    live: bool = False
 
     def __str__(self) -> str:
         at = f"{self.pos}, transaction {self.xid}" if self.pos else "a snapshot row"
@@ -91,6 +93,7 @@ class Statistics:
     after: int = 0
     snapshot_rows: int = 0
     stream_records: int = 0
+    live_rows: int = 0
 
 
 @dataclass(slots=True)
@@ -196,7 +199,7 @@ class Checker:
 
     def check(self, records: Sequence[Record]) -> Report:
         """:param records: of all tables; per partition in the order of their offsets."""
-        rows = [r for r in records if not r.pos]
+        rows = [r for r in records if not r.pos and not r.live]
         stream = [r for r in records if r.pos]
         if self._snapshot:
             self._check_snapshot(rows)
@@ -205,11 +208,12 @@ class Checker:
                 self._wrong("invented", row, "a snapshot row, but no snapshot was taken")
         found = self._identify(stream)
         self._check_missing(found)
-        self._check_order(records, found)
+        self._check_order([r for r in records if not r.live], found)
+        self._check_live(records, found)
         if self._complete:
             self._check_last(records)
         self._check_whole(records, found)
-        self._report.statistics = self._count(len(rows), len(stream))
+        self._report.statistics = self._count(len(rows), len(stream), len(records) - len(rows) - len(stream))
         return self._report
 
     # ------------------------------------------------------------------ the parts
@@ -372,6 +376,31 @@ class Checker:
                 self._wrong("order", record, f"{record} follows {last[key][0]}")
             last[key] = (record, n)
 
+    def _check_live(
+        self, records: Sequence[Record], found: Mapping[tuple[int, int, str], tuple[Record, _Expected]]
+    ) -> None:
+        """A row that is read again is what its topic has already: neither older nor newer, and no row that was deleted. (Newer it may
+        be than a version that was left out since it had to be read again.)"""
+        numbers = {id(record): expected.change.n for record, expected in found.values()}
+        by_version = {(c.table, c.version): c for c in self._log if c.version}
+        left_out = {(f.table, f.version) for f in self._report.superseded}
+        last: dict[tuple[str, int], tuple[Record, int]] = {}
+        for record in sorted(records, key=lambda r: (r.table, r.partition, r.offset)):
+            key = (record.table, record.key)
+            if not record.live:
+                row = by_version.get((record.table, record.version or 0))
+                n = numbers.get(id(record), 0 if row is None else row.n)
+                last[key] = (record, n)
+                continue
+            change = by_version.get((record.table, record.version or 0))
+            before, n = last.get(key, (None, 0))
+            if change is None or change.new != record.key or change.large != record.large:
+                self._wrong("invented", record, f"{record} is read again, but is not what was committed: {change}")
+            elif change.n < n:
+                self._wrong("order", record, f"{record} is read again behind {before}")
+            elif change.n > n and (record.table, record.version) not in left_out:
+                self._wrong("order", record, f"{record} is read again before its change was published, behind {before}")
+
     def _check_whole(
         self, records: Sequence[Record], found: Mapping[tuple[int, int, str], tuple[Record, _Expected]]
     ) -> None:
@@ -408,7 +437,7 @@ class Checker:
         key = change.new if change.new is not None else change.old
         self._report.findings.append(Finding("lost", change.table, key, change.version or None, change.xid, text))
 
-    def _count(self, rows: int, stream: int) -> Statistics:
+    def _count(self, rows: int, stream: int, live: int) -> Statistics:
         in_progress, skipped, after = set(), set(), set()
         for change in self._log:
             boundary = self._boundaries[change.table]
@@ -420,7 +449,7 @@ class Checker:
                     skipped.add(change.xid)
             else:
                 after.add(change.xid)
-        return Statistics(len(in_progress), len(skipped), len(after), rows, stream)
+        return Statistics(len(in_progress), len(skipped), len(after), rows, stream, live)
 
 
 def _finding(kind: str, record: Record, text: str) -> Finding:

@@ -18,8 +18,8 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.compare import Comparison
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
-from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import Result

@@ -270,6 +270,7 @@ def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> lis
             int(m.xid or 0),
             int(m.value["large"].partition(":")[0]) if m.value and m.value["large"] else 0,
             m.toast == "reread",
+            bool(m.snapshot),
         )
         for table in tables
         for m in found[flow.topic(table)]

@@ -30,7 +30,7 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     (set(), ["local/commands.py"]),
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     ({"airflow"}, ["hooks/*.py", "operators/*.py", "sensors/*.py", "triggers/*.py", "task_group.py"]),
-    ({"spark"}, ["spark/*.py", "snapshot/*.py", "stream/*.py", "publish/*.py", "compiled.py", "warm.py"]),
+    ({"spark"}, ["spark/*.py", "snapshot/*.py", "live/*.py", "stream/*.py", "publish/*.py", "compiled.py", "warm.py"]),
     (
         {"spark"},
         [
@@ -38,6 +38,7 @@ ROOMS: list[tuple[set[str], list[str]]] = [
             "encoding/layout.py",
             "encoding/kernels/*.py",
             "kafka/librdkafka.py",
+            "kafka/hashes.py",
             "kafka/topic_reader.py",
             "kafka/publisher.py",
         ],

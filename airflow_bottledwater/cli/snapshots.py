@@ -1,0 +1,147 @@
+"""The subcommands for live snapshots: ``snapshot`` asks for one and follows it, ``snapshots`` shows and changes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from airflow_bottledwater.cli.options import options, pipeline_of
+from airflow_bottledwater.errors import JobFailed
+from airflow_bottledwater.settings import Pipeline
+
+log = logging.getLogger("bottledwater")
+
+#: seconds between two looks at a live snapshot
+_INTERVAL = 0.5
+#: seconds without a report after which it is said what is waited for
+_SILENT = 10.0
+_COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", "error")
+
+
+@click.command("snapshot")
+@options(everything=False)
+@click.option("--tables", required=True, help="Tables, as [schema.]table with * and ?, comma-separated.")
+@click.option("--where", default="", metavar="CONDITION", help="Only these rows: SQL over the table's own columns.")
+@click.option("--sweep", is_flag=True, help="Also publish tombstones for keys that the table does not have.")
+@click.option("--rows-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
+@click.option("--bytes-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end.")
+def snapshot(
+    tables: str,
+    where: str,
+    sweep: bool,
+    rows_per_second: float,
+    bytes_per_second: float,
+    wait: bool,
+    **values: Any,
+) -> None:
+    """Publish rows of tables again while the stream runs, wherever it runs; an interrupted --wait leaves it going."""
+    from airflow_bottledwater.provision import live
+    from airflow_bottledwater.state.control_records import SnapshotRequest
+
+    pipeline = pipeline_of(values)
+    named = tuple(part.strip() for part in tables.split(",") if part.strip())
+    request = SnapshotRequest(named, where, sweep, rows_per_second, bytes_per_second)
+    name, request_id = live.ask(pipeline, request)
+    click.echo(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}", err=True)
+    if wait:
+        _follow(pipeline, name, request_id)
+
+
+def _follow(pipeline: Pipeline, name: str, request_id: str) -> None:
+    """Show a live snapshot's progress until it ends.
+
+    :raises JobFailed: it failed or was cancelled.
+    """
+    from airflow_bottledwater.provision import live
+    from airflow_bottledwater.state import snapshots
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeRemainingColumn(),
+    )
+    heard, told = time.monotonic(), False
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("waiting", total=None)
+        while True:
+            _, report = snapshots.reports(pipeline, name).get(request_id, (None, None))
+            if report is not None:
+                heard = time.monotonic()
+                what = f"{report.state}: {report.rows:,} rows" + (f", waits for {report.what}" if report.what else "")
+                bar.update(task, description=what, completed=report.bytes, total=report.total_bytes or None)
+                if report.ended:
+                    break
+            elif time.monotonic() - heard > _SILENT and not told:
+                told = True
+                log.info("%s", live.publishes(pipeline, name))
+            time.sleep(_INTERVAL)
+    snapshots.forget(pipeline, name, request_id)
+    if report.state != "finished":
+        raise JobFailed(f"The live snapshot {report.state}: {report.error}".rstrip(": "))
+    click.echo(
+        f"{report.rows:,} rows published, {report.newer:,} left out since the stream has published newer ones, "
+        f"{report.swept:,} keys removed, {report.dead_letters:,} dead letters.",
+        err=True,
+    )
+
+
+@click.command("snapshots")
+@options(everything=False)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--pause", metavar="ID", help="Let one wait; what it has published stays.")
+@click.option("--resume", metavar="ID", help="Let a paused one go on.")
+@click.option("--cancel", metavar="ID", help="End one; what it has published stays.")
+def snapshots_command(as_json: bool, pause: str | None, resume: str | None, cancel: str | None, **values: Any) -> None:
+    """Show the live snapshots of a pipeline, or pause, resume or cancel one."""
+    from airflow_bottledwater.provision import live
+    from airflow_bottledwater.state import snapshots
+
+    pipeline = pipeline_of(values)
+    name = live.name_of(pipeline)
+    for request_id, changes, word in (
+        (pause, {"paused": True}, "wait"),
+        (resume, {"paused": False}, "go on"),
+        (cancel, {"cancelled": True}, "end"),
+    ):
+        if request_id is not None:
+            snapshots.change(pipeline, name, request_id, **changes)
+            click.echo(f"Live snapshot {request_id} is asked to {word}.", err=True)
+            return
+    found = snapshots.reports(pipeline, name)
+    if as_json:
+        shown = {
+            each: {
+                "request": None if request is None else dataclasses.asdict(request),
+                "report": None if report is None else dataclasses.asdict(report),
+            }
+            for each, (request, report) in found.items()
+        }
+        click.echo(json.dumps(shown, indent=2))
+        return
+    table = Table(*_COLUMNS)
+    for each, (request, report) in found.items():
+        state = report.state if report is not None else "asked for"
+        done = f"{100 * report.bytes / report.total_bytes:.0f} %" if report is not None and report.total_bytes else ""
+        table.add_row(
+            each,
+            state,
+            ", ".join(report.tables if report is not None and report.tables else request.tables if request else ()),
+            request.where if request is not None else "",
+            *(
+                f"{value:,}"
+                for value in ((report.rows, report.newer, report.swept) if report is not None else (0, 0, 0))
+            ),
+            done,
+            report.error if report is not None else "",
+        )
+    Console(markup=False).print(table)

@@ -1,0 +1,78 @@
+"""Watching a live snapshot from a task or a trigger, and cancelling it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.control_records import SnapshotReport, StatusRecord, decode, reading_key, status_key
+
+#: seconds between two lines in the task's log
+_LOG_INTERVAL = 30.0
+
+
+class BackfillWatch:
+    """Watches one live snapshot, and passes its progress on as lines.
+
+    :param name: the pipeline's name in the shared topic.
+    :param write: called with lines for the task's log.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str, request_id: str, write: Callable[[str], None]) -> None:
+        self._name, self._id, self._write = name, request_id, write
+        self._shared = SharedRecords.acquire(pipeline.kafka)
+        self._told, self._state = 0.0, ""
+
+    def close(self) -> None:
+        """End the watch."""
+        self._shared.release()
+
+    def fetch(self) -> dict[str, Any] | None:
+        """The last report when the live snapshot has ended; None before that.
+
+        :raises Outage: Kafka does not answer.
+        """
+        raw, _ = self._shared.get(reading_key(self._name, self._id))
+        report = decode(SnapshotReport, raw)
+        if report is not None and report.ended:
+            return dataclasses.asdict(report)
+        state = report.state if report is not None else ""
+        if state != self._state or time.monotonic() - self._told > _LOG_INTERVAL:
+            self._state, self._told = state, time.monotonic()
+            self._write(self._line(report))
+        return None
+
+    def _line(self, report: SnapshotReport | None) -> str:
+        status = decode(StatusRecord, self._shared.get(status_key(self._name))[0])
+        if status is None or status.ended:
+            return (
+                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded "
+                "(the DAG bottledwater_scheduled)."
+            )
+        if report is None:
+            return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."
+        left = "" if report.seconds_left is None else f", about {report.seconds_left:,.0f} s left"
+        waits = f"; it waits for {report.what}" if report.what else ""
+        return (
+            f"{report.state.capitalize()}: {report.rows:,} rows ({report.rows_per_second:,.0f} a second), "
+            f"{report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB{left}{waits}."
+        )
+
+
+def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
+    """Cancel a live snapshot, unless it has ended.
+
+    :raises Outage: Kafka does not answer.
+    """
+    # imported here, since it imports confluent-kafka, which a DAG processor does not need
+    from airflow_bottledwater.state import snapshots
+
+    try:
+        snapshots.change(pipeline, name, request_id, cancelled=True)
+    except StateError:
+        return  # it has ended

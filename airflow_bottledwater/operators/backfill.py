@@ -1,0 +1,207 @@
+"""The operator that publishes rows of tables again while the stream runs: for scheduled backfills, and for tables to be repaired."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks the first
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
+from airflow_bottledwater.hooks import backfill
+from airflow_bottledwater.hooks.backfill import BackfillWatch
+from airflow_bottledwater.operators.base import (
+    PIPELINE_FIELDS,
+    PIPELINE_RENDERERS,
+    PipelineMixin,
+    failing,
+    is_first_try,
+    number,
+)
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.triggers.backfill import BackfillTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+#: the key in the task's state for the live snapshot's name and id
+_ASKED = "bottledwater_backfill"
+
+
+class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
+    """Publish rows of tables again, in the order of the stream, by whichever job publishes it: a continuous stream, or the next bounded
+    run. A retry goes on with the same live snapshot; a cleared task begins a new one, which does no harm.
+
+    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param tables: ``[schema.]table`` patterns of the tables that are read, a list or comma-separated. (templated)
+    :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds }}' AND day <
+        '{{ data_interval_end | ds }}'``; empty for all. (templated)
+    :param sweep: also publish tombstones for keys that the tables do not have.
+    :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for. (templated)
+    :param bytes_per_second: the same in bytes. (templated)
+    :param topic_prefix: put before every topic's name. (templated)
+    :param output_format: ``avro`` or ``json``. (templated)
+    :param postgres_conn_id: connection of type Postgres: the source. (templated)
+    :param kafka_conn_id: connection of type Apache Kafka. (templated)
+    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
+    :param settings: any other setting (docs/settings.md). (templated)
+    :param deferrable: wait in the triggerer instead of a worker slot.
+    :param poll_interval: seconds between two checks.
+    :param timeout: seconds after which the live snapshot is cancelled and the task fails; None: it may take any time.
+    """
+
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "where", "rows_per_second", "bytes_per_second")
+    template_fields_renderers: ClassVar[dict[str, str]] = {**PIPELINE_RENDERERS, "where": "sql"}
+    ui_color = "#fff3cd"
+
+    def __init__(
+        self,
+        *,
+        slot: str = "bottledwater",
+        tables: Sequence[str] | str,
+        where: str = "",
+        sweep: bool = False,
+        rows_per_second: float | str = 0.0,
+        bytes_per_second: float | str = 0.0,
+        topic_prefix: str | None = None,
+        output_format: str = "avro",
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+        schema_registry_conn_id: str | None = "schema_registry_default",
+        settings: Mapping[str, Any] | None = None,
+        deferrable: bool = True,
+        poll_interval: float = 5.0,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._set_pipeline(
+            slot=slot,
+            tables=tables,
+            schemas=None,
+            topic_prefix=topic_prefix,
+            output_format=output_format,
+            on_error="exit",
+            allow_unkeyed=False,
+            skip_snapshot=False,
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
+        self.where = where
+        self.sweep = sweep
+        self.rows_per_second = rows_per_second
+        self.bytes_per_second = bytes_per_second
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.timeout = timeout
+        self._asked: dict[str, str] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Ask for the live snapshot and wait for its end; returns the counts of rows."""
+        with failing():
+            pipeline = self.pipeline_hook.pipeline()
+            self._asked = asked = self._ask(context, pipeline)
+        deadline = time.time() + self.timeout if self.timeout else None
+        if self.deferrable:
+            self.defer(
+                trigger=BackfillTrigger(
+                    name=asked["name"],
+                    request_id=asked["request_id"],
+                    poll_interval=self.poll_interval,
+                    deadline=deadline,
+                    **self.trigger_arguments(),
+                ),
+                method_name="execute_complete",
+                timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,
+            )
+        watch = BackfillWatch(pipeline, **asked, write=lambda line: self.log.info("%s", line))
+        try:
+            while deadline is None or time.time() < deadline:
+                with failing():
+                    if (report := watch.fetch()) is not None:
+                        return self._conclude(context, pipeline, report)
+                time.sleep(min(1.0, self.poll_interval))
+        finally:
+            watch.close()
+        return self._give_up(context, pipeline)
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Handle the trigger's event.
+
+        :raises JobFailed: the live snapshot was cancelled, it took too long, or the event is not known.
+        :raises AirflowFailException: it failed.
+        """
+        with failing():
+            pipeline = self.pipeline_hook.pipeline()
+            if event is not None and event.get("status") == "ended":
+                return self._conclude(context, pipeline, event["report"])
+            if event is not None and event.get("status") == "timeout":
+                return self._give_up(context, pipeline)
+        raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+
+    def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
+        """Ask for the live snapshot, unless an earlier try of this task has."""
+        from airflow_bottledwater.provision import live
+        from airflow_bottledwater.state.control_records import SnapshotRequest
+
+        store: Any = context["task_state_store"]
+        known: dict[str, str] | None = store.get(_ASKED)
+        if known is not None and not is_first_try(context["ti"], self.retries):
+            self.log.info("The live snapshot of an earlier try is followed.")
+            return known
+        if known is not None:
+            backfill.cancel(pipeline, **known)
+        request = SnapshotRequest(
+            pipeline.tables,
+            str(self.where or ""),
+            self.sweep,
+            rows_per_second=number("rows_per_second", self.rows_per_second) or 0.0,
+            bytes_per_second=number("bytes_per_second", self.bytes_per_second) or 0.0,
+        )
+        if not request.tables:
+            raise SettingError("tables", "", "at least one table that is to be read again")
+        # its id is stored first: if the task dies in between, a retry asks for the same one
+        asked = {"name": live.check(pipeline, request), "request_id": uuid.uuid4().hex[:12]}
+        store.set(_ASKED, asked, retention=NEVER_EXPIRE)
+        live.ask(pipeline, request, asked["request_id"])
+        self.log.info("Live snapshot %s is asked for. %s", asked["request_id"], live.publishes(pipeline, asked["name"]))
+        return asked
+
+    def _conclude(self, context: Context, pipeline: Pipeline, report: dict[str, Any]) -> dict[str, Any]:
+        from airflow_bottledwater.state import snapshots
+
+        store: Any = context["task_state_store"]
+        if (asked := store.get(_ASKED)) is not None:
+            snapshots.forget(pipeline, asked["name"], asked["request_id"])
+            store.delete(_ASKED)
+        if report["state"] == "cancelled":
+            raise JobFailed("The live snapshot was cancelled before its end.", "Clear the task to ask for it again.")
+        if report["state"] != "finished":
+            raise AirflowFailException(f"The live snapshot failed: {report['error']}")
+        names = ("tables", "rows", "newer", "swept", "dead_letters", "boundary")
+        return {each: report[each] for each in names}
+
+    def _give_up(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
+        store: Any = context["task_state_store"]
+        if (asked := store.get(_ASKED)) is not None:
+            backfill.cancel(pipeline, **asked)
+            store.delete(_ASKED)
+        raise JobFailed(
+            f"The live snapshot did not end within {self.timeout:.0f} s, and is cancelled; what it has published stays.",
+            "See whether the stream runs ('bottledwater status'), or raise timeout.",
+        )
+
+    def on_kill(self) -> None:
+        """Cancel the live snapshot."""
+        if self._asked is None:
+            return
+        try:
+            backfill.cancel(self.pipeline_hook.pipeline(), **self._asked)
+        except BottledWaterError as error:
+            self.log.warning("The live snapshot could not be cancelled: %s", error)

@@ -1,0 +1,75 @@
+"""Asks for live snapshots: checked first, so that what cannot be read is refused before anything is asked for."""
+
+from __future__ import annotations
+
+import uuid
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.live.wanted import wanted
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import snapshots, store
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control import read_status
+from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.identity import check_cluster
+
+
+def name_of(pipeline: Pipeline) -> str:
+    """The pipeline's name in the shared topic.
+
+    :raises Outage: the source does not answer.
+    """
+    return _cluster(pipeline).pipeline(pipeline.slot)
+
+
+def _cluster(pipeline: Pipeline) -> Cluster:
+    with session(pipeline.postgres, "Identifying the cluster", application="bottledwater live snapshot") as connection:
+        return identify(connection)
+
+
+def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
+    """Check that a live snapshot can be taken; returns the pipeline's name.
+
+    :raises StateError: there is no such pipeline, or its first snapshot is not complete.
+    :raises PreflightError: a pattern matches nothing.
+    :raises Refused: a table is not the pipeline's, has no key, or PostgreSQL does not accept the condition.
+    """
+    with session(pipeline.postgres, "Checking a live snapshot", application="bottledwater live snapshot") as connection:
+        cluster = identify(connection)
+        topic = store.state_topic_name(cluster.database, pipeline.slot)
+        known = read_state(pipeline, topic)
+        check_cluster(known, cluster, topic)
+        if known.slot is None or not known.complete:
+            raise StateError(
+                f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could read rows again.",
+                "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
+            )
+        wanted(pipeline, connection, request, known.tables)
+        return cluster.pipeline(pipeline.slot)
+
+
+def ask(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") -> tuple[str, str]:
+    """Ask for a live snapshot; returns the pipeline's name and the request's id.
+
+    :param request_id: empty for a new one.
+    :raises BottledWaterError: see :func:`check`; nothing was asked for.
+    """
+    name, request_id = check(pipeline, request), request_id or uuid.uuid4().hex[:12]
+    snapshots.ask(pipeline, name, request_id, request)
+    return name, request_id
+
+
+def publishes(pipeline: Pipeline, name: str) -> str:
+    """Which job will take a live snapshot, as a sentence.
+
+    :param name: the pipeline's name.
+    """
+    status = read_status(pipeline, name)
+    if status is None or status.ended:
+        return (
+            f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded "
+            "(the DAG bottledwater_scheduled, or the command)."
+        )
+    return f"The job on host {status.job.host} takes it."

@@ -122,6 +122,10 @@ class StaleBatch(BottledWaterError):
     would repeat or skip changes; when the job is started again, it continues from the state."""
 
 
+class TablesChanged(BottledWaterError):
+    """Tables were created that the pipeline is to follow: the stream begins anew, in the same job, and takes them in."""
+
+
 class RecordError(BottledWaterError):
     """One record is rejected for good: it cannot be encoded, is too large, or its topic refuses it."""
 

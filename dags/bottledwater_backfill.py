@@ -25,6 +25,8 @@ with DAG(
     schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
+    # unpause it when the pipeline exists
+    is_paused_upon_creation=True,
     # they queue at the slot anyway, and the triggerer holds them while they do
     max_active_runs=16,
     tags=["cdc", "postgresql", "kafka"],

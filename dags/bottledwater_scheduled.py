@@ -20,6 +20,8 @@ with DAG(
     schedule="*/5 * * * *",
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
+    # unpause it when the pipeline exists
+    is_paused_upon_creation=True,
     # a slot has one reader: a run that takes longer than the interval delays the next one
     max_active_runs=1,
     tags=["cdc", "postgresql", "kafka"],

@@ -297,8 +297,12 @@ class LiveSnapshots:
             self._requests.remove(request_id)
 
     def _tidy(self) -> None:
-        """Remove the records of live snapshots whose requests are gone."""
-        if self._requests.complete and (gone := set(self._session.state.live_ids) - self._requests.open.keys()):
+        """Remove the records of live snapshots whose requests are answered."""
+        if not self._requests.complete:
+            return
+        state = self._session.state
+        ended = [each for each in state.live_ids if (known := state.live(each)) is not None and known.ended]
+        if gone := set(ended) - self._requests.open.keys():
             self._write({live_key(each): None for each in gone})
 
     def _write(self, records: dict[str, StateRecord | None]) -> None:

@@ -31,9 +31,11 @@ from airflow_bottledwater.state.records import (
     SLOT,
     Complete,
     Intent,
+    LiveProgress,
     PinnedTable,
     Reached,
     StateRecord,
+    live_key,
     table_key,
 )
 
@@ -43,12 +45,13 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 
 
-def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> SlotRecord:
+def create(pipeline: Pipeline, *, stopped: threading.Event | None = None, live: str = "") -> SlotRecord:
     """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
 
     The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded itself yet.
 
     :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next call continues.
+    :param live: the id of the live snapshot that is to read the tables that are added; empty for none.
     :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
@@ -57,10 +60,10 @@ def create(pipeline: Pipeline, *, stopped: threading.Event | None = None) -> Slo
     :raises StopRequested: it was asked to stop.
     """
     with stoppable(stopped):
-        return _create_or_find(pipeline, stopped)
+        return _create_or_find(pipeline, stopped, live)
 
 
-def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> SlotRecord:
+def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None, live: str) -> SlotRecord:
     findings = preflight.run(pipeline)
     cluster = findings.cluster
     known = findings.state
@@ -83,7 +86,7 @@ def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> Slot
     backoff = Backoff(pipeline.outage_timeout, stopped)
     claim = Claim(pipeline, cluster, "create", backoff)
     try:
-        return _create(pipeline, claim, findings.tables)
+        return _create(pipeline, claim, findings.tables, live)
     finally:
         claim.close()
 
@@ -158,7 +161,7 @@ def _assume(
     return record
 
 
-def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord:
+def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], live: str) -> SlotRecord:
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
         # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
@@ -192,6 +195,8 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table]) -> SlotRecord
         if pipeline.skip_snapshot:
             completed = sorted({*claim.state.completed, *(t.oid for t in added)})
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
+        if live:
+            values[live_key(live)] = LiveProgress(tuple(t.oid for t in added))
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:

@@ -59,6 +59,9 @@ class Source:
     ] = ""
     tables: Annotated[tuple[str, ...], "Tables, as [schema.]table with * and ?."] = ()
     schemas: Annotated[tuple[str, ...], "Schemas whose tables are published, too, with * and ?."] = ()
+    new_tables: Annotated[
+        Literal["add", "ignore", "stop"], "What happens when a table is created that the patterns cover."
+    ] = "add"
     allow_unkeyed: Annotated[
         bool, "Publish tables without a key: inserts, and under REPLICA IDENTITY FULL updates."
     ] = False

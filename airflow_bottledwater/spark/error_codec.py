@@ -78,7 +78,8 @@ def returned(work: Callable[[], T]) -> T | Failure:
         return work()
     except BottledWaterError as error:
         carried = pack(error)
-        if transient(error):
+        # a table is taken in by the driver
+        if transient(error) and not isinstance(error, errors.TablesChanged):
             raise carried from error
         return Failure(str(carried))
 

@@ -47,9 +47,7 @@ def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: thread
             if start is None:
                 snapshot.take(context, pipeline, file, stopped)
                 start = stream.begin(pipeline, stopped)
-            from airflow_bottledwater.spark import continuous
-
-            return continuous.stream(context, pipeline, file, start, bounded, stopped)
+            return stream.follow(context, pipeline, file, start, bounded, stopped)
 
 
 @contextmanager

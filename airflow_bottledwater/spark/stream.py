@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_bottledwater.errors import TablesChanged
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.job import SettingsFile
 
 # Spark starts while the rest is imported, which takes a second
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -73,10 +75,7 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
         if pipeline.engine == "continuous":
             with job.context(name) as context:
                 executors.check(context, pipeline, file)
-                start = claimed.result()
-                from airflow_bottledwater.spark import continuous
-
-                return continuous.stream(context, pipeline, file, start, bounded, stopped)
+                return follow(context, pipeline, file, claimed.result(), bounded, stopped)
         # a new checkpoint at every start, since only the slot and the state topic count
         memory = Path("/dev/shm")
         with (
@@ -86,7 +85,28 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
             job.session(name, _TUNING) as spark,
         ):
             executors.check(spark.sparkContext, pipeline, file)
-            return _stream(spark, pipeline, file, claimed.result(), bounded, stopped, checkpoint)
+            start = claimed.result()
+            while True:
+                try:
+                    with tempfile.TemporaryDirectory(dir=checkpoint) as fresh:
+                        return _stream(spark, pipeline, file, start, bounded, stopped, fresh)
+                except TablesChanged as changed:
+                    log.info("%s", changed)
+                    start = begin(pipeline, stopped)
+
+
+def follow(
+    context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
+) -> dict[str, Any]:
+    """Stream with the engine ``continuous``, and begin anew where tables are to be taken in; returns position and counters."""
+    from airflow_bottledwater.spark import continuous
+
+    while True:
+        try:
+            return continuous.stream(context, pipeline, file, start, bounded, stopped)
+        except TablesChanged as changed:
+            log.info("%s", changed)
+            start = begin(pipeline, stopped)
 
 
 def _stream(
@@ -107,7 +127,7 @@ def _stream(
 
     with (
         engine.reported(pipeline, start, stopped) as controller,
-        contextlib.closing(CoverageWatch(pipeline, start.state)) as watch,
+        contextlib.closing(CoverageWatch(pipeline, start.state, start.not_taken)) as watch,
         contextlib.closing(Reader(pipeline.kafka, start.state_topic)) as records,
         contextlib.closing(SnapshotRequests(pipeline, start.cluster.pipeline(pipeline.slot))) as requests,
     ):
@@ -125,7 +145,7 @@ def _stream(
                 and (target is None or report.position.lsn < target or _asked(requests))
             ):
                 records.poll(0.2)
-                watch.check()
+                watch.check(whole=not report.position.ordinal)
                 _report(report, PipelineState(records.values), query)
             if (error := query.exception()) is not None:
                 raise error

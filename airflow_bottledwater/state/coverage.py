@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 
 import psycopg
 
-from airflow_bottledwater.errors import BottledWaterError, PreflightError, StateError
+from airflow_bottledwater.errors import BottledWaterError, PreflightError, Refused, StateError, TablesChanged
 from airflow_bottledwater.postgres import catalog, coverage, publication
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
@@ -62,25 +63,43 @@ class CoverageWatch:
     """Checks the coverage regularly while a stream runs, in a thread of its own: a server that does not answer must not hold up the
     stream. The thread starts at once.
 
+    :param not_taken: the names of tables that could not be taken in when the stream started.
     :param interval: seconds between two checks.
     :ivar unfollowed: the last result of :func:`unfollowed`; each name is also logged, once.
     """
 
-    def __init__(self, pipeline: Pipeline, known: PipelineState, *, interval: float = _INTERVAL) -> None:
+    def __init__(
+        self, pipeline: Pipeline, known: PipelineState, not_taken: Sequence[str] = (), *, interval: float = _INTERVAL
+    ) -> None:
         self._pipeline, self._known, self._interval = pipeline, known, interval
+        self._not_taken = set(not_taken)
         self._ended = threading.Event()
         self._found: StateError | None = None
         self.unfollowed: list[str] = []
         self._thread = threading.Thread(target=self._run, name="publication watch", daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
+    def check(self, *, whole: bool = True) -> None:
         """Raise what the thread has found.
 
+        :param whole: whether P is not inside a large transaction, where no table can be taken in.
         :raises StateError: changes may be missing from the stream.
+        :raises TablesChanged: there are new tables, and ``new_tables`` is add.
+        :raises Refused: there are new tables, and ``new_tables`` is stop.
         """
         if self._found is not None:
             raise self._found
+        new = sorted(set(self.unfollowed) - self._not_taken)
+        if new and whole and self._pipeline.new_tables == "add":
+            raise TablesChanged(
+                f"{', '.join(new)}: created since the slot was. The stream begins anew, and takes them in."
+            )
+        if new and self._pipeline.new_tables == "stop":
+            raise Refused(
+                f"{', '.join(new)}: created since the slot was, and new_tables is stop.",
+                "Everything until now is published. Run create_slot and the snapshot again (or start the command again), which take them "
+                "in with all their rows; or set new_tables to add or ignore.",
+            )
 
     def close(self) -> None:
         """Ask the thread to end, without waiting for it: if it waits for a server that does not answer, it ends after that."""
@@ -101,7 +120,7 @@ class CoverageWatch:
                 log.debug("The publications could not be looked at: %s", error)
 
     def _log_changes(self, found: list[str]) -> None:
-        if new := sorted(set(found) - set(self.unfollowed)):
+        if self._pipeline.new_tables == "ignore" and (new := sorted(set(found) - set(self.unfollowed))):
             log.warning(
                 "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "
                 "again), which take them in with all their rows.",

@@ -19,6 +19,7 @@ from airflow_bottledwater.state.control_records import (
     snapshot_key,
     snapshots_prefix,
 )
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 #: seconds between two looks of a job for new requests
 _INTERVAL = 0.3
@@ -110,6 +111,22 @@ def ask(pipeline: Pipeline, name: str, request_id: str, request: SnapshotRequest
     :raises Outage: Kafka does not take the request.
     """
     _write(pipeline, snapshot_key(name, request_id), encode(replace(request, at=time.time())))
+
+
+def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> None:
+    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with new tables.
+
+    :raises Outage: Kafka does not answer.
+    """
+    open_ones = [each for each in known.live_ids if (progress := known.live(each)) is not None and not progress.ended]
+    if not open_ones:
+        return
+    asked = _read(pipeline)
+    for each in open_ones:
+        progress = known.live(each)
+        if progress is not None and snapshot_key(name, each) not in asked:
+            tables = tuple(known.tables[oid].table.qualified for oid in progress.tables)
+            ask(pipeline, name, each, SnapshotRequest(tables))
 
 
 def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> None:

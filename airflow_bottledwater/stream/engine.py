@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import (
     CredentialsRefused,
     Outage,
     StopRequested,
+    TablesChanged,
     TakenOver,
 )
 from airflow_bottledwater.model.lsn import Position, parse_lsn
@@ -57,7 +58,7 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         yield controller
     except StopRequested:
         controller.finish_stopped()
-    except TakenOver:
+    except (TakenOver, TablesChanged):
         controller.abandon()
         raise
     except CredentialsRefused as error:
@@ -115,9 +116,13 @@ def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event |
     :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead of running
         until stopped.
     """
-    with stoppable(stopped):
-        start = begin(pipeline)
-    return follow(pipeline, start, bounded=bounded, stopped=stopped)
+    while True:
+        with stoppable(stopped):
+            start = begin(pipeline)
+        try:
+            return follow(pipeline, start, bounded=bounded, stopped=stopped)
+        except TablesChanged as changed:
+            log.info("%s", changed)
 
 
 def follow(
@@ -129,7 +134,7 @@ def follow(
     with (
         reported(pipeline, start, stopped) as controller,
         stoppable(stopped),
-        contextlib.closing(CoverageWatch(pipeline, start.state)) as watch,
+        contextlib.closing(CoverageWatch(pipeline, start.state, start.not_taken)) as watch,
     ):
         backoff = stream_backoff(pipeline, stopped)
         with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
@@ -140,7 +145,7 @@ def follow(
                 while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
                     live = publisher.live
                     batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=bounded or live.waits)
-                    watch.check()
+                    watch.check(whole=not publisher.position.ordinal)
                     if batch is not None:
                         source.acknowledge(publisher.publish(batch))
                         counters = {**publisher.counters, **source.statistics}

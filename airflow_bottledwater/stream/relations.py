@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
     Outage,
     Refused,
     SchemaRefused,
+    TablesChanged,
 )
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, Table
@@ -33,10 +34,11 @@ class Resolver:
     registered.
 
     :param pinned: the pipeline's tables by oid.
+    :param not_taken: the names of tables that could not be taken in when the stream started.
     """
 
-    def __init__(self, pipeline: Pipeline, pinned: dict[int, PinnedTable]) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, pinned: dict[int, PinnedTable], not_taken: Sequence[str] = ()) -> None:
+        self._pipeline, self._not_taken = pipeline, set(not_taken)
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         self._read: dict[int, Table] = {}
@@ -50,6 +52,7 @@ class Resolver:
         """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
+            self._check_new(message)
             raise Refused(
                 f"Table {message.schema}.{message.name} was added to the publication behind our back.",
                 "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
@@ -75,6 +78,15 @@ class Resolver:
             refused = str(error)
         # a renamed table keeps its topic, where its consumers and its keys are
         return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
+
+    def _check_new(self, message: pgoutput.RelationMessage) -> None:
+        """:raises TablesChanged: the message's table is one that can be taken in."""
+        if self._pipeline.new_tables != "add" or f"{message.schema}.{message.name}" in self._not_taken:
+            return
+        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+            covered = catalog.resolve(connection, self._pipeline.tables, self._pipeline.schemas)
+        if message.oid in covered:
+            raise TablesChanged(f"{message.schema}.{message.name} was created since the slot was; it is taken in.")
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:

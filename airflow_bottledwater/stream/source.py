@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import CredentialsRefused, SlotError, SlotInUse, StaleBatch
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def open_source(pipeline: Pipeline, start: Start, backoff: Backoff, position: Position) -> ChangeSource:
     """The source of a claimed stream, from a position on."""
     reached = functools.partial(claim.reached, pipeline, start.state_topic, start.job)
-    return ChangeSource(pipeline, start.state, position, backoff, reached)
+    return ChangeSource(pipeline, start.state, position, backoff, reached, start.not_taken)
 
 
 class ChangeSource:
@@ -39,6 +39,7 @@ class ChangeSource:
     :param position: P; A if nothing was streamed yet.
     :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is called when
         the slot seems unusable, since another job may be the reason.
+    :param not_taken: the names of tables that could not be taken in when the stream started.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ChangeSource:
         position: Position,
         backoff: Backoff,
         reached: Callable[[], Position | None] = lambda: None,
+        not_taken: Sequence[str] = (),
     ) -> None:
         assembler.warm_up()  # before the server sends anything
         record = state.slot
@@ -58,7 +60,7 @@ class ChangeSource:
         self._assembler = TransactionAssembler(
             position,
             state.boundaries,
-            Resolver(pipeline, self._tables),
+            Resolver(pipeline, self._tables, not_taken),
             batch_bytes=pipeline.batch_bytes,
             largest_transaction=pipeline.max_transaction_bytes,
         )

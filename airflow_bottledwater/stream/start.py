@@ -11,8 +11,9 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
+from airflow_bottledwater.provision.take_in import take_in
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage
+from airflow_bottledwater.state import coverage, snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -25,6 +26,7 @@ class Start:
 
     :param prefix: the prefix of the slot's transactional ids.
     :param position: P, or A if nothing was streamed yet.
+    :param not_taken: the names of tables that were created since, and could not be taken in.
     """
 
     cluster: Cluster
@@ -33,6 +35,7 @@ class Start:
     state_topic: str
     state: PipelineState
     position: Position
+    not_taken: tuple[str, ...] = ()
 
     @property
     def topics(self) -> dict[str, Pin]:
@@ -47,13 +50,14 @@ class Start:
 
 
 def begin(pipeline: Pipeline) -> Start:
-    """Claim the slot and check that the stream can continue at the position in the state.
+    """Take in new tables, claim the slot, and check that the stream can continue at the position in the state.
 
     :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or changes may be
         missing from the stream.
     :raises SlotError: the slot is not the one that the state describes.
     :raises Refused: P is inside a transaction that PostgreSQL would send differently now.
     """
+    not_taken = take_in(pipeline)
     with session(pipeline.postgres, "Starting the stream") as connection:
         cluster = identify(connection)
         claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
@@ -79,7 +83,8 @@ def begin(pipeline: Pipeline) -> Start:
                 claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
-            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position)
+            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), known)
+            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, not_taken)
         finally:
             claimed.close()
 

@@ -36,6 +36,7 @@ EXPECTED = {
     errors.RecordError: ErrorAction.RECORD,
     errors.StopRequested: ErrorAction.FINISH,
     errors.StaleBatch: ErrorAction.AGAIN,
+    errors.TablesChanged: ErrorAction.AGAIN,
     errors.JobDied: ErrorAction.AGAIN,
 }
 
@@ -58,7 +59,14 @@ def test_an_unknown_error_ends_the_job() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.BottledWaterError]) -> None:
-    passing = (errors.Outage, errors.Interrupted, errors.SlotInUse, errors.StaleBatch, errors.JobDied)
+    passing = (
+        errors.Outage,
+        errors.Interrupted,
+        errors.SlotInUse,
+        errors.StaleBatch,
+        errors.TablesChanged,
+        errors.JobDied,
+    )
     assert transient(made(kind)) == (kind in passing)
 
 

@@ -1,0 +1,86 @@
+"""Tables that are created while the stream runs."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.state import coverage
+from airflow_bottledwater.state.claim import read_state
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+from tests.support.writers import state_topic
+
+
+@pytest.fixture
+def flow(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Flow:
+    monkeypatch.setattr(coverage, "_INTERVAL", 0.3)
+    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
+    made = make_flow(tables="*")
+    made.execute("CREATE TABLE first (id int PRIMARY KEY, name text)", "INSERT INTO first VALUES (1, 'one')")
+    made.create()
+    made.snapshot()
+    made.stream()
+    return made
+
+
+def test_a_table_that_is_created_is_taken_in_with_its_rows(flow: Flow) -> None:
+    with flow.streaming() as errors:
+        flow.transaction(
+            "CREATE TABLE later (id int PRIMARY KEY, name text)",
+            "INSERT INTO later SELECT g, 'old' FROM generate_series(1, 500) g",
+        )
+        until(lambda: _tables(flow) == {"first", "later"}, "it is taken in", 60, failed=errors)
+        flow.execute("UPDATE later SET name = 'new' WHERE id <= 10", "INSERT INTO later VALUES (1000, 'new')")
+        flow.execute("INSERT INTO first VALUES (2, 'two')")
+        until(lambda: len({m.key["id"] for m in flow.read("later")}) == 501, "all rows are there", 60, failed=errors)
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 30, failed=errors)
+    flow.stream()
+    assert flow.compare("later").equal and flow.compare("first").equal
+    assert read_state(flow.pipeline, state_topic(flow)).complete
+
+
+def test_a_bounded_run_takes_new_tables_in(flow: Flow) -> None:
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
+    flow.stream()
+    assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
+    flow.execute("DELETE FROM later WHERE id = 1")
+    flow.stream()
+    assert flow.compare("later").equal
+
+
+def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow) -> None:
+    from airflow_bottledwater.provision.take_in import take_in
+
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
+    assert take_in(flow.pipeline) == ()
+    flow.stream()
+    assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
+
+
+def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    flow.execute("CREATE TABLE keyless (id int)", "INSERT INTO first VALUES (2, 'two')")
+    flow.stream()
+    assert "public.keyless: created since the slot was, and not followed" in caplog.text
+    assert len(flow.read("first")) == 2
+    flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed
+
+
+@pytest.mark.parametrize("new_tables", ["ignore", "stop"])
+def test_otherwise_it_is_named_or_ends_the_stream(flow: Flow, new_tables: str) -> None:
+    flow.change(new_tables=new_tables)
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO first VALUES (2, 'two')")
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 30)
+        if new_tables == "stop":
+            until(lambda: errors, "it ends", 30)
+            assert isinstance(errors[0], Refused) and "new_tables is stop" in str(errors[0])
+            return
+    assert errors == [] and _tables(flow) == {"first"}
+
+
+def _tables(flow: Flow) -> set[str]:
+    return {pinned.table.name for pinned in read_state(flow.pipeline, state_topic(flow)).tables.values()}

@@ -524,7 +524,7 @@ MUTANTS = (
     Mutant(
         "publications are looked at while the stream runs",
         "stream/engine.py",
-        "watch.check()",
+        "watch.check(whole=not publisher.position.ordinal)",
         "pass",
         f"{_COVERAGE}::test_it_is_noticed_while_the_stream_runs",
     ),
@@ -849,8 +849,8 @@ MUTANTS = (
     Mutant(
         "Spark does not repeat a permanent error",
         "spark/error_codec.py",
-        "        if transient(error):",
-        "        if True:",
+        "        if transient(error) and",
+        "        if True or",
         f"{_TASKS}::test_a_lanes_permanent_error_is_not_tried_again",
     ),
     Mutant(
@@ -1176,5 +1176,19 @@ MUTANTS = (
         "    return not publisher.live.active",
         "    return True",
         f"{_LIVE}::test_a_table_is_read_again_by_a_bounded_run",
+    ),
+    Mutant(
+        "a table that was taken in is read, whatever dies in between",
+        "stream/start.py",
+        "            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), known)\n",
+        "",
+        "tests/integration/test_new_tables.py::test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for",
+    ),
+    Mutant(
+        "a new table without a key is not taken in",
+        "provision/take_in.py",
+        "if problem := _unfit(connection, pipeline, names):",
+        "if problem := '':",
+        "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
     ),
 )

@@ -59,6 +59,10 @@ class Source:
     ] = ""
     tables: Annotated[tuple[str, ...], "Tables, as [schema.]table with * and ?."] = ()
     schemas: Annotated[tuple[str, ...], "Schemas whose tables are published, too, with * and ?."] = ()
+    partitioned_tables: Annotated[
+        Literal["auto", "root", "leaves"],
+        "Publish a partitioned table as one, under the root's name, or each leaf partition under its own.",
+    ] = "auto"
     allow_unkeyed: Annotated[
         bool, "Publish tables without a key: inserts, and under REPLICA IDENTITY FULL updates."
     ] = False

@@ -42,18 +42,16 @@ class Resolver:
         self._read: dict[int, Table] = {}
         self._read_at = -math.inf
 
-    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
-        """The version that a message describes; ``current`` or the pinned one if columns and name are the same.
+    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
+        """The version that a message describes; ``current`` or the pinned one if columns and name are the same. None if the table is not
+        in the pipeline: it may be a partition, whose message comes with the root's although its changes are sent as the root's.
 
         :param current: the table's version before; None if this is its first message.
-        :raises Refused: the table is not in the pipeline, its key changed, or a column's type does not exist any more.
+        :raises Refused: the table's key changed, or a column's type does not exist any more.
         """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
-            raise Refused(
-                f"Table {message.schema}.{message.name} was added to the publication behind our back.",
-                "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
-            )
+            return None
         known = current.table if current else pinned.table
         read = self._as_read(message) if current is None else None
         if read is not None:
@@ -143,7 +141,18 @@ class Resolver:
             key = tuple(c.name for c in message.columns if c.key)
         elif message.identity == "f" and key_of_today is not None:
             key = key_of_today
-        return Table(message.oid, message.schema, message.name, message.identity, key, columns, 0, pinned.table.comment)
+        known = pinned.table
+        return Table(
+            message.oid,
+            message.schema,
+            message.name,
+            message.identity,
+            key,
+            columns,
+            0,
+            known.comment,
+            partitioned=known.partitioned,
+        )
 
 
 def check_definitions(pipeline: Pipeline, tables: Iterable[Table]) -> None:

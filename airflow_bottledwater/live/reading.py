@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,12 +25,13 @@ from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live.keys import key_hashes, keys_query
 from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.policy import ErrorAction, act
-from airflow_bottledwater.postgres import catalog, copy, slot
+from airflow_bottledwater.postgres import catalog, copy, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import OwnSnapshot, begin_reading, copy_query, wait_flushed
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query, wait_flushed
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
@@ -65,6 +67,7 @@ class Chunk:
     :param blocks: the rows.
     :param after: the progress when they are published, except for the counts of records.
     :param stale: partition and key of records whose keys the table does not have.
+    :param partitions: what the topic knows of a partitioned table's partitions when this is published; None if that is unchanged.
     """
 
     version: Version
@@ -73,6 +76,7 @@ class Chunk:
     blocks: list[Block]
     after: LiveProgress
     stale: list[tuple[int, bytes]] = field(default_factory=list)
+    partitions: partitions.Known | None = None
 
 
 @dataclass(slots=True)
@@ -115,6 +119,8 @@ class Reading(threading.Thread):
         self._versions: dict[int, Version] = {}
         self._connection: Connection | None = None
         self._oldest_xid = 0
+        #: the partitions of each table whose rows were read
+        self._partitions: dict[int, partitions.Known] = {}
         self.start()
 
     def close(self) -> None:
@@ -164,14 +170,17 @@ class Reading(threading.Thread):
             return self._sweep(connection, oid)
         found = self._begin(connection, oid)
         version = self._version(found)
-        table, at = found.table, self._at
-        first = at.upto if at.filenode == table.filenode else 0
-        if at.filenode and at.filenode != table.filenode:
-            log.info("%s was rewritten: it is read again from its start.", table.qualified)
+        table, at, file = found.table, self._at, _file(found)
+        number, first = divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)
+        if at.filenode and at.filenode != file:
+            log.info("%s was rewritten, or has other partitions: it is read again from its start.", table.qualified)
+        self._partitions[oid] = partitions.remembered(found.partitions)
         self.extent.pages[oid] = table.pages
-        last = min(first + self._blocks, max(table.pages, 1))
+        # a partitioned table without a partition has no rows
+        part = found.parts[number] if found.parts else None
+        last = min(first + self._blocks, max(part.pages if part else 0, 1))
         try:
-            blocks = list(self._read(connection, version, first, last))
+            blocks = list(self._read(connection, version, part, first, last)) if part else []
         except _TooLarge:
             self._disconnect()
             self._blocks = max(1, (last - first) // 4)
@@ -180,13 +189,16 @@ class Reading(threading.Thread):
         wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
         connection.execute("COMMIT")
         read = at.bytes + (last - first) * BLOCK
-        if last >= table.pages and self._request.sweep:
+        if part is not None and last >= part.pages:
+            number, last = number + 1, 0
+        whole = number >= len(found.parts)
+        if whole and self._request.sweep:
             self._at = replace(at, filenode=SWEEPING, upto=0, bytes=read)
-        elif last >= table.pages:
+        elif whole:
             self._at = replace(at, done=at.done + 1, filenode=0, upto=0, bytes=read)
         else:
-            self._at = replace(at, filenode=table.filenode, upto=last, bytes=read)
-        if blocks or last >= table.pages:
+            self._at = replace(at, filenode=file, upto=number * (LAST_BLOCK + 1) + last, bytes=read)
+        if blocks or whole:
             self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at))
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
@@ -218,7 +230,9 @@ class Reading(threading.Thread):
                     self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, keys))
             low = latest.high
         self._at = replace(self._at, done=self._at.done + 1, filenode=0)
-        self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at))
+        # unless a condition has left rows out, the topic has now what these partitions have
+        known = None if self._request.where else self._partitions.get(oid)
+        self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 
     def _topic(self, topic: str, ends: Sequence[int]) -> Iterator[TopicBlock]:
         """The records of a topic up to these offsets."""
@@ -264,9 +278,9 @@ class Reading(threading.Thread):
         self._versions[table.oid] = version
         return version
 
-    def _read(self, connection: Connection, version: Version, first: int, last: int) -> Iterator[Block]:
+    def _read(self, connection: Connection, version: Version, part: Table, first: int, last: int) -> Iterator[Block]:
         condition = sql.SQL(self._request.where) if self._request.where else None  # type: ignore[arg-type]
-        query = copy_query(version.table, select_list(version.table), first, last, condition)
+        query = copy_query(part, select_list(version.table), first, last, condition)
         size = 0
         for block in copy.rows(connection, query, idle=self._check):
             used = int(block.offsets[-1])
@@ -312,3 +326,10 @@ class Reading(threading.Thread):
                 self._connection.cancel_safe(timeout=2)
             self._connection.close()
         self._connection = None
+
+
+def _file(found: OwnSnapshot) -> int:
+    """A number that is another one when a table, or one of its partitions, has got another file: its filenode if it has no partitions."""
+    if not found.table.partitioned:
+        return found.table.filenode
+    return zlib.crc32(repr([(part.oid, part.filenode) for part in found.parts]).encode()) | 1

@@ -32,7 +32,7 @@ from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key
+from airflow_bottledwater.state.records import LiveProgress, Partitions, StateRecord, live_key, partitions_key
 from airflow_bottledwater.state.snapshots import SnapshotRequests
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class LiveSnapshots:
             with connected(
                 self._pipeline.postgres, "Beginning a live snapshot", application="bottledwater live snapshot"
             ) as connection:
-                progress = LiveProgress(wanted(self._pipeline, connection, self._request, tables))
+                progress = LiveProgress(wanted(self._pipeline, connection, self._request, self._session.state))
         except BottledWaterError as error:
             if act(error) is ErrorAction.WAIT:
                 raise _Broken from error  # the stream's own connection waits for the server
@@ -263,6 +263,8 @@ class LiveSnapshots:
             kept = ~newer.rows(records)
             yield Records(records.table[kept], records.data, 0, label)
             swept = int(np.count_nonzero(kept))
+        if chunk.partitions is not None and chunk.version.table.partitioned:
+            changes[partitions_key(chunk.version.table.oid)] = Partitions.of(chunk.partitions)
         changes[live_key(self._id)] = replace(
             chunk.after,
             rows=before.rows + rows,

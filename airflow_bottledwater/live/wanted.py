@@ -10,22 +10,23 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, query_with
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.identity import via_root
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 #: int8 (src/include/catalog/pg_type.dat)
 _INT8 = 20
 
 
 def wanted(
-    pipeline: Pipeline, connection: Connection, request: SnapshotRequest, tables: dict[int, PinnedTable]
+    pipeline: Pipeline, connection: Connection, request: SnapshotRequest, known: PipelineState
 ) -> tuple[int, ...]:
     """The oids of a request's tables.
 
-    :param tables: the pipeline's tables by oid.
     :raises PreflightError: a pattern matches nothing.
     :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition.
     """
-    oids = catalog.resolve(connection, request.tables, ())
+    tables = known.tables
+    oids = catalog.resolve(connection, request.tables, (), via_root=via_root(pipeline, known))
     names = catalog.names(connection, oids)
     for oid in oids:
         name = ".".join(names.get(oid, (str(oid),)))

@@ -81,6 +81,7 @@ class Table:
     :param key: the names of the key columns in index order; empty for an unkeyed table.
     :param columns: the columns that the publication sends: no dropped and no generated ones.
     :param filenode: ``pg_relation_filenode``; a different value means that the rows were rewritten into another file.
+    :param partitioned: whether it is a partitioned table that is published as one; its rows are in its partitions.
     :param unpublishable: whether its full old row cannot be sent, so that publishing updates or deletes would make them fail.
     """
 
@@ -95,6 +96,7 @@ class Table:
     persistence: str = "p"
     pages: int = 0
     row_security: bool = False
+    partitioned: bool = False
     key_problem: str = field(default="", compare=False)
     unpublishable: bool = field(default=False, compare=False)
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
 
-#: relations that rows are read from: tables and the leaves of partitioned ones (a parent stands for its leaves). Nothing here
-#: takes a lock on them: pg_relation_size and pg_partition_tree would wait for sessions that have one of them locked
+#: relations that rows are read from. Nothing here takes a lock on them: pg_relation_size and pg_partition_tree would wait for sessions that have one of them locked
 _RELATIONS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence, c.relrowsecurity,
        coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'), greatest(c.relpages, 0),
@@ -23,12 +23,12 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence,
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
 
-_LEAVES = """
+_BELOW = """
 WITH RECURSIVE tree AS (
     SELECT oid AS root, oid FROM pg_class WHERE relkind = 'p'
     UNION SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid
 )
-SELECT t.root, array_agg(t.oid ORDER BY t.oid) FROM tree t JOIN pg_class c ON c.oid = t.oid WHERE c.relkind <> 'p' GROUP BY 1
+SELECT root, array_agg(oid ORDER BY oid) FROM tree WHERE oid <> root GROUP BY 1
 """
 
 #: sizes in blocks; pg_relation_size locks the table, and may have to wait for it
@@ -75,12 +75,15 @@ FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR 
 """
 
 
-def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) -> list[int]:
+def resolve(
+    connection: Connection, tables: Sequence[str], schemas: Sequence[str], *, via_root: bool = False
+) -> list[int]:
     """The oids of the permanent tables that match patterns; for a partitioned table, those of its leaf partitions.
 
     :param tables: patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
     :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas but the system's
         are.
+    :param via_root: whether a partitioned table stands for itself instead, and everything below it belongs to it.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     """
     rows = [
@@ -91,7 +94,7 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
             " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
         ).fetchall()
     ]
-    choice = _Choice({row.oid: row for row in rows}, dict(connection.execute(_LEAVES).fetchall()))
+    choice = _Choice({row.oid: row for row in rows}, dict(connection.execute(_BELOW).fetchall()), via_root)
     if not tables and not schemas:
         choice.take(rows, "*")
     for pattern in schemas:
@@ -108,7 +111,7 @@ def resolve(connection: Connection, tables: Sequence[str], schemas: Sequence[str
         choice.take(found, pattern, exact=not any(c in pattern for c in "*?["))
     if choice.problems:
         raise PreflightError(choice.problems)
-    return list(choice.chosen)
+    return choice.tables()
 
 
 class _Relation(NamedTuple):
@@ -128,10 +131,15 @@ class _Relation(NamedTuple):
 class _Choice:
     """The tables that patterns have matched so far, and the problems of patterns and of tables that were given by their exact name."""
 
-    def __init__(self, by_oid: Mapping[int, _Relation], leaves_of: Mapping[int, Sequence[int]]) -> None:
-        self._by_oid, self._leaves_of = by_oid, leaves_of
-        self.chosen: dict[int, None] = {}
+    def __init__(self, by_oid: Mapping[int, _Relation], below: Mapping[int, Sequence[int]], via_root: bool) -> None:
+        self._by_oid, self._below, self._via_root = by_oid, below, via_root
+        self._chosen: dict[int, None] = {}
         self.problems: list[str] = []
+
+    def tables(self) -> list[int]:
+        """The oids of the chosen tables. A table that belongs to a chosen partitioned one is not one of its own."""
+        belonging = {oid for root in self._chosen for oid in self._below.get(root, ())} if self._via_root else set()
+        return [oid for oid in self._chosen if oid not in belonging]
 
     def take(self, matches: Iterable[_Relation], pattern: str, *, exact: bool = False) -> None:
         """Add the permanent tables among the relations that a pattern matches.
@@ -145,12 +153,14 @@ class _Choice:
                 self.problems += [problem] if exact else []
                 continue
             taken += 1
-            self.chosen.update(dict.fromkeys(self._leaves(relation, exact) if relation.kind == "p" else [relation.oid]))
+            split = relation.kind == "p" and not self._via_root
+            self._chosen.update(dict.fromkeys(self._leaves(relation, exact) if split else [relation.oid]))
         if taken == 0 and len(self.problems) == before:
             self.problems.append(f"No table matches {pattern!r}. Check the name, its schema and the database.")
 
     def _leaves(self, parent: _Relation, exact: bool) -> list[int]:
-        leaves = [self._by_oid[oid] for oid in self._leaves_of.get(parent.oid, []) if oid in self._by_oid]
+        below = [self._by_oid[oid] for oid in self._below.get(parent.oid, []) if oid in self._by_oid]
+        leaves = [each for each in below if each.kind != "p"]
         unfit = [leaf for leaf in leaves if leaf.kind != "r" or leaf.persistence != "p"]
         if exact:
             self.problems += [
@@ -193,12 +203,12 @@ def load(
     indexes: dict[int, list[tuple[bool, bool, bool, bool, list[str]]]] = {}
     for oid, *index in connection.execute(_INDEXES, wanted):
         indexes.setdefault(oid, []).append(tuple(index))  # type: ignore[arg-type]
-    pages: dict[int, int] = dict(connection.execute(_SIZES, (list(oids),)).fetchall()) if sizes else {}
+    pages = measured(connection, oids) if sizes else {}
     loaded = []
     for row in connection.execute(
         _RELATIONS + "WHERE c.oid = ANY (%(oids)s::oid[]) ORDER BY n.nspname, c.relname", wanted
     ).fetchall():
-        oid, schema, name, identity, _, persistence, security, filenode, comment, estimate, generated = row
+        oid, schema, name, identity, kind, persistence, security, filenode, comment, estimate, generated = row
         key, problem = _key(identity, indexes.get(oid, []), columns.get(oid, []))
         # pub_contains_invalid_column in src/backend/commands/publicationcmds.c, since PostgreSQL 18
         unpublishable = identity == "f" and generated and connection.info.server_version >= 180000
@@ -221,11 +231,17 @@ def load(
                 persistence,
                 pages.get(oid, int(estimate or 0)),
                 security,
+                kind == "p",
                 problem,
                 unpublishable,
             )
         )
     return loaded
+
+
+def measured(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
+    """The sizes of tables in blocks, by oid; it waits for sessions that have one of them locked."""
+    return dict(connection.execute(_SIZES, (list(oids),)).fetchall())
 
 
 def _key(
@@ -266,12 +282,14 @@ def still_named(connection: Connection, named: Mapping[int, tuple[str, str]]) ->
 
 
 def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
-    """For each table, a value that changes with its catalog rows: its filenode, and the xmin of its pg_class and pg_attribute rows."""
+    """For each table, and each partition below it, a value that changes with its catalog rows: its filenode, and the xmin of its pg_class
+    and pg_attribute rows."""
+    everything = [*oids, *partitions.names(connection, oids)]
     rows = connection.execute(
         "SELECT c.oid::text, concat_ws('/', pg_relation_filenode(c.oid), c.xmin,"
         " (SELECT md5(string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid))"
         " FROM pg_class c WHERE c.oid = ANY (%s::oid[]) ORDER BY 1",
-        (list(oids),),
+        (everything,),
     ).fetchall()
     return dict(rows)
 

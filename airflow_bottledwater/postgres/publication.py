@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import locks
+from airflow_bottledwater.postgres import locks, partitions
 from airflow_bottledwater.postgres.connect import Connection
 
 
@@ -63,6 +63,7 @@ class Published:
     :param all_tables: whether it is FOR ALL TABLES.
     :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
     :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
+    :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its partitions.
     """
 
     name: str
@@ -72,12 +73,13 @@ class Published:
     deletes: bool
     truncates: bool
     tables: dict[int, tuple[tuple[str, ...] | None, bool]]
+    via_root: bool = False
 
 
 def read(connection: Connection, name: str) -> Published | None:
     """The publication; None if it does not exist."""
     row = connection.execute(
-        "SELECT oid, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
+        "SELECT oid, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication WHERE pubname = %s",
         (name,),
     ).fetchone()
     if row is None:
@@ -89,8 +91,8 @@ def read(connection: Connection, name: str) -> Published | None:
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
             tables[oid] = (None, False)
-    _, everything, inserts, updates, deletes, truncates = row
-    return Published(name, everything, inserts, updates, deletes, truncates, tables)
+    _, everything, inserts, updates, deletes, truncates, via_root = row
+    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root)
 
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
@@ -104,19 +106,25 @@ def _only(table: Table) -> sql.Composed:
     return sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
 
 
-def statements(publication: str, tables: Sequence[Table]) -> list[sql.Composed]:
-    """The statements that create both publications."""
+def statements(publication: str, tables: Sequence[Table], *, via_root: bool) -> list[sql.Composed]:
+    """The statements that create both publications.
+
+    :param via_root: whether partitioned tables are published as one; also with none among ``tables``, since one may be added later.
+    """
     made = []
+    option = sql.SQL(", publish_via_partition_root = true" if via_root else "")
     for name, members, events in zip(
         names(publication), split(tables), ("insert, update, delete, truncate", "insert, truncate"), strict=True
     ):
         target = sql.SQL(" FOR TABLE " if members else "") + sql.SQL(", ").join(map(_only, members))
-        make = sql.SQL("CREATE PUBLICATION {}{} WITH (publish = {})")
-        made.append(make.format(sql.Identifier(name), target, sql.Literal(events)))
+        make = sql.SQL("CREATE PUBLICATION {}{} WITH (publish = {}{})")
+        made.append(make.format(sql.Identifier(name), target, sql.Literal(events), option))
     return made
 
 
-def create(connection: Connection, publication: str, tables: Sequence[Table], *, timeout: float) -> None:
+def create(
+    connection: Connection, publication: str, tables: Sequence[Table], *, via_root: bool, timeout: float
+) -> None:
     """Create both publications in one transaction; one that exists is left as it is (see :func:`problems`).
 
     :raises Outage: other sessions (VACUUM, CREATE INDEX, ALTER TABLE) had locks on the tables for ``timeout`` seconds.
@@ -125,7 +133,9 @@ def create(connection: Connection, publication: str, tables: Sequence[Table], *,
     def make() -> None:
         with connection.transaction():
             locks.limit(connection, len(tables))
-            for name, statement in zip(names(publication), statements(publication, tables), strict=True):
+            for name, statement in zip(
+                names(publication), statements(publication, tables, via_root=via_root), strict=True
+            ):
                 if read(connection, name) is None:
                     connection.execute(statement)
 
@@ -180,6 +190,27 @@ def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
         f"at its first change. {remedy}"
         for table in others
     ]
+
+
+def mode_problems(connection: Connection, published: Published, tables: Sequence[Table]) -> list[str]:
+    """Why an existing publication must not be used for these tables, given that it sends partitioned ones otherwise: as one where the
+    pipeline publishes the partitions, or the other way round."""
+    below = partitions.names(connection, [table.oid for table in tables if table.partitioned])
+    if published.tables.keys() & below.keys():
+        names = ", ".join(table.qualified for table in tables if table.partitioned)
+        return [
+            f"Publication {published.name!r} sends the partitions of {names} under their own names, but the pipeline publishes a partitioned "
+            f"table as one. Run: ALTER PUBLICATION {published.name} SET (publish_via_partition_root = true); or set partitioned_tables "
+            "to leaves."
+        ]
+    above = partitions.names(connection, published.tables)
+    if hidden := [table.qualified for table in tables if table.oid in above and table.oid not in published.tables]:
+        return [
+            f"Publication {published.name!r} sends {', '.join(hidden)} as parts of their partitioned table, but the pipeline publishes them "
+            f"under their own names. Run: ALTER PUBLICATION {published.name} SET (publish_via_partition_root = false); or set "
+            "partitioned_tables to root."
+        ]
+    return []
 
 
 def problems(published: Published, tables: Sequence[Table]) -> list[str]:

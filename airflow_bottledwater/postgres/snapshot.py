@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
@@ -14,8 +14,9 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import catalog, locks, slot
+from airflow_bottledwater.postgres import catalog, locks, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
+from airflow_bottledwater.postgres.partitions import Partition
 
 #: one above the highest block number (MaxBlockNumber + 1, src/include/storage/block.h): the end of a range that is open
 LAST_BLOCK = 2**32 - 1
@@ -37,21 +38,25 @@ class ExportedSnapshot:
     exported: str
 
 
-def _lock(connection: Connection, tables: Sequence[Table]) -> None:
-    if tables:
-        names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(t.schema, t.name)) for t in tables)
+#: schema and name of tables, by oid
+_Named = Mapping[int, tuple[str, str]]
+
+
+def _lock(connection: Connection, named: _Named) -> None:
+    if named:
+        names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*each)) for each in named.values())
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
 
 
-def _check_names(connection: Connection, tables: Sequence[Table]) -> None:
+def _check_names(connection: Connection, named: _Named) -> None:
     """Check that the tables that were locked by name are those whose names were read.
 
     :raises Outage: a table was renamed or created anew in between; the next attempt reads today's names.
     """
-    if not catalog.still_named(connection, {t.oid: (t.schema, t.name) for t in tables}):
+    if not catalog.still_named(connection, named):
+        tables = ", ".join(map(".".join, list(named.values())[:5]))
         raise Outage(
-            f"A table was renamed or recreated while the snapshot of {', '.join(t.qualified for t in tables[:5])} began.",
-            "Run the snapshot again.",
+            f"A table was renamed or recreated while the snapshot of {tables} began.", "Run the snapshot again."
         )
 
 
@@ -85,12 +90,13 @@ class SnapshotExporter:
         :raises Refused: a table does not exist any more or may not be read.
         """
         slot.wait_visible(self._connection, oldest_xid, timeout=timeout)
+        oids = [t.oid for t in tables]
         deadline = time.monotonic() + timeout
         while True:
             try:
                 held = locks.in_rounds(
                     self._connection,
-                    [t.oid for t in tables],
+                    [*oids, *partitions.names(self._connection, oids)],
                     locks.SHARE,
                     lambda: self._try(tables),
                     what="The snapshot",
@@ -110,19 +116,31 @@ class SnapshotExporter:
 
     def _try(self, tables: Sequence[Table]) -> ExportedSnapshot:
         execute = self._connection.execute
-        execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # all tables are locked by one statement, with one limit: while it waits for the last table, others may wait for the first
-        locks.limit(self._connection, len(tables))
-        try:
-            _lock(self._connection, tables)
-        except locks.BUSY:
+        while True:
+            below = partitions.names(self._connection, [t.oid for t in tables])
+            named = {**{t.oid: (t.schema, t.name) for t in tables}, **below}
+            execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # all tables are locked by one statement, with one limit: while it waits for the last table, others may wait for the first
+            locks.limit(self._connection, len(named))
+            try:
+                _lock(self._connection, named)
+            except locks.BUSY:
+                execute("ROLLBACK")
+                raise
+            except psycopg.errors.UndefinedTable:
+                execute("ROLLBACK")
+                if partitions.names(self._connection, [t.oid for t in tables]) == below:
+                    raise
+                continue  # a partition was dropped since its name was read
+            execute("SET LOCAL statement_timeout = 0")
+            row = execute("SELECT pg_current_snapshot()::text").fetchone()
+            assert row is not None
+            snapshot = Snapshot.parse(row[0])
+            # no lock of ours keeps a partition from being attached before the snapshot: those that it shows are the ones to be read
+            if partitions.names(self._connection, [t.oid for t in tables]) == below:
+                break
             execute("ROLLBACK")
-            raise
-        execute("SET LOCAL statement_timeout = 0")
-        row = execute("SELECT pg_current_snapshot()::text").fetchone()
-        assert row is not None
-        snapshot = Snapshot.parse(row[0])
-        _check_names(self._connection, tables)
+        _check_names(self._connection, named)
         row = execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         exported = execute("SELECT pg_export_snapshot()").fetchone()
@@ -137,6 +155,12 @@ class SnapshotExporter:
         """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait behind an ALTER that
         waits for the holder, while the holder waits for that session: a deadlock that PostgreSQL cannot detect."""
         return catalog.load(self._connection, oids, forms=forms, sizes=True)
+
+    def partitions(self, tables: Sequence[Table]) -> dict[int, list[Partition]]:
+        """What is below the partitioned ones of these tables, with sizes; see :meth:`load`."""
+        found = partitions.below(self._connection, [table.oid for table in tables if table.partitioned])
+        sizes = catalog.measured(self._connection, [each.oid for some in found.values() for each in some])
+        return {oid: [replace(each, pages=sizes[each.oid]) for each in some] for oid, some in found.items()}
 
     def waiting_behind(self) -> list[str]:
         """The sessions that wait for a lock that the holder's ACCESS SHARE blocks, as text. Other sessions queue up behind them, so that
@@ -170,11 +194,15 @@ class OwnSnapshot:
 
     :param table: the table as the snapshot shows it, with its size.
     :param insert_lsn: L, see :class:`ExportedSnapshot`.
+    :param parts: the tables that have its rows, with their sizes: itself, or its leaf partitions in the order of their oids.
+    :param partitions: what is below it, if it is partitioned.
     """
 
     snapshot: Snapshot
     insert_lsn: int
     table: Table
+    parts: list[Table]
+    partitions: list[Partition]
 
 
 def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_timeout: float) -> OwnSnapshot:
@@ -188,14 +216,15 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     named = catalog.names(connection, [oid]).get(oid)
     if named is None:
         raise Refused("The table does not exist any more.", "Ask for a live snapshot of the others.")
+    everything = {oid: named, **partitions.names(connection, [oid])}
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
     try:
-        connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(*named)))
+        _lock(connection, everything)
     except locks.BUSY as error:
         connection.execute("ROLLBACK")
-        who = "; ".join(locks.holders(connection, [oid], locks.SHARE)) or "nobody any more"
+        who = "; ".join(locks.holders(connection, list(everything), locks.SHARE)) or "nobody any more"
         raise Outage(f"No lock on {'.'.join(named)} within {lock_timeout:.0f} s. In the way: {who}.") from error
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None
@@ -205,7 +234,16 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     if not tables or (tables[0].schema, tables[0].name) != named:
         connection.execute("ROLLBACK")
         raise Outage(f"{'.'.join(named)} was renamed or dropped while it was locked.")
-    return OwnSnapshot(Snapshot.parse(row[0]), parse_lsn(at[0]), tables[0])
+    below = partitions.below(connection, [oid]).get(oid, [])
+    if {each.oid for each in below} != everything.keys() - {oid}:
+        connection.execute("ROLLBACK")
+        raise Outage(f"A partition of {'.'.join(named)} was attached or detached while it was locked.")
+    below.sort(key=lambda each: each.oid)
+    sizes = catalog.measured(connection, [each.oid for each in below])
+    below = [replace(each, pages=sizes[each.oid]) for each in below]
+    parts = partitions.parts(tables[0], below)
+    table = replace(tables[0], pages=sum(part.pages for part in parts))
+    return OwnSnapshot(Snapshot.parse(row[0]), parse_lsn(at[0]), table, parts, below)
 
 
 def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
@@ -257,11 +295,12 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         renamed or rewritten since the plan.
     :raises Refused: the imported snapshot is not B.
     """
+    named = {table.oid: (table.schema, table.name)}
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
     try:
-        _lock(connection, [table])
+        _lock(connection, named)
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(held.exported)))
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     except locks.BUSY as error:
@@ -281,7 +320,7 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
             "The session that holds the snapshot has ended.", "Run the snapshot again: finished ranges are kept."
         ) from error
     assert row is not None
-    _check_names(connection, [table])
+    _check_names(connection, named)
     filenode = connection.execute("SELECT pg_relation_filenode(%s::oid)", (table.oid,)).fetchone()
     if filenode is not None and filenode[0] != table.filenode:
         raise Outage(f"{table.qualified} was rewritten since its snapshot was planned.", "Run the snapshot again.")
@@ -295,7 +334,8 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
 def copy_query(
     table: Table, columns: sql.Composable, first: int, last: int, condition: sql.Composable | None = None
 ) -> sql.Composed:
-    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice.
+    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice. Of a partitioned table, it is the
+    range of each partition.
 
     :param condition: which of its rows are read; None for all.
     """
@@ -304,9 +344,9 @@ def copy_query(
         where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
     if condition is not None:
         where += sql.SQL(" AND (\n{}\n)").format(condition)
-    return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT binary)").format(
-        columns, sql.Identifier(table.schema, table.name), where
-    )
+    name = sql.Identifier(table.schema, table.name)
+    source = name if table.partitioned else sql.SQL("ONLY {}").format(name)
+    return sql.SQL("COPY (SELECT {} FROM {} WHERE {}) TO STDOUT (FORMAT binary)").format(columns, source, where)
 
 
 def deal(plan: Sequence[tuple[Table, Sequence[tuple[int, int]]]], lanes: int) -> Iterator[tuple[int, int, int]]:

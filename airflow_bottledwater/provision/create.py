@@ -15,9 +15,10 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.postgres import catalog, coverage, publication, slot
+from airflow_bottledwater.postgres import catalog, coverage, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
+from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim
@@ -32,10 +33,12 @@ from airflow_bottledwater.state.records import (
     Complete,
     Intent,
     LiveProgress,
+    Partitions,
     PinnedTable,
     Reached,
     StateRecord,
     live_key,
+    partitions_key,
     table_key,
 )
 
@@ -86,7 +89,7 @@ def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None, live: s
     backoff = Backoff(pipeline.outage_timeout, stopped)
     claim = Claim(pipeline, cluster, "create", backoff)
     try:
-        return _create(pipeline, claim, findings.tables, live)
+        return _create(pipeline, claim, findings.tables, findings.via_root, live)
     finally:
         claim.close()
 
@@ -122,7 +125,7 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
             )
         claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
         try:
-            record = _assume(pipeline, claim, connection, findings.tables, present.confirmed, position)
+            record = _assume(pipeline, claim, connection, findings, present.confirmed, position)
         finally:
             claim.close()
     log.warning(
@@ -137,7 +140,7 @@ def _assume(
     pipeline: Pipeline,
     claim: Claim,
     connection: Connection,
-    tables: Sequence[Table],
+    found: Findings,
     confirmed: int,
     position: Position,
 ) -> SlotRecord:
@@ -146,14 +149,15 @@ def _assume(
     record = SlotRecord(
         pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
     )
-    pinned = _pin(pipeline, cluster, tables, oldest_xid)
+    pinned = _pin(pipeline, cluster, found.tables, oldest_xid)
     oids = sorted(p.table.oid for p in pinned)
     claim.write(
         {
             COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
-            INTENT: Intent(pipeline.slot, pipeline.publication_name, now, cluster.system_identifier),
+            INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
             SLOT: record,
             **{table_key(p.table.oid): p for p in pinned},
+            **_partitions(connection, found.tables),
             COMPLETE: Complete(tuple(oids), True, now),
             POSITION: Reached(position.lsn, position.ordinal, now),
         }
@@ -161,19 +165,39 @@ def _assume(
     return record
 
 
-def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], live: str) -> SlotRecord:
+def _intent(
+    pipeline: Pipeline, system_identifier: str, via_root: bool, fingerprint: dict[str, str] | None = None
+) -> Intent:
+    mode = "root" if via_root else "leaves"
+    return Intent(pipeline.slot, pipeline.publication_name, time.time(), system_identifier, fingerprint, mode)
+
+
+def _partitions(connection: Connection, tables: Sequence[Table]) -> dict[str, Partitions]:
+    """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them itself."""
+    roots = [table.oid for table in tables if table.partitioned]
+    below = partitions.below(connection, roots)
+    return {partitions_key(oid): Partitions.of(partitions.remembered(below.get(oid, []))) for oid in roots}
+
+
+def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool, live: str) -> SlotRecord:
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
         # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
             connection, [t.oid for t in tables]
         )
         identifier = claim.cluster.system_identifier
-        claim.write({INTENT: Intent(pipeline.slot, pipeline.publication_name, time.time(), identifier, before)})
+        claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
             raise Refused(" ".join(problems))
         if pipeline.create_publication:
-            publication.create(connection, pipeline.publication_name, tables, timeout=pipeline.create_slot_timeout)
+            publication.create(
+                connection,
+                pipeline.publication_name,
+                tables,
+                via_root=via_root,
+                timeout=pipeline.create_slot_timeout,
+            )
             publication.extend(connection, pipeline.publication_name, added, timeout=pipeline.create_slot_timeout)
         record = claim.state.slot
         if record is None:
@@ -195,6 +219,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], live: str) ->
         if pipeline.skip_snapshot:
             completed = sorted({*claim.state.completed, *(t.oid for t in added)})
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
+            values |= _partitions(connection, added)
         if live:
             values[live_key(live)] = LiveProgress(tuple(t.oid for t in added))
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})

@@ -20,12 +20,27 @@ from airflow_bottledwater.state.control_records import OwnerRecord, decode, owne
 from airflow_bottledwater.state.identity import check_cluster, topic_problems
 
 
-def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
-    """Check topics and rights, to which pipeline the state and the topics belong, and whether transactions work.
+def read_saved_state(pipeline: Pipeline, found: Findings) -> None:
+    """Read the pipeline's state into ``found``, if there is one that may be read.
 
-    :param found: receives the state and warnings.
-    :param problems: receives the problems as they are found, so that they are not lost if an error ends the checks.
     :raises StateError: the state is another cluster's.
+    :raises Refused: Kafka refuses a request.
+    """
+    state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
+    if len(state_topic) > names.MAX_TOPIC_LENGTH:
+        return  # check_kafka says so
+    present = Topics(pipeline.kafka).describe([state_topic])
+    if state_topic in present and present[state_topic].may_read:
+        found.state = read_state(pipeline, state_topic)
+        # the checks that follow mean nothing with another cluster's state
+        check_cluster(found.state, found.cluster, state_topic)
+
+
+def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
+    """Check topics and rights, to which pipeline the topics belong, and whether transactions work.
+
+    :param found: receives warnings.
+    :param problems: receives the problems as they are found, so that they are not lost if an error ends the checks.
     :raises Refused: Kafka refuses a request, so that the checks cannot go on.
     """
     topics = Topics(pipeline.kafka)
@@ -45,19 +60,15 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
         for right, granted in (("Read", topic.may_read or name not in memory), ("Write", topic.may_write))
         if not granted
     ]
-    readable = [name for name in memory if name in present and present[name].may_read]
-    if state_topic in readable:
-        found.state = read_state(pipeline, state_topic)
-        # the checks that follow mean nothing with another cluster's state
-        check_cluster(found.state, found.cluster, state_topic)
-        problems += topic_problems(found.state, found.tables, pipeline.topic_prefix)
+    problems += topic_problems(found.state, found.tables, pipeline.topic_prefix)
     problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
     if pipeline.create_topics and brokers < pipeline.replication_factor:
         found.warnings.append(
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     problems += _policies(data, present, found.warnings)
-    if not pipeline.share_topics and store.CONTROL_TOPIC in readable:
+    control = present.get(store.CONTROL_TOPIC)
+    if not pipeline.share_topics and control is not None and control.may_read:
         problems += owners_problems(pipeline, found.cluster, list(data))
     problems += _transactions(pipeline)
 

@@ -46,7 +46,7 @@ def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
                 f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could read rows again.",
                 "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
             )
-        wanted(pipeline, connection, request, known.tables)
+        wanted(pipeline, connection, request, known)
         return cluster.pipeline(pipeline.slot)
 
 

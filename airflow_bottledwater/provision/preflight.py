@@ -16,11 +16,12 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.connect import connect, identify, session
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.provision.kafka_checks import check_kafka
+from airflow_bottledwater.provision.kafka_checks import check_kafka, read_saved_state
 from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_server, check_slot, check_tables, is_standby
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
+from airflow_bottledwater.state.identity import via_root
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,17 @@ def run(pipeline: Pipeline) -> Findings:
         if is_standby(connection):
             # much of what follows cannot be checked on a standby
             raise PreflightError(["The source is a standby. Connect to the primary.", *problems])
+        try:
+            # first, since it says how partitioned tables are published
+            read_saved_state(pipeline, found)
+            found.via_root = via_root(pipeline, found.state)
+        except StateError as error:
+            raise PreflightError([*problems, str(error)]) from None
+        except Refused:
+            pass  # the checks of Kafka meet it again, and report it
         problems += check_tables(connection, pipeline, found)
         try:
             check_kafka(pipeline, found, problems)
-        except StateError as error:
-            raise PreflightError([*problems, str(error)]) from None
         except Refused as error:
             problems.append(str(error))
         # after Kafka, since the checks of slot and publications depend on the saved state

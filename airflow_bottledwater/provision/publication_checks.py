@@ -25,13 +25,15 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
             missing.append(name)
         else:
             covered |= set(present.tables)
+            if other := publication.mode_problems(connection, present, found.tables):
+                return other  # every other check would be about the wrong tables
             problems += _existing(connection, pipeline, present, found)
     if pipeline.create_publication:
-        return problems + _rights_to_create(connection, pipeline, found.tables, missing, covered)
+        return problems + _rights_to_create(connection, pipeline, found, missing, covered)
     if missing:
         problems.append(
             f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, the second may be empty. "
-            "As the owner of the tables, run: " + _statements(connection, pipeline, found.tables)
+            "As the owner of the tables, run: " + _statements(connection, pipeline, found.tables, found.via_root)
         )
         return problems
     found.warnings += _left_out(connection, pipeline, found.tables)
@@ -68,7 +70,7 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
 
 
 def _rights_to_create(
-    connection: Connection, pipeline: Pipeline, tables: Sequence[Table], missing: Sequence[str], covered: set[int]
+    connection: Connection, pipeline: Pipeline, found: Findings, missing: Sequence[str], covered: set[int]
 ) -> list[str]:
     """The problems with the right to create publications, or to add tables to them.
 
@@ -79,7 +81,8 @@ def _rights_to_create(
         "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
     ).fetchone()
     allowed, role, database = row or (True, "", "")
-    statements = _statements(connection, pipeline, tables)
+    tables = found.tables
+    statements = _statements(connection, pipeline, tables, found.via_root)
     if missing and not allowed:
         return [
             f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: GRANT CREATE ON "
@@ -98,9 +101,9 @@ def _rights_to_create(
     return []
 
 
-def _statements(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> str:
+def _statements(connection: Connection, pipeline: Pipeline, tables: Sequence[Table], via_root: bool) -> str:
     """The statements that create both publications, as text for a message."""
-    made = publication.statements(pipeline.publication_name, tables)
+    made = publication.statements(pipeline.publication_name, tables, via_root=via_root)
     return "; ".join(statement.as_string(connection) for statement in made)
 
 

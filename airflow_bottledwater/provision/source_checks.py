@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from airflow_bottledwater.encoding import avro, names
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import catalog, slot
+from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
@@ -77,10 +77,12 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
 def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
     problems: list[str] = []
     try:
-        oids = catalog.resolve(connection, pipeline.tables, pipeline.schemas)
+        oids = catalog.resolve(connection, pipeline.tables, pipeline.schemas, via_root=found.via_root)
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, forms=pipeline.forms)
+    problems += _check_partitions(connection, found)
+    read = [*found.tables, *found.parts]
     for table in found.tables:
         if not table.keyed and not pipeline.allow_unkeyed:
             problems.append(
@@ -92,14 +94,14 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
                 avro.value_schema(table)
             except Refused as error:
                 problems.append(str(error))
-    denied = set(catalog.unselectable(connection, found.tables))
-    grants = _grants(connection, [t for t in found.tables if t.qualified in denied]) if denied else {}
+    denied = set(catalog.unselectable(connection, read))
+    grants = _grants(connection, [t for t in read if t.qualified in denied]) if denied else {}
     problems += [
         f"SELECT on {table.qualified} is not granted (or USAGE on its schema). As the owner, run: {grants[table.oid]}"
-        for table in found.tables
+        for table in read
         if table.oid in grants
     ]
-    filtered = catalog.filtered_by_policy(connection, found.tables)
+    filtered = catalog.filtered_by_policy(connection, read)
     role = _role(connection) if filtered else ""
     problems += [
         f"Table {name} has a row-level policy that would hide rows from role {role}. As an administrator, run: ALTER ROLE {role} BYPASSRLS; "
@@ -123,7 +125,19 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
             problems.append(
                 f"Topic {topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Shorten topic_prefix."
             )
-    problems += _locks(connection, found.tables)
+    problems += _locks(connection, read)
+    return problems
+
+
+def _check_partitions(connection: Connection, found: Findings) -> list[str]:
+    """Check what is below the tables that are published as one, and put it into ``found``."""
+    problems = []
+    below = partitions.below(connection, [table.oid for table in found.tables if table.partitioned])
+    for table in found.tables:
+        some = below.get(table.oid, [])
+        problems += [*partitions.unfit(table, some), *partitions.mismatches(table, some)]
+        if table.partitioned:
+            found.parts += partitions.parts(table, some)
     return problems
 
 

@@ -15,6 +15,7 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, store
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.identity import via_root
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def take_in(pipeline: Pipeline, stopped: threading.Event | None = None) -> tuple
         if known.position is not None and known.position.ordinal:
             log.info("%s: taken in when the large transaction at %s is published.", ", ".join(names), known.position)
             return ()
-        if problem := _unfit(connection, pipeline, names):
+        if problem := _unfit(connection, pipeline, names, as_one=via_root(pipeline, known)):
             log.warning("%s", problem)
             return tuple(names)
     try:
@@ -53,9 +54,12 @@ def take_in(pipeline: Pipeline, stopped: threading.Event | None = None) -> tuple
     return ()
 
 
-def _unfit(connection: Connection, pipeline: Pipeline, names: list[str]) -> str:
-    """Why tables cannot be read while the stream runs, as a sentence; empty if they can."""
-    oids = catalog.resolve(connection, names, ())
+def _unfit(connection: Connection, pipeline: Pipeline, names: list[str], *, as_one: bool) -> str:
+    """Why tables cannot be read while the stream runs, as a sentence; empty if they can.
+
+    :param as_one: whether partitioned tables are published as one.
+    """
+    oids = catalog.resolve(connection, names, (), via_root=as_one)
     unkeyed = [table.qualified for table in catalog.load(connection, oids, forms=pipeline.forms) if not table.keyed]
     if not unkeyed:
         return ""

@@ -155,7 +155,8 @@ class CurrentRows:
                 # the lock comes first: under it neither name nor columns change, and the snapshot sees them as they are
                 connection.execute("SET LOCAL lock_timeout = '2s'")
                 try:
-                    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+                    only = sql.SQL("" if table.partitioned else "ONLY ")
+                    connection.execute(sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE").format(only, name))
                 except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                     continue  # dropped or renamed since its name was read
                 if not catalog.still_named(connection, named):
@@ -268,8 +269,9 @@ class _Source:
             )
             same.append(equal)
         values = [sql.SQL(f"(i.{number})::int8"), *(sql.Identifier("t", self._table.columns[c].name) for c in columns)]
-        select = sql.SQL("SELECT {} FROM {} JOIN ONLY {} t ON {}")
-        return select.format(sql.SQL(", ").join(values), keys, self._name, sql.SQL(" AND ").join(same))
+        only = sql.SQL("" if self._table.partitioned else "ONLY ")
+        select = sql.SQL("SELECT {} FROM {} JOIN {}{} t ON {}")
+        return select.format(sql.SQL(", ").join(values), keys, only, self._name, sql.SQL(" AND ").join(same))
 
 
 def _values(rows: int, width: int) -> sql.SQL:

@@ -62,6 +62,10 @@ class Source:
     new_tables: Annotated[
         Literal["add", "ignore", "stop"], "What happens when a table is created that the patterns cover."
     ] = "add"
+    partitioned_tables: Annotated[
+        Literal["auto", "root", "leaves"],
+        "Publish a partitioned table as one, under the root's name, or each leaf partition under its own.",
+    ] = "auto"
     allow_unkeyed: Annotated[
         bool, "Publish tables without a key: inserts, and under REPLICA IDENTITY FULL updates."
     ] = False

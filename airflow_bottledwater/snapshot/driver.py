@@ -15,8 +15,6 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StateError, StopRequested, TakenOver
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.policy import transient
@@ -24,25 +22,18 @@ from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Meter, Report
-from airflow_bottledwater.snapshot.task import Chunk, LaneTask, Result
+from airflow_bottledwater.snapshot.task import LaneTask, Result
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
     Complete,
-    Plan,
     StateRecord,
-    Sweep,
-    boundary_key,
-    lane_id,
     pins,
-    plan_key,
-    progress_key,
     stream_id,
-    sweep_key,
     table_key,
 )
 
@@ -142,7 +133,8 @@ class _Driver:
         # read again under the locks: definitions cannot change until the holder ends
         tables = self._present(wanted, holder.load(wanted, forms=self._pipeline.forms))
         self._refresh_pinned(tables)
-        tasks, skipped = self._plan(tables, held, oldest)
+        plans = Plans(self._pipeline, self._claim, tables, holder.partitions(tables))
+        tasks, skipped = plans.tasks(held, oldest)
         log.info(
             "Boundary %s at %s: %d tables, %d ranges in %d lanes (%d done before).",
             held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.chunks) for t in tasks), len(tasks), skipped,
@@ -151,13 +143,13 @@ class _Driver:
             "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running), "insert_lsn": format_lsn(held.insert_lsn),
             "ranges": sum(len(t.chunks) for t in tasks) + skipped,
         }  # fmt: skip
-        meter = Meter(tables, self._claim.state)
+        meter = Meter(tables, self._claim.state, plans.parts)
         totals = self._work(holder, tasks, meter)
         # nothing is read under it any more: it must not block others while a topic is swept
         holder.close()
         # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()
-        self._check_done(tables)
+        self._check_done([part for parts in plans.parts.values() for part in parts])
         self._sweep(tables)
         completed = sorted({*self._claim.state.completed, *(t.oid for t in tables)})
         self._claim.write({COMPLETE: Complete(tuple(completed), False, time.time())})
@@ -199,64 +191,6 @@ class _Driver:
         if changed:
             self._claim.write(changed)
 
-    def _plan(self, tables: Sequence[Table], held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
-        """The lanes' tasks by the stored plans, or by new ones, which are written with the boundaries before anything is published;
-        and the number of ranges that are done already."""
-        known = self._claim.state
-        changes: dict[str, StateRecord | None] = {}
-        plans: dict[int, Plan] = {}
-        fresh: list[tuple[Table, list[tuple[int, int]]]] = []
-        published = self._published(known, [table for table in tables if table.oid not in known.boundaries])
-        for table in tables:
-            stored = known.plan(table.oid)
-            if stored is not None and (stored.filenode, stored.definition) == (
-                table.filenode,
-                catalog.definition(table),
-            ):
-                plans[table.oid] = stored
-                continue
-            if stored is not None:
-                log.warning(
-                    "%s was rewritten or altered since its snapshot began: it is read again from its start.",
-                    table.qualified,
-                )
-                changes |= {progress_key(table.oid, chunk): None for chunk in range(len(stored.ranges))}
-            fresh.append((table, pg.ranges(table, self._pipeline.range_bytes)))
-            if table.oid not in known.boundaries:
-                ends = published[known.tables[table.oid].topic]
-                # the stream may leave out what the snapshot contains only if nothing of the table was published before
-                boundary = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
-                changes[boundary_key(table.oid)] = boundary
-                if any(ends) and table.keyed and not self._pipeline.share_topics:
-                    changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
-        dealt: dict[int, list[tuple[int, int, int]]] = {}
-        for t, r, number in pg.deal(fresh, self._pipeline.lanes):
-            table, chunks = fresh[t]
-            dealt.setdefault(table.oid, []).append((*chunks[r], number))
-        for table, _ in fresh:
-            plans[table.oid] = Plan(table.filenode, catalog.definition(table), tuple(dealt[table.oid]))
-            changes[plan_key(table.oid)] = plans[table.oid]
-        numbers = sorted({lane_number for plan in plans.values() for _, _, lane_number in plan.ranges})
-        self._claim.record_ids([lane_id(self._claim.prefix, number) for number in numbers])
-        if changes:
-            self._claim.write(changes)
-        return self._tasks(plans, numbers, held)
-
-    def _published(self, known: PipelineState, tables: Sequence[Table]) -> dict[str, list[int]]:
-        """The end of each partition of these tables' topics: requested together to be quick, since the tables are locked."""
-        pinned = [known.tables[table.oid] for table in tables]
-        found = (
-            Topics(self._pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned}) if pinned else {}
-        )
-        for each in pinned:
-            if any(found[each.topic]):
-                log.warning(
-                    "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
-                    each.topic,
-                    each.table.qualified,
-                )
-        return found
-
     def _sweep(self, tables: Sequence[Table]) -> None:
         """Publish tombstones for keys that the topics contained before, and that the source does not have any more."""
         wanted = {
@@ -285,33 +219,6 @@ class _Driver:
                 sweep(publishing, pinned[oid], ends)
         finally:
             publishing.close()
-
-    def _tasks(
-        self, plans: dict[int, Plan], numbers: Sequence[int], held: pg.ExportedSnapshot
-    ) -> tuple[list[LaneTask], int]:
-        state = self._claim.state
-        pinned = state.tables
-        tasks, skipped = [], 0
-        for number in numbers:
-            chunks = []
-            for oid, plan in plans.items():
-                for i, (first, last, of_lane) in enumerate(plan.ranges):
-                    if of_lane != number:
-                        continue
-                    done = state.done(oid, i)
-                    if done is not None and done.done:
-                        skipped += 1
-                    else:
-                        chunks.append(Chunk(oid, i, first, last))
-            if chunks:
-                mine = {p.oid for p in chunks}
-                tasks.append(
-                    LaneTask(
-                        number, self._claim.job, self._claim.prefix, self._claim.topic, held,
-                        tuple(t for oid, t in pinned.items() if oid in mine), tuple(chunks),
-                    )
-                )  # fmt: skip
-        return tasks, skipped
 
     def _work(self, holder: pg.SnapshotExporter, tasks: Sequence[LaneTask], meter: Meter) -> list[dict[str, int]]:
         """Run the lanes, and meanwhile watch the holder, the sessions that wait for its locks, and the progress."""

@@ -18,6 +18,7 @@ from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import Block
@@ -28,7 +29,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
-from airflow_bottledwater.state.records import PinnedTable, Progress, StateRecord, lane_id, pins, progress_key
+from airflow_bottledwater.state.records import Progress, StateRecord, lane_id, pins
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class _Lane:
 
     def _take(self, chunk: Chunk, first: int, last: int) -> None:
         """Publish the part of the blocks [first, last) that is not published by the state."""
-        done = self._session.state.done(chunk.oid, chunk.number)
+        done = self._session.state.done(chunk.planned, chunk.number)
         if done is not None:
             if done.done:
                 return
@@ -112,7 +113,7 @@ class _Lane:
 
         :raises RecordError: it is a single block.
         """
-        table = self._tables[chunk.oid].table
+        table = self._source(chunk)
         # the size as the driver read it under the locks
         end = last if last < snapshot.LAST_BLOCK else max(table.pages, first + 2)
         middle = (first + end) // 2
@@ -137,7 +138,7 @@ class _Lane:
             if time.monotonic() > deadline:
                 raise _Slow("The range takes too long.")
 
-        blocks = self._blocks(pinned, first, last, idle=in_time)
+        blocks = self._blocks(chunk, first, last, idle=in_time)
 
         def records() -> Iterator[Records]:
             for block in () if begun is None else itertools.chain([begun], blocks):
@@ -150,7 +151,7 @@ class _Lane:
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
             rows = rows_before + counts["rows"]
-            progress[progress_key(chunk.oid, chunk.number)] = self._progress(rows, last, done=last == chunk.last)
+            progress[chunk.progress_key] = self._progress(rows, last, done=last == chunk.last)
 
         try:
             # the Kafka transaction begins with its first record, so reading blocks without visible rows may take any time
@@ -175,12 +176,17 @@ class _Lane:
     def _connect(self) -> Connection:
         return connect(self._pipeline.postgres, application=f"bottledwater snapshot lane {self._task.lane}")
 
-    def _blocks(self, pinned: PinnedTable, first: int, last: int, *, idle: Callable[[], None]) -> Iterator[Block]:
+    def _source(self, chunk: Chunk) -> Table:
+        """The table, or the partition, that a range is read from."""
+        return chunk.part or self._tables[chunk.oid].table
+
+    def _blocks(self, chunk: Chunk, first: int, last: int, *, idle: Callable[[], None]) -> Iterator[Block]:
         """The rows of blocks [first, last), read in a transaction under the exported snapshot."""
+        source = self._source(chunk)
         snapshot.begin_task(
-            self._connection, pinned.table, self._task.held, lock_timeout=self._pipeline.lock_queue_limit + _LATER
+            self._connection, source, self._task.held, lock_timeout=self._pipeline.lock_queue_limit + _LATER
         )
-        query = snapshot.copy_query(pinned.table, select_list(pinned.table), first, last)
+        query = snapshot.copy_query(source, select_list(source), first, last)
         return iter(copy.rows(self._connection, query, idle=idle))
 
     def _reconnect(self) -> None:
@@ -200,10 +206,10 @@ class _Lane:
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
         found = size = 0
-        progress = {progress_key(chunk.oid, chunk.number): self._progress(0, last, done=False)}
+        progress = {chunk.progress_key: self._progress(0, last, done=False)}
         try:
             rule_out(self._session, error, [], progress)
-            for block in self._blocks(pinned, first, last, idle=self._check_stopped):
+            for block in self._blocks(chunk, first, last, idle=self._check_stopped):
                 self._check_stopped()
                 more, bytes_more = self._rows.find_refused(pinned.version, block, programs)
                 found, size = found + more, size + bytes_more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_bottledwater.model.relation import Table
@@ -50,10 +50,13 @@ class Meter:
 
     :param tables: the tables that it reads, with their sizes.
     :param state: the state before this attempt publishes its first range.
+    :param parts: by the oid of a table, the tables that have its rows, with their sizes; by default itself.
     """
 
-    def __init__(self, tables: Sequence[Table], state: PipelineState) -> None:
-        self._tables = tables
+    def __init__(
+        self, tables: Sequence[Table], state: PipelineState, parts: Mapping[int, Sequence[Table]] | None = None
+    ) -> None:
+        self._tables, self._parts = tables, parts or {}
         self._began = time.monotonic()
         self._last_logged = self._began
         self._before = self._measure(state)
@@ -90,7 +93,7 @@ class Meter:
             len(self._tables), "table" if len(self._tables) == 1 else "tables", f"{rows:,}", size(now.bytes - self._before.bytes),
             duration(seconds), f"{rows / seconds:,.0f}", f"; {self._before.rows:,} rows were there before" if self._before.rows else "",
         )  # fmt: skip
-        largest = sorted(self._tables, key=lambda table: table.pages, reverse=True)
+        largest = sorted(self._tables, key=lambda table: self._of(state, table).total_bytes, reverse=True)
         width = max((len(table.qualified) for table in largest[:_NAMED]), default=0)
         for table in largest[:_NAMED]:
             of_table = self._of(state, table)
@@ -100,15 +103,12 @@ class Meter:
         return replace(now, rows_per_second=rows / seconds, seconds_left=0.0)
 
     def _measure(self, state: PipelineState) -> SnapshotProgress:
-        of_tables = [self._of(state, table) for table in self._tables]
-        return SnapshotProgress(
-            sum(each.rows for each in of_tables),
-            sum(each.ranges_done for each in of_tables),
-            sum(each.bytes for each in of_tables),
-            sum(each.total_bytes for each in of_tables),
-        )
+        return _total([self._of(state, table) for table in self._tables])
 
     def _of(self, state: PipelineState, table: Table) -> SnapshotProgress:
+        return _total([self._of_part(state, part) for part in self._parts.get(table.oid, [table])])
+
+    def _of_part(self, state: PipelineState, table: Table) -> SnapshotProgress:
         rows = ranges_done = blocks = 0
         plan = state.plan(table.oid)
         for number, (first, last, _) in enumerate(plan.ranges if plan else ()):
@@ -120,6 +120,15 @@ class Meter:
             ranges_done += done.done
             blocks += (end if done.done else min(done.upto, end)) - first
         return SnapshotProgress(rows, ranges_done, blocks * _BLOCK, table.pages * _BLOCK)
+
+
+def _total(each: Sequence[SnapshotProgress]) -> SnapshotProgress:
+    return SnapshotProgress(
+        sum(one.rows for one in each),
+        sum(one.ranges_done for one in each),
+        sum(one.bytes for one in each),
+        sum(one.total_bytes for one in each),
+    )
 
 
 def size(count: int) -> str:

@@ -5,21 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
-from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.records import PinnedTable, progress_key
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A range of a table.
 
-    :param number: its place in the table's plan.
+    :param oid: the table's.
+    :param number: its place in the plan.
+    :param part: the partition that it is a range of; None if the table has no partitions.
     """
 
     oid: int
     number: int
     first: int
     last: int
+    part: Table | None = None
+
+    @property
+    def progress_key(self) -> str:
+        """The key of its progress in the state: plans are made for each partition."""
+        return progress_key(self.planned, self.number)
+
+    @property
+    def planned(self) -> int:
+        """The oid by which its plan is recorded."""
+        return self.oid if self.part is None else self.part.oid
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import psycopg
 
 from airflow_bottledwater.errors import BottledWaterError, PreflightError, Refused, StateError, TablesChanged
-from airflow_bottledwater.postgres import catalog, coverage, publication
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.identity import via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Partitions, partitions_key
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +35,19 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
 
     :raises StateError: changes may be missing; the message says why, and what can be done.
     """
+    # a table that was dropped, or that the settings no longer name, need not be published
+    wanted = _wanted(connection, pipeline, known)
+    if wrong := _mismatches(
+        connection, [oid for oid, p in known.tables.items() if oid in wanted and p.table.partitioned]
+    ):
+        raise StateError(
+            f"What slot {pipeline.slot!r} sends of a partition cannot be read: {' '.join(wrong[:10])}",
+            "Then start again. If rows of the partition were changed meanwhile, take a live snapshot of the table, or start again with a "
+            "new slot and a snapshot.",
+        )
     recorded = known.coverage
     if recorded is None:
         return
-    # a table that was dropped, or that the settings no longer name, need not be published
-    wanted = _wanted(connection, pipeline)
     names = {oid: pinned.table.qualified for oid, pinned in known.tables.items() if oid in wanted}
     if gaps := recorded.gaps(today(connection, pipeline, known), names):
         raise StateError(
@@ -47,13 +60,49 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
 def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState) -> list[str]:
     """The names of tables and partitions that the settings include but the pipeline does not follow: they were created after its
     slot."""
-    new = [oid for oid in _wanted(connection, pipeline) if oid not in known.tables]
+    new = [oid for oid in _wanted(connection, pipeline, known) if oid not in known.tables]
     return sorted(f"{schema}.{name}" for schema, name in catalog.names(connection, new).values()) if new else []
 
 
-def _wanted(connection: Connection, pipeline: Pipeline) -> set[int]:
+def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
+    """The partitions that have lost or brought rows without PostgreSQL sending anything, and what happened to each."""
+    found: dict[str, str] = {}
+    for table, partitioned, today in _partitioned(connection, known):
+        found |= dict(partitions.changes(partitioned, table, today))
+    return found
+
+
+def followed(connection: Connection, known: PipelineState) -> dict[str, Partitions]:
+    """The records of tables below which something has changed that the stream was told of."""
+    found = {}
+    for table, partitioned, today in _partitioned(connection, known):
+        if (more := partitions.followed(partitioned, table, today)) != partitioned:
+            found[partitions_key(table.oid)] = Partitions.of(more)
+    return found
+
+
+def _partitioned(
+    connection: Connection, known: PipelineState
+) -> Iterator[tuple[Table, partitions.Known, list[partitions.Partition]]]:
+    """The tables that are published as one and still exist: with the partitions that are known, and those of today."""
+    recorded = known.partitions
+    below = partitions.below(connection, recorded)
+    for oid in catalog.names(connection, list(recorded)):
+        yield known.tables[oid].table, recorded[oid], below.get(oid, [])
+
+
+def _mismatches(connection: Connection, oids: Sequence[int]) -> list[str]:
+    if not oids:
+        return []
+    below = partitions.below(connection, oids)
+    tables = catalog.load(connection, oids)
+    return [each for table in tables for each in partitions.mismatches(table, below.get(table.oid, []))]
+
+
+def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
+    as_one = via_root(pipeline, known)
     try:
-        return set(catalog.resolve(connection, pipeline.tables, pipeline.schemas))
+        return set(catalog.resolve(connection, pipeline.tables, pipeline.schemas, via_root=as_one))
     except PreflightError:
         # a pattern that matches nothing any more: preflight reports it
         return set()
@@ -65,14 +114,18 @@ class CoverageWatch:
 
     :param not_taken: the names of tables that could not be taken in when the stream started.
     :param interval: seconds between two checks.
-    :ivar unfollowed: the last result of :func:`unfollowed`; each name is also logged, once.
+    :ivar unfollowed: the last results of :func:`unfollowed` and :func:`unsent`; each name is also logged, once.
     """
 
     def __init__(
         self, pipeline: Pipeline, known: PipelineState, not_taken: Sequence[str] = (), *, interval: float = _INTERVAL
     ) -> None:
-        self._pipeline, self._known, self._interval = pipeline, known, interval
+        self._pipeline, self._interval = pipeline, interval
         self._not_taken = set(not_taken)
+        self._new: set[str] = set()
+        # a copy, to which is added what the stream was told of
+        self._known = PipelineState(dict(known.raw))
+        self._recorded = known.partitions
         self._ended = threading.Event()
         self._found: StateError | None = None
         self.unfollowed: list[str] = []
@@ -89,7 +142,7 @@ class CoverageWatch:
         """
         if self._found is not None:
             raise self._found
-        new = sorted(set(self.unfollowed) - self._not_taken)
+        new = sorted(self._new - self._not_taken)
         if new and whole and self._pipeline.new_tables == "add":
             raise TablesChanged(
                 f"{', '.join(new)}: created since the slot was. The stream begins anew, and takes them in."
@@ -111,7 +164,8 @@ class CoverageWatch:
                 with session(self._pipeline.postgres, application="bottledwater publication watch") as connection:
                     connection.execute("SET statement_timeout = '5s'")
                     check(connection, self._pipeline, self._known)
-                    self._log_changes(unfollowed(connection, self._pipeline, self._known))
+                    new, changed = unfollowed(connection, self._pipeline, self._known), self._unsent(connection)
+                    self._log_changes(new, changed)
             except StateError as error:
                 self._found = error
                 return
@@ -119,8 +173,31 @@ class CoverageWatch:
                 # an outage of the server is reported by the stream's own connection
                 log.debug("The publications could not be looked at: %s", error)
 
-    def _log_changes(self, found: list[str]) -> None:
-        if self._pipeline.new_tables == "ignore" and (new := sorted(set(found) - set(self.unfollowed))):
+    def _unsent(self, connection: Connection) -> dict[str, str]:
+        self._known.apply(followed(connection, self._known))
+        found = unsent(connection, self._known)
+        if found:
+            # a live snapshot may have brought the topic to the table again
+            assert self._known.slot is not None
+            topic = store.state_topic_name(self._known.slot.database, self._pipeline.slot)
+            today = read_state(self._pipeline, topic).partitions
+            changed = {oid: known for oid, known in today.items() if known != self._recorded.get(oid)}
+            self._recorded = today
+            self._known.apply({partitions_key(oid): Partitions.of(known) for oid, known in changed.items()})
+            found = unsent(connection, self._known) if changed else found
+        return found
+
+    def _log_changes(self, unfollowed: list[str], changed: Mapping[str, str]) -> None:
+        for name in sorted(changed.keys() - set(self.unfollowed)):
+            log.warning(
+                "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the topic to the table again "
+                "with a live snapshot with sweep of the whole table.",
+                name,
+                changed[name],
+            )
+        found = [*unfollowed, *sorted(changed)]
+        self._new = set(unfollowed)
+        if self._pipeline.new_tables == "ignore" and (new := sorted(set(unfollowed) - set(self.unfollowed))):
             log.warning(
                 "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "
                 "again), which take them in with all their rows.",

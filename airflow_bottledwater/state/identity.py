@@ -38,6 +38,22 @@ def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
         )
 
 
+def via_root(pipeline: Pipeline, known: PipelineState) -> bool:
+    """Whether a partitioned table is published as one, by the state or, for a new pipeline, by the settings.
+
+    :raises StateError: the settings demand another way than the one that the pipeline was made with.
+    """
+    asked, made = pipeline.partitioned_tables, known.intent.partitioned_tables if known.intent else ""
+    if made and asked not in ("auto", made):
+        raise StateError(
+            f"Slot {pipeline.slot!r} was made with partitioned_tables = {made}, and the settings say {asked}: its publications and topics "
+            "are made for the former.",
+            f"Set partitioned_tables to {made} or auto to go on. For {asked}, drop the slot (bottledwater drop-slot --when always) and "
+            "start again, with a snapshot.",
+        )
+    return (made or asked) in ("auto", "root")
+
+
 def check_slot(
     found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position, end_of_wal: int
 ) -> None:

@@ -24,6 +24,7 @@ from airflow_bottledwater.state.records import (
     Ids,
     Intent,
     LiveProgress,
+    Partitions,
     PinnedTable,
     Plan,
     Progress,
@@ -130,6 +131,15 @@ class PipelineState:
     def boundaries(self) -> dict[int, Boundary]:
         """The boundaries by table oid."""
         return self._of_tables("boundary", Boundary)
+
+    @property
+    def partitions(self) -> dict[int, dict[int, tuple[str, int]]]:
+        """The partitions that are known, by the oid of the table that is published as one."""
+        return {oid: found.by_oid for oid, found in self._of_tables("partitions", Partitions).items()}
+
+    def parts(self, oid: int) -> list[int]:
+        """The oids by which plan and progress of a table are recorded: those of its partitions, if it is partitioned."""
+        return list(self.partitions.get(oid, ())) or [oid]
 
     @property
     def coverage(self) -> Coverage | None:

@@ -1,7 +1,8 @@
 """The records of a slot's state topic, typed.
 
 Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
-``plan/…``, ``progress/…/<range>``, ``sweep/…``; and ``live/…`` by the id of a live snapshot.
+``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
+partitions; and ``live/…`` by the id of a live snapshot.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ def progress_key(oid: int, chunk: int) -> str:
 def sweep_key(oid: int) -> str:
     """The key of the sweep that follows a table's snapshot onto a topic that was not empty."""
     return f"sweep/{oid}"
+
+
+def partitions_key(oid: int) -> str:
+    """The key of the partitions of a table that is published as one."""
+    return f"partitions/{oid}"
 
 
 def live_key(request_id: str) -> str:
@@ -138,6 +144,7 @@ class Intent:
     :param at: seconds since 1970.
     :param fingerprint: the definitions of the tables before the slot was created
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
+    :param partitioned_tables: root or leaves, as the publications were made; earlier versions knew leaves only.
     """
 
     slot: str
@@ -145,6 +152,7 @@ class Intent:
     at: float
     system_identifier: str = ""
     fingerprint: dict[str, str] | None = None
+    partitioned_tables: str = "leaves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,26 @@ class Complete:
     tables: tuple[int, ...]
     skipped: bool
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """The partitions whose rows are in the topic of a partitioned table, or have come with the stream.
+
+    :param known: by oid: the name and the filenode of each, at any level below the table.
+    """
+
+    known: dict[str, tuple[str, int]]
+
+    @classmethod
+    def of(cls, known: Mapping[int, tuple[str, int]]) -> Partitions:
+        """Make the record; the keys of a JSON object are texts."""
+        return cls({str(oid): each for oid, each in known.items()})
+
+    @property
+    def by_oid(self) -> dict[int, tuple[str, int]]:
+        """The inverse of :meth:`of`."""
+        return {int(oid): each for oid, each in self.known.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +294,7 @@ StateRecord = (
     | Plan
     | Progress
     | Sweep
+    | Partitions
     | LiveProgress
 )
 
@@ -283,6 +312,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "plan": Plan,
     "progress": Progress,
     "sweep": Sweep,
+    "partitions": Partitions,
     "live": LiveProgress,
 }
 

@@ -115,8 +115,9 @@ def report(pipeline: Pipeline) -> PipelineReport:
 
 
 def _table(known: PipelineState, oid: int, pinned: PinnedTable) -> TableReport:
-    plan, boundary = known.plan(oid), known.boundaries.get(oid)
-    done = [known.done(oid, i) for i in range(len(plan.ranges))] if plan else []
+    boundary = known.boundaries.get(oid)
+    plans = {part: plan for part in known.parts(oid) if (plan := known.plan(part)) is not None}
+    done = [known.done(part, i) for part, plan in plans.items() for i in range(len(plan.ranges))]
     return TableReport(
         table=pinned.table.qualified,
         topic=pinned.topic,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from airflow_bottledwater import compiled
 from airflow_bottledwater.encoding.layout import CHANGE
-from airflow_bottledwater.errors import ProtocolError
+from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
@@ -38,15 +38,20 @@ from airflow_bottledwater.stream.assemble import (
 )
 
 
+def _foreign(message: pgoutput.RelationMessage) -> BottledWaterError:
+    return Refused(f"Table {message.schema}.{message.name} is not one of the pipeline's.")
+
+
 class TransactionAssembler:
     """Takes blocks of messages, and returns batches of changes.
 
     :param start: P; changes at or before it are left out.
     :param boundaries: by table oid, the boundary of its snapshot, which contains some of the changes already.
     :param resolve: makes a :class:`Version` from a Relation message and the table's version before it (it asks the catalog and the
-        registry).
+        registry); None for a table that is not the pipeline's.
     :param batch_bytes: bytes at which a batch ends, at the next commit.
     :param largest_transaction: bytes at which a single transaction is cut.
+    :param unknown: makes the error for a change of a table that is not the pipeline's.
     :ivar position: the end of the last batch, P at first.
     """
 
@@ -54,14 +59,15 @@ class TransactionAssembler:
         self,
         start: Position,
         boundaries: Mapping[int, Boundary],
-        resolve: Callable[[pgoutput.RelationMessage, Version | None], Version],
+        resolve: Callable[[pgoutput.RelationMessage, Version | None], Version | None],
         *,
         batch_bytes: int,
         largest_transaction: int,
+        unknown: Callable[[pgoutput.RelationMessage], BottledWaterError] = _foreign,
     ) -> None:
         self.position = start
         self._boundaries = dict(boundaries)
-        self._resolve = resolve
+        self._resolve, self._refuse = resolve, unknown
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
@@ -139,7 +145,7 @@ class TransactionAssembler:
                 self._take_truncate(self._payload())
                 self._state.next += 1
             elif why == UNKNOWN:
-                raise ProtocolError("PostgreSQL sent a row before its Relation message.")
+                raise self._unknown(int.from_bytes(self._payload()[1:5], "big"))
             elif why == UNEXPECTED:
                 raise ProtocolError(
                     f"PostgreSQL sent a message of kind {chr(self._payload()[0])!r}, which was not asked for and may change rows; nothing "
@@ -174,10 +180,13 @@ class TransactionAssembler:
     def _take_relation(self, data: bytes) -> None:
         message = pgoutput.relation(data)
         known = self._messages.get(message.oid)
-        if known == message and message.identity != "f":
+        if known == message and (message.identity != "f" or message.oid not in self._current):
             return  # it is repeated in every session, and after ANALYZE
         current = self._current.get(message.oid)
         version = self._resolve(message, None if current is None else self._versions[current])
+        if version is None:
+            self._messages[message.oid] = message
+            return
         if known == message and current is not None and version is self._versions[current]:
             return  # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
         self._messages[message.oid] = message
@@ -197,8 +206,8 @@ class TransactionAssembler:
         ]
         if not oids:
             return
-        if not all(oid in self._current for oid in oids):
-            raise ProtocolError("PostgreSQL sent a TRUNCATE before its tables' Relation messages.")
+        if unknown := [oid for oid in oids if oid not in self._current]:
+            raise self._unknown(unknown[0])
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
         while state.count == len(self._changes) or state.bytes + len(kept) > len(self._out):
@@ -209,6 +218,12 @@ class TransactionAssembler:
         self._out[state.bytes : state.bytes + len(kept)] = np.frombuffer(kept, dtype=np.uint8)
         state.count += 1
         state.bytes += len(kept)
+
+    def _unknown(self, oid: int) -> BottledWaterError:
+        """The error for a change of a table that is not the pipeline's."""
+        if (message := self._messages.get(oid)) is None:
+            return ProtocolError("PostgreSQL sent a change before its table's Relation message.")
+        return self._refuse(message)
 
     def _emit(self) -> Batch:
         state = self._state

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
+    BottledWaterError,
     Outage,
     Refused,
     SchemaRefused,
@@ -35,28 +36,33 @@ class Resolver:
 
     :param pinned: the pipeline's tables by oid.
     :param not_taken: the names of tables that could not be taken in when the stream started.
+    :param via_root: whether partitioned tables are published as one.
     """
 
-    def __init__(self, pipeline: Pipeline, pinned: dict[int, PinnedTable], not_taken: Sequence[str] = ()) -> None:
-        self._pipeline, self._not_taken = pipeline, set(not_taken)
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        pinned: dict[int, PinnedTable],
+        not_taken: Sequence[str] = (),
+        *,
+        via_root: bool = False,
+    ) -> None:
+        self._pipeline, self._not_taken, self._via_root = pipeline, set(not_taken), via_root
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         self._read: dict[int, Table] = {}
         self._read_at = -math.inf
 
-    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
-        """The version that a message describes; ``current`` or the pinned one if columns and name are the same.
+    def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
+        """The version that a message describes; ``current`` or the pinned one if columns and name are the same. None if the table is not
+        in the pipeline: it may be a partition, whose message comes with the root's although its changes are sent as the root's.
 
         :param current: the table's version before; None if this is its first message.
-        :raises Refused: the table is not in the pipeline, its key changed, or a column's type does not exist any more.
+        :raises Refused: the table's key changed, or a column's type does not exist any more.
         """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
-            self._check_new(message)
-            raise Refused(
-                f"Table {message.schema}.{message.name} was added to the publication behind our back.",
-                "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
-            )
+            return None
         known = current.table if current else pinned.table
         read = self._as_read(message) if current is None else None
         if read is not None:
@@ -79,14 +85,25 @@ class Resolver:
         # a renamed table keeps its topic, where its consumers and its keys are
         return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
 
-    def _check_new(self, message: pgoutput.RelationMessage) -> None:
-        """:raises TablesChanged: the message's table is one that can be taken in."""
-        if self._pipeline.new_tables != "add" or f"{message.schema}.{message.name}" in self._not_taken:
-            return
-        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            covered = catalog.resolve(connection, self._pipeline.tables, self._pipeline.schemas)
-        if message.oid in covered:
-            raise TablesChanged(f"{message.schema}.{message.name} was created since the slot was; it is taken in.")
+    def unknown(self, message: pgoutput.RelationMessage) -> BottledWaterError:
+        """The error for a change of a table that is not the pipeline's.
+
+        :param message: of that table.
+        """
+        name = f"{message.schema}.{message.name}"
+        if self._pipeline.new_tables == "add" and name not in self._not_taken:
+            with session(
+                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
+            ) as connection:
+                covered = catalog.resolve(
+                    connection, self._pipeline.tables, self._pipeline.schemas, via_root=self._via_root
+                )
+            if message.oid in covered:
+                return TablesChanged(f"{name} was created since the slot was; it is taken in.")
+        return Refused(
+            f"Table {name} was added to the publication behind our back.",
+            "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
+        )
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
@@ -155,7 +172,18 @@ class Resolver:
             key = tuple(c.name for c in message.columns if c.key)
         elif message.identity == "f" and key_of_today is not None:
             key = key_of_today
-        return Table(message.oid, message.schema, message.name, message.identity, key, columns, 0, pinned.table.comment)
+        known = pinned.table
+        return Table(
+            message.oid,
+            message.schema,
+            message.name,
+            message.identity,
+            key,
+            columns,
+            0,
+            known.comment,
+            partitioned=known.partitioned,
+        )
 
 
 def check_definitions(pipeline: Pipeline, tables: Iterable[Table]) -> None:

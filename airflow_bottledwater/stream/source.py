@@ -17,7 +17,7 @@ from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import claim
-from airflow_bottledwater.state.identity import check_slot
+from airflow_bottledwater.state.identity import check_slot, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -57,12 +57,14 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables = state.tables
+        resolver = Resolver(pipeline, self._tables, not_taken, via_root=via_root(pipeline, state))
         self._assembler = TransactionAssembler(
             position,
             state.boundaries,
-            Resolver(pipeline, self._tables, not_taken),
+            resolver,
             batch_bytes=pipeline.batch_bytes,
             largest_transaction=pipeline.max_transaction_bytes,
+            unknown=resolver.unknown,
         )
         self._stream: ReplicationStream | None = None
         self._worked = False

@@ -81,6 +81,8 @@ def begin(pipeline: Pipeline) -> Start:
             if known.coverage is None:
                 # the pipeline was created by a version that did not record the coverage: record it now
                 claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
+            if more := coverage.followed(connection, known):
+                claimed.write(more)
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
             snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), known)

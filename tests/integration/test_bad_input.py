@@ -307,6 +307,15 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
             "CREATE UNLOGGED TABLE parted_2 PARTITION OF parted FOR VALUES FROM (10) TO (20)",
         ],
         {"tables": ("parted",)},
+        ["public.parted_2, a partition of public.parted, is not permanent", "partitioned_tables = leaves"],
+    ),
+    "with an unlogged partition, as leaves": (
+        [
+            "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+            "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+            "CREATE UNLOGGED TABLE parted_2 PARTITION OF parted FOR VALUES FROM (10) TO (20)",
+        ],
+        {"tables": ("parted",), "partitioned_tables": "leaves"},
         ["public.parted_2, a partition of public.parted, is not permanent", "Name the other partitions"],
     ),
     "that is a view": (

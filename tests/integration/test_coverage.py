@@ -123,7 +123,7 @@ def test_a_table_that_the_settings_no_longer_name_need_not_be_published(make_flo
 
 
 def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: MakeFlow) -> None:
-    flow = make_flow(tables="p", new_tables="ignore")
+    flow = make_flow(tables="p", partitioned_tables="leaves", new_tables="ignore")
     flow.execute(
         "CREATE TABLE p (id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",

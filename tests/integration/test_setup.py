@@ -110,7 +110,7 @@ def test_unkeyed_tables_have_a_publication_of_their_own_and_no_change_fails(sour
         "CREATE TABLE parted (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
         "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
     )
-    create(source.pipeline.with_(tables=(), allow_unkeyed=True))
+    create(source.pipeline.with_(tables=(), allow_unkeyed=True, partitioned_tables="leaves"))
     published = source.execute(
         "SELECT pubname, array_agg(tablename::text ORDER BY tablename) FROM pg_publication_tables GROUP BY 1 ORDER BY 1"
     )

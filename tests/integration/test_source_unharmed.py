@@ -104,10 +104,10 @@ FOREIGN = [
 
 @pytest.fixture
 def zoo(each_postgres: PostgresServer, kafka: KafkaBroker) -> Iterator[Flow]:
-    """A database with one relation of each kind, on each version; a pipeline over all of it."""
+    """A database with one relation of each kind, on each version; a pipeline over all of it, with partitions under their own names."""
     name = f"zoo_{uuid.uuid4().hex[:8]}"
     dsn = each_postgres.createdb(name)
-    flow = Flow(dsn, kafka, None, allow_unkeyed=True)
+    flow = Flow(dsn, kafka, None, allow_unkeyed=True, partitioned_tables="leaves")
     for statements in [*TABLES.values(), *OTHERS.values()]:
         flow.execute(*statements)
     if flow.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'postgres_fdw'"):
@@ -170,6 +170,16 @@ def test_every_change_that_worked_still_works_when_tables_are_published_added_an
         zoo.create()
         assert broken(zoo, before) == {}, f"published: {some}, then {tables}"
     drop(zoo.pipeline, when="always")
+    assert broken(zoo, before) == {}
+
+
+def test_every_change_that_worked_still_works_when_partitioned_tables_are_published_as_one(zoo: Flow) -> None:
+    before = possible(zoo)
+    zoo.change(tables=("plain", "parted"), partitioned_tables="root")
+    zoo.create()
+    assert broken(zoo, before) == {}
+    zoo.change(tables=tuple(TABLES))
+    zoo.create()
     assert broken(zoo, before) == {}
 
 

@@ -8,6 +8,7 @@ _PIPELINE, _RECOVERY, _HANDOVER, _RANDOM, _EVOLUTION, _TOAST, _IDENTITY, _COVERA
     f"tests/integration/test_{name}.py"
     for name in ("pipeline", "recovery", "handover", "handover_random", "evolution", "toast", "identity", "coverage")
 )
+_PARTITIONS = "tests/integration/test_partitions.py"
 _SUPERVISE, _CLI, _HOOKS = (
     f"tests/unit/{name}.py" for name in ("spark/test_supervise", "test_cli", "hooks/test_pipeline_hook")
 )
@@ -74,9 +75,9 @@ MUTANTS = (
     ),
     Mutant(
         "a table that was rewritten is read again from its start",
-        "snapshot/driver.py",
-        "if stored is not None and (stored.filenode, stored.definition) == (\n                table.filenode,",
-        "if stored is not None and (table.filenode, stored.definition) == (\n                table.filenode,",
+        "snapshot/plans.py",
+        "if stored is not None and (stored.filenode, stored.definition) == (\n                part.filenode,",
+        "if stored is not None and (part.filenode, stored.definition) == (\n                part.filenode,",
         f"{_PIPELINE}::test_a_table_that_was_rewritten_during_its_snapshot_is_read_again",
     ),
     Mutant(
@@ -186,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "shared topics are not swept",
-        "snapshot/driver.py",
+        "snapshot/plans.py",
         "if any(ends) and table.keyed and not self._pipeline.share_topics:",
         "if any(ends) and table.keyed:",
         f"{_RECOVERY}::test_a_topic_that_others_share_is_not_swept",
@@ -215,8 +216,8 @@ MUTANTS = (
     Mutant(
         "the holder locks before it takes the snapshot",
         "postgres/snapshot.py",
-        '        try:\n            _lock(self._connection, tables)\n        except locks.BUSY:\n            execute("ROLLBACK")\n            raise\n        execute("SET LOCAL statement_timeout = 0")\n        row = execute("SELECT pg_current_snapshot()::text").fetchone()\n        assert row is not None\n        snapshot = Snapshot.parse(row[0])\n',
-        '        row = execute("SELECT pg_current_snapshot()::text").fetchone()\n        assert row is not None\n        snapshot = Snapshot.parse(row[0])\n        try:\n            _lock(self._connection, tables)\n        except locks.BUSY:\n            execute("ROLLBACK")\n            raise\n        execute("SET LOCAL statement_timeout = 0")\n',
+        "            try:\n                _lock(self._connection, named)\n",
+        '            execute("SELECT pg_current_snapshot()")\n            try:\n                _lock(self._connection, named)\n',
         f"{_HANDOVER}::test_a_rewrite_that_commits_while_the_holder_opens_does_not_empty_the_snapshot",
     ),
     Mutant(
@@ -236,14 +237,14 @@ MUTANTS = (
     Mutant(
         "who wrote before a table was published has ended when B is taken",
         "postgres/snapshot.py",
-        "slot.wait_visible(self._connection, oldest_xid, timeout=timeout)\n        deadline = time.monotonic() + timeout\n",
-        "oldest_xid = 0\n        deadline = time.monotonic() + timeout\n",
+        "slot.wait_visible(self._connection, oldest_xid, timeout=timeout)\n        oids = [t.oid for t in tables]\n        deadline = time.monotonic() + timeout\n",
+        "oldest_xid = 0\n        oids = [t.oid for t in tables]\n        deadline = time.monotonic() + timeout\n",
         f"{_HANDOVER}::test_a_table_that_is_added_while_somebody_writes_to_it_waits_for_who_wrote_before",
     ),
     Mutant(
         "a lane locks before it imports the snapshot",
         "postgres/snapshot.py",
-        '        _lock(connection, [table])\n        connection.execute(sql.SQL("SET TRANSACTION',
+        '        _lock(connection, named)\n        connection.execute(sql.SQL("SET TRANSACTION',
         '        connection.execute(sql.SQL("SET TRANSACTION',
         f"{_HANDOVER}::test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_table",
     ),
@@ -270,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "a topic that held rows is not filtered",
-        "snapshot/driver.py",
+        "snapshot/plans.py",
         "Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))",
         "Boundary(held.snapshot, held.insert_lsn, oldest, True)",
         f"{_HANDOVER}::test_a_topic_that_held_rows_before_gets_every_change_since_the_slot",
@@ -306,7 +307,7 @@ MUTANTS = (
     Mutant(
         "a range that is done is not published again",
         "snapshot/lane.py",
-        "done = self._session.state.done(chunk.oid, chunk.number)",
+        "done = self._session.state.done(chunk.planned, chunk.number)",
         "done = None",
         f"{_ZOMBIES}::test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again",
     ),
@@ -510,7 +511,7 @@ MUTANTS = (
     Mutant(
         "a key that changes under full identity is noticed",
         "stream/assembler.py",
-        'if known == message and message.identity != "f":',
+        'if known == message and (message.identity != "f" or message.oid not in self._current):',
         "if known == message:",
         f"{_EVOLUTION}::test_a_key_that_changes_under_full_identity_stops_a_running_stream",
     ),
@@ -1145,8 +1146,8 @@ MUTANTS = (
     Mutant(
         "block numbers hold for one file of a table",
         "live/reading.py",
-        "first = at.upto if at.filenode == table.filenode else 0",
-        "first = at.upto",
+        "divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)",
+        "divmod(at.upto, LAST_BLOCK + 1)",
         f"{_LIVE}::test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start",
     ),
     Mutant(
@@ -1187,8 +1188,106 @@ MUTANTS = (
     Mutant(
         "a new table without a key is not taken in",
         "provision/take_in.py",
-        "if problem := _unfit(connection, pipeline, names):",
-        "if problem := '':",
+        "    if not unkeyed:",
+        "    if True:",
         "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
+    ),
+    Mutant(
+        "publications send a partitioned table as one",
+        "postgres/publication.py",
+        '", publish_via_partition_root = true" if via_root else ""',
+        '""',
+        f"{_PARTITIONS}::test_a_row_that_moves_is_a_tombstone_and_then_the_row",
+    ),
+    Mutant(
+        "a table below a chosen partitioned one is not published again",
+        "postgres/catalog.py",
+        "if self._via_root else set()",
+        "if False else set()",
+        f"{_PARTITIONS}::test_tables_below_a_chosen_one_are_not_chosen_again",
+    ),
+    Mutant(
+        "a partition's own Relation message is no foreign table",
+        "stream/assembler.py",
+        "            self._messages[message.oid] = message\n            return\n",
+        "            self._messages[message.oid] = message\n            raise self._unknown(message.oid)\n",
+        f"{_PARTITIONS}::test_a_row_that_moves_is_a_tombstone_and_then_the_row",
+    ),
+    Mutant(
+        "unchanged values of a partitioned table are looked up in its partitions",
+        "publish/current.py",
+        'only = sql.SQL("" if self._table.partitioned else "ONLY ")',
+        'only = sql.SQL("ONLY ")',
+        f"{_PARTITIONS}::test_unchanged_large_values_are_found_in_the_partition",
+    ),
+    Mutant(
+        "a partition's old rows are the root's",
+        "provision/source_checks.py",
+        "[*partitions.unfit(table, some), *partitions.mismatches(table, some)]",
+        "[*partitions.unfit(table, some)]",
+        f"{_PARTITIONS}::test_a_partition_whose_old_rows_are_not_the_roots_is_refused[a leaf is FULL]",
+    ),
+    Mutant(
+        "a partition's old rows stay the root's while the stream runs",
+        "state/coverage.py",
+        "if wrong := _mismatches(",
+        "if wrong := [] and _mismatches(",
+        f"{_PARTITIONS}::test_a_replica_identity_that_changes_ends_the_stream",
+    ),
+    Mutant(
+        "foreign partitions are refused",
+        "provision/source_checks.py",
+        "[*partitions.unfit(table, some), *partitions.mismatches(table, some)]",
+        "[*partitions.mismatches(table, some)]",
+        f"{_PARTITIONS}::test_foreign_partitions_are_refused",
+    ),
+    Mutant(
+        "how partitioned tables are published is not changed by the settings",
+        "state/identity.py",
+        'if made and asked not in ("auto", made):',
+        "if False:",
+        f"{_PARTITIONS}::test_a_pipeline_without_a_record_goes_on_with_its_leaves",
+    ),
+    Mutant(
+        "a pipeline without a record of how it publishes partitioned tables publishes leaves",
+        "state/records.py",
+        'partitioned_tables: str = "leaves"',
+        'partitioned_tables: str = "root"',
+        f"{_PARTITIONS}::test_a_pipeline_without_a_record_goes_on_with_its_leaves",
+    ),
+    Mutant(
+        "a detached partition is noticed",
+        "postgres/partitions.py",
+        "        if oid not in now\n",
+        "        if False\n",
+        f"{_PARTITIONS}::test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot[dropped]",
+    ),
+    Mutant(
+        "rows that a partition had before it was attached are noticed",
+        "postgres/partitions.py",
+        "_ONE_STATEMENT = 4",
+        "_ONE_STATEMENT = 400",
+        f"{_PARTITIONS}::test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot[attached where it was made]",
+    ),
+    Mutant(
+        "the truncation of a whole partitioned table is told by the stream alone",
+        "postgres/partitions.py",
+        "    if not _rewritten_as_one(known, today):",
+        "    if True:",
+        f"{_PARTITIONS}::test_the_truncation_of_the_whole_table_is_an_event_and_nothing_else",
+    ),
+    Mutant(
+        "a live snapshot with sweep brings the topic of a partitioned table to it",
+        "live/snapshots.py",
+        "if chunk.partitions is not None and",
+        "if False and",
+        f"{_PARTITIONS}::test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot[dropped]",
+    ),
+    Mutant(
+        "what is known of a partition is kept when its snapshot is resumed",
+        "snapshot/plans.py",
+        "{**today, **known.partitions.get(table.oid, {})}",
+        "today",
+        f"{_PARTITIONS}::test_a_partition_that_is_truncated_while_its_snapshot_is_interrupted_is_noticed",
     ),
 )

@@ -38,10 +38,11 @@ class Schemas:
 def table_rows(dsn: str, name: str) -> tuple[Table, list[list[str | None]]]:
     """A table and its rows as PostgreSQL's own text."""
     with connect(dsn, application="compare") as connection:
-        table = catalog.load(connection, catalog.resolve(connection, [name], []))[0]
+        table = catalog.load(connection, catalog.resolve(connection, [name], [], via_root=True))[0]
         text = sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN format('%s', {0}) END")
         columns = sql.SQL(", ").join(text.format(sql.Identifier(c.name)) for c in table.columns)
-        query = sql.SQL("SELECT {} FROM ONLY {}").format(columns, sql.Identifier(table.schema, table.name))
+        only = sql.SQL("" if table.partitioned else "ONLY ")
+        query = sql.SQL("SELECT {} FROM {}{}").format(columns, only, sql.Identifier(table.schema, table.name))
         return table, [list(row) for row in connection.execute(query).fetchall()]
 
 

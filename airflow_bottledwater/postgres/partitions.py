@@ -1,0 +1,214 @@
+"""Partitioned tables: what is below them, and what pgoutput needs of a partition whose changes it sends as the root's.
+
+With ``publish_via_partition_root``, pgoutput sends every change of a partition as a change of the root, whose Relation message comes
+with the root's columns and identity (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c). The old row is what the
+*partition's* replica identity has written into the WAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres.connect import Connection
+
+#: how many commands after its creation a partition is at most attached to its parent, if CREATE TABLE … PARTITION OF has made it. Tried
+#: on PostgreSQL 15, 16 and 18: it is 3 or 4; with ATTACH in the transaction of the creation it is 5, and 6 with rows put in before
+_ONE_STATEMENT = 4
+
+#: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for sessions that have one
+#: of the tables locked. The row of a system column is written with the table and never again
+_BELOW = """
+WITH RECURSIVE tree AS (
+    SELECT c.oid AS root, c.oid, c.oid AS parent, true AS created, 0 AS depth
+    FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
+    UNION ALL
+    SELECT t.root, i.inhrelid, t.oid,
+           (SELECT a.xmin = i.xmin AND i.cmin::text::bigint - a.cmin::text::bigint BETWEEN 0 AND %(statement)s
+            FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum = -1), t.depth + 1
+    FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+)
+SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
+       ARRAY(SELECT a.attname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid
+             WHERE x.indrelid = c.oid AND x.indisvalid AND a.attnum = ANY (x.indkey::int2[])
+             AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END),
+       coalesce(pg_relation_filenode(c.oid), 0), greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, coalesce(t.created, false)
+FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE t.depth > 0 ORDER BY t.root, t.depth, t.oid
+"""
+
+#: the partitions that a topic knows, by oid: their names and filenodes
+Known = Mapping[int, tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A table below a partitioned one, at any level.
+
+    :param root: the partitioned table that was asked for.
+    :param parent: the table that it is directly below.
+    :param kind: ``relkind``: ``p`` if it is partitioned itself, so that it has no rows of its own.
+    :param identity: ``relreplident``; ``identity_columns`` are those of its index.
+    :param filenode: see :class:`~airflow_bottledwater.model.relation.Table`; 0 if it is partitioned itself.
+    :param xmin: of its row in pg_class.
+    :param created: whether one CREATE TABLE … PARTITION OF has made it and put it below its parent, so that it was empty then.
+    """
+
+    root: int
+    oid: int
+    parent: int
+    schema: str
+    name: str
+    kind: str
+    persistence: str
+    identity: str
+    identity_columns: list[str]
+    filenode: int
+    pages: int
+    row_security: bool
+    xmin: str
+    created: bool
+
+    @property
+    def qualified(self) -> str:
+        """``schema.table``, for messages; not quoted."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def leaf(self) -> bool:
+        """Whether it has rows of its own."""
+        return self.kind != "p"
+
+
+def below(connection: Connection, oids: Iterable[int]) -> dict[int, list[Partition]]:
+    """What is below these tables, by table, parents first; tables that are not partitioned are left out."""
+    found: dict[int, list[Partition]] = {}
+    for row in connection.execute(_BELOW, {"oids": list(oids), "statement": _ONE_STATEMENT}):
+        found.setdefault(row[0], []).append(Partition(*row))
+    return found
+
+
+def names(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """Schema and name of everything below these tables, by oid."""
+    return {each.oid: (each.schema, each.name) for some in below(connection, oids).values() for each in some}
+
+
+def parts(table: Table, partitions: Sequence[Partition]) -> list[Table]:
+    """The tables that have a table's rows: itself, or its leaf partitions, with the columns and the key of the whole, since a partition
+    may have its columns in another order."""
+    if not table.partitioned:
+        return [table]
+    return [
+        replace(
+            table,
+            oid=each.oid,
+            schema=each.schema,
+            name=each.name,
+            filenode=each.filenode,
+            pages=each.pages,
+            row_security=each.row_security,
+            partitioned=False,
+        )
+        for each in partitions
+        if each.leaf
+    ]
+
+
+def all_parts(connection: Connection, tables: Sequence[Table]) -> dict[int, list[Table]]:
+    """See :func:`parts`, by table."""
+    found = below(connection, [table.oid for table in tables if table.partitioned])
+    return {table.oid: parts(table, found.get(table.oid, [])) for table in tables}
+
+
+def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
+    """The partitions whose old rows are not those that the root's Relation message announces, as sentences; empty if there are none.
+
+    Under a root that is FULL, pgoutput marks the old row of a partition as complete, even if it has only the key: columns would become
+    NULL. Where the partition's index has other columns than the root's key, the key would be missing.
+    """
+    if not table.identifiable:
+        return []
+    whole = table.identity == "f"
+    wanted = "REPLICA IDENTITY FULL" if whole else f"the replica identity ({', '.join(table.key)})"
+    remedy = "FULL" if whole else "DEFAULT" if table.identity == "d" else "USING INDEX …"
+    return [
+        f"Partition {each.qualified} has another replica identity than {table.qualified}, as which it is published and which has {wanted}: "
+        f"old rows would be wrong. Run: ALTER TABLE {each.qualified} REPLICA IDENTITY {remedy};"
+        for each in partitions
+        if each.leaf
+        and (
+            each.identity != "f" if whole else each.identity not in "di" or set(each.identity_columns) != set(table.key)
+        )
+    ]
+
+
+def unfit(table: Table, partitions: Sequence[Partition]) -> list[str]:
+    """The partitions whose changes are not in the WAL, as sentences."""
+    return [
+        f"{each.qualified}, a partition of {table.qualified}, is not permanent or a foreign table: its changes are not in the WAL. Publish "
+        "the other partitions under their own names (partitioned_tables = leaves), or take it out of the table (ALTER TABLE … DETACH "
+        "PARTITION)."
+        for each in partitions
+        if each.leaf and (each.kind != "r" or each.persistence != "p")
+    ]
+
+
+def changes(known: Known, table: Table, today: Sequence[Partition]) -> list[tuple[str, str]]:
+    """The changes below a table of which PostgreSQL sends nothing, so that the topic differs from the table: name of the partition, and
+    what happened.
+
+    :param known: the partitions that the topic knows.
+    """
+    now = {each.oid: each for each in today}
+    found = [
+        (name, f"is no longer a partition of {table.qualified} (detached or dropped)")
+        for oid, (name, _) in known.items()
+        if oid not in now
+    ]
+    parents = {table.oid, *known}
+    for each in today:
+        if each.oid in known or each.parent not in parents:
+            continue
+        if each.created:
+            parents.add(each.oid)
+        else:
+            found.append((each.qualified, f"was attached to {table.qualified}"))
+    if not _rewritten_as_one(known, today):
+        found += [
+            (each.qualified, "was truncated, or rewritten by VACUUM FULL, CLUSTER or ALTER TABLE")
+            for each in _rewritten(known, today)
+        ]
+    return found
+
+
+def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int, tuple[str, int]]:
+    """``known`` with what happened since and the stream was told of: new partitions that were made empty, and a new file for each
+    partition when the whole table was truncated."""
+    more, parents = dict(known), {table.oid, *known}
+    if _rewritten_as_one(known, today):
+        more |= remembered(_rewritten(known, today))
+    for each in today:
+        if each.oid not in known and each.created and each.parent in parents:
+            more |= remembered([each])
+            parents.add(each.oid)
+    return more
+
+
+def _rewritten(known: Known, today: Sequence[Partition]) -> list[Partition]:
+    return [each for each in today if each.leaf and each.oid in known and known[each.oid][1] != each.filenode]
+
+
+def _rewritten_as_one(known: Known, today: Sequence[Partition]) -> bool:
+    """Whether all known partitions got new files in one transaction: by TRUNCATE or ALTER of the whole table, of which the stream is
+    told."""
+    rewritten = _rewritten(known, today)
+    return len({each.xmin for each in rewritten}) == 1 and all(
+        each in rewritten for each in today if each.leaf and each.oid in known
+    )
+
+
+def remembered(partitions: Iterable[Partition]) -> dict[int, tuple[str, int]]:
+    """Partitions as :func:`changes` compares them later."""
+    return {each.oid: (each.qualified, each.filenode) for each in partitions}

@@ -1,0 +1,147 @@
+"""The plans of a snapshot: which ranges of which tables are read, by which lane; stored before anything is published.
+
+A partitioned table that is published as one has a plan for each leaf partition, by the partition's oid: another partition that is
+rewritten does not matter to it. It has one boundary, by its own oid, since the stream sends its partitions' changes under that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog, partitions
+from airflow_bottledwater.postgres import snapshot as pg
+from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot.task import Chunk, LaneTask
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.records import (
+    Partitions,
+    Plan,
+    StateRecord,
+    Sweep,
+    boundary_key,
+    lane_id,
+    partitions_key,
+    plan_key,
+    progress_key,
+    sweep_key,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Plans:
+    """The plans of one run of a snapshot: the stored ones as far as they still hold, and new ones.
+
+    :param tables: the tables to be read, as they are under the holder's locks.
+    :param below: what is below the partitioned ones, by oid.
+    :ivar parts: by table, the tables that have its rows: itself, or its leaf partitions.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, claim: Claim, tables: Sequence[Table], below: Mapping[int, Sequence[Partition]]
+    ) -> None:
+        self._pipeline, self._claim, self._tables, self._below = pipeline, claim, tables, below
+        self.parts = {table.oid: partitions.parts(table, below.get(table.oid, ())) for table in tables}
+
+    def tasks(self, held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
+        """The lanes' tasks, after new plans were written with the boundaries; and the number of ranges that are done already.
+
+        :param oldest: X0.
+        """
+        known = self._claim.state
+        changes: dict[str, StateRecord | None] = {}
+        plans: dict[int, Plan] = {}
+        fresh: list[tuple[Table, list[tuple[int, int]]]] = []
+        for part in [part for table in self._tables for part in self.parts[table.oid]]:
+            stored = known.plan(part.oid)
+            if stored is not None and (stored.filenode, stored.definition) == (
+                part.filenode,
+                catalog.definition(part),
+            ):
+                plans[part.oid] = stored
+                continue
+            if stored is not None:
+                log.warning(
+                    "%s was rewritten or altered since its snapshot began: it is read again from its start.",
+                    part.qualified,
+                )
+                changes |= {progress_key(part.oid, chunk): None for chunk in range(len(stored.ranges))}
+            fresh.append((part, pg.ranges(part, self._pipeline.range_bytes)))
+        changes |= self._boundaries(held, oldest)
+        dealt: dict[int, list[tuple[int, int, int]]] = {}
+        for t, r, number in pg.deal(fresh, self._pipeline.lanes):
+            part, chunks = fresh[t]
+            dealt.setdefault(part.oid, []).append((*chunks[r], number))
+        for part, _ in fresh:
+            plans[part.oid] = Plan(part.filenode, catalog.definition(part), tuple(dealt[part.oid]))
+            changes[plan_key(part.oid)] = plans[part.oid]
+        numbers = sorted({lane_number for plan in plans.values() for _, _, lane_number in plan.ranges})
+        self._claim.record_ids([lane_id(self._claim.prefix, number) for number in numbers])
+        if changes:
+            self._claim.write(changes)
+        return self._lanes(plans, numbers, held)
+
+    def _boundaries(self, held: pg.ExportedSnapshot, oldest: int) -> dict[str, StateRecord | None]:
+        """The records of tables that have no boundary yet, and of partitions that are read for the first time."""
+        known = self._claim.state
+        changes: dict[str, StateRecord | None] = {}
+        published = self._published([table for table in self._tables if table.oid not in known.boundaries])
+        for table in self._tables:
+            if table.partitioned:
+                # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
+                today = partitions.remembered(self._below.get(table.oid, ()))
+                changes[partitions_key(table.oid)] = Partitions.of({**today, **known.partitions.get(table.oid, {})})
+            if table.oid in known.boundaries:
+                continue
+            ends = published[known.tables[table.oid].topic]
+            # the stream may leave out what the snapshot contains only if nothing of the table was published before
+            changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
+            if any(ends) and table.keyed and not self._pipeline.share_topics:
+                changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
+        return changes
+
+    def _published(self, tables: Sequence[Table]) -> dict[str, list[int]]:
+        """The end of each partition of these tables' topics: requested together to be quick, since the tables are locked."""
+        pinned = [self._claim.state.tables[table.oid] for table in tables]
+        found = (
+            Topics(self._pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned}) if pinned else {}
+        )
+        for each in pinned:
+            if any(found[each.topic]):
+                log.warning(
+                    "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
+                    each.topic,
+                    each.table.qualified,
+                )
+        return found
+
+    def _lanes(
+        self, plans: Mapping[int, Plan], numbers: Sequence[int], held: pg.ExportedSnapshot
+    ) -> tuple[list[LaneTask], int]:
+        state = self._claim.state
+        tasks, skipped = [], 0
+        for number in numbers:
+            chunks = []
+            for table, part in [(each, part) for each in self._tables for part in self.parts[each.oid]]:
+                for i, (first, last, of_lane) in enumerate(plans[part.oid].ranges):
+                    if of_lane != number:
+                        continue
+                    done = state.done(part.oid, i)
+                    if done is not None and done.done:
+                        skipped += 1
+                    else:
+                        chunks.append(Chunk(table.oid, i, first, last, part if table.partitioned else None))
+            if chunks:
+                mine = {chunk.oid for chunk in chunks}
+                tasks.append(
+                    LaneTask(
+                        number, self._claim.job, self._claim.prefix, self._claim.topic, held,
+                        tuple(t for oid, t in state.tables.items() if oid in mine), tuple(chunks),
+                    )
+                )  # fmt: skip
+        return tasks, skipped

@@ -1,0 +1,489 @@
+"""Partitioned tables: published as one under the root's name, or each leaf under its own."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import Outage, PreflightError, StateError
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.postgres import partitions, slot
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.snapshot import driver, lane
+from airflow_bottledwater.snapshot.task import LaneTask
+from airflow_bottledwater.state import coverage, status
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS
+from airflow_bottledwater.state.records import INTENT, Intent, encode
+from airflow_bottledwater.state.snapshots import reports
+from airflow_bottledwater.state.store import state_topic_name
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
+from tests.support.waiting import until
+
+#: of two levels; p_old was made apart, with its columns in another order and with one dropped; p_new is empty
+TABLES = (
+    "CREATE TABLE p (id int, region text, v text, big text, PRIMARY KEY (id, region)) PARTITION BY LIST (region)",
+    "CREATE TABLE p_a PARTITION OF p FOR VALUES IN ('a')",
+    "CREATE TABLE p_bc PARTITION OF p FOR VALUES IN ('b', 'c') PARTITION BY LIST (region)",
+    "CREATE TABLE p_b PARTITION OF p_bc FOR VALUES IN ('b')",
+    "CREATE TABLE p_c PARTITION OF p_bc FOR VALUES IN ('c')",
+    "CREATE TABLE p_old (gone int, big text, v text, region text NOT NULL, id int NOT NULL)",
+    "ALTER TABLE p_old DROP COLUMN gone",
+    "ALTER TABLE p ATTACH PARTITION p_old FOR VALUES IN ('old')",
+    "CREATE TABLE p_new PARTITION OF p FOR VALUES IN ('new')",
+    "INSERT INTO p SELECT g, (ARRAY['a', 'b', 'c', 'old'])[g % 4 + 1], 'row ' || g FROM generate_series(1, 400) g",
+)
+
+
+@pytest.fixture(autouse=True)
+def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog is looked at three times a second."""
+    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
+
+
+@pytest.fixture
+def flow_settings() -> dict[str, Any]:
+    return {"tables": "p"}
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return TABLES
+
+
+def everything(flow: Flow) -> None:
+    """Each kind of change, in each kind of partition."""
+    flow.execute(
+        "INSERT INTO p SELECT g, (ARRAY['a', 'b', 'c', 'old', 'new'])[g % 5 + 1], 'late ' || g FROM generate_series(1001, 1100) g",
+        "UPDATE p SET v = v || '!' WHERE id % 3 = 0",
+        "UPDATE p SET id = id + 5000 WHERE id % 10 = 1",
+        "DELETE FROM p WHERE id % 7 = 0",
+        "INSERT INTO p_old (id, region, v) VALUES (9000, 'old', 'directly')",
+    )
+
+
+# ---------------------------------------------------------------------- as one
+@pytest.fixture
+def flow_of(kafka: KafkaBroker, flow_settings: dict[str, Any]) -> Iterator[Callable[[PostgresServer], Flow]]:
+    """Makes a pipeline over a fresh database of a server."""
+    made: list[tuple[PostgresServer, Flow, str]] = []
+
+    def make(server: PostgresServer) -> Flow:
+        name = f"parted_{uuid.uuid4().hex[:8]}"
+        flow = Flow(server.createdb(name), kafka, None, **flow_settings)
+        flow.execute(*TABLES)
+        made.append((server, flow, name))
+        return flow
+
+    yield make
+    for server, flow, name in made:
+        with connect(server.dsn()) as connection:
+            if slot.state(connection, flow.pipeline.slot) is not None:
+                slot.drop(connection, flow.pipeline.slot)
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+def test_a_partitioned_table_is_one_topic_in_each_version(
+    each_postgres: PostgresServer, flow_of: Callable[[PostgresServer], Flow]
+) -> None:
+    flow = flow_of(each_postgres)
+    flow.create()
+    everything(flow)
+    assert flow.snapshot().tables == 1
+    (of_table,) = status.report(flow.pipeline).tables
+    assert (of_table.table, of_table.rows, of_table.ranges) == (
+        "public.p",
+        flow.execute("SELECT count(*) FROM p")[0][0],
+        "5/5",
+    )
+    flow.execute("UPDATE p SET region = 'a' WHERE region = 'b' AND id > 100")
+    everything_else = "UPDATE p SET v = 'last' WHERE id < 50"
+    flow.execute(everything_else, "INSERT INTO p VALUES (9001, 'new', 'x')")
+    flow.stream()
+    assert flow.compare("p").differences == []
+    assert_exactly_once_in_order(flow.read("p"))
+    assert {
+        name for name in Topics(flow.pipeline.kafka).names() if name.startswith(f"{flow.pipeline.topic_prefix}.p")
+    } == {flow.topic("p")}
+
+
+def test_a_row_that_moves_is_a_tombstone_and_then_the_row(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="m")
+    flow.execute(
+        "CREATE TABLE m (id int NOT NULL, region text, v text) PARTITION BY LIST (region)",
+        "CREATE TABLE m_a PARTITION OF m (PRIMARY KEY (id)) FOR VALUES IN ('a')",
+        "CREATE TABLE m_b PARTITION OF m (PRIMARY KEY (id)) FOR VALUES IN ('b')",
+        "DROP TABLE m",
+        "CREATE TABLE m (id int NOT NULL, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+        "CREATE TABLE m_1 PARTITION OF m FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE m_2 PARTITION OF m FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO m VALUES (1, 'one'), (2, 'two')",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE m SET id = 11 WHERE id = 1")
+    flow.transaction("UPDATE m SET id = 12 WHERE id = 2", "UPDATE m SET id = 2, v = 'back' WHERE id = 12")
+    flow.stream()
+    streamed = [(m.op, m.key["id"], m.value and m.value["v"]) for m in flow.read("m") if m.pos]
+    assert streamed == [
+        ("d", 1, None), ("c", 11, "one"),
+        ("d", 2, None), ("c", 12, "two"), ("d", 12, None), ("c", 2, "back"),
+    ]  # fmt: skip
+    assert flow.compare("m").differences == []
+
+
+def test_unchanged_large_values_are_found_in_the_partition(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.execute(
+        "ALTER TABLE p_b ALTER big SET STORAGE EXTERNAL",
+        "ALTER TABLE p_old ALTER big SET STORAGE EXTERNAL",
+        "UPDATE p SET big = repeat(id::text, 2000) WHERE region IN ('b', 'old')",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE p SET v = 'new' WHERE region IN ('b', 'old')")
+    flow.stream()
+    assert flow.compare("p").differences == []
+    assert {m.toast for m in flow.read("p") if m.op == "u"} == {"reread"}
+
+
+def test_a_killed_snapshot_is_resumed_partition_by_partition(make_flow: MakeFlow) -> None:
+    flow = make_flow(lanes=1)
+    flow.create()
+
+    _begin(flow, ranges=3)
+    flow.execute(
+        "UPDATE p SET region = 'c' WHERE region = 'a' AND id % 2 = 0",
+        "UPDATE p SET region = 'a' WHERE region = 'old' AND id % 3 = 0",
+        "DELETE FROM p WHERE id % 10 = 0",
+        "VACUUM FULL p_a",
+        "CREATE TABLE p_late PARTITION OF p FOR VALUES IN ('late')",
+        "INSERT INTO p VALUES (7000, 'late', 'x')",
+    )
+    result = flow.snapshot()
+    assert (result.skipped, result.ranges) == (2, 4)
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
+def test_a_partition_that_is_truncated_while_its_snapshot_is_interrupted_is_noticed(make_flow: MakeFlow) -> None:
+    flow = make_flow(lanes=1)
+    flow.create()
+    _begin(flow, ranges=3)
+    flow.execute("TRUNCATE p_a", "DROP TABLE p_b")
+    flow.snapshot()
+    with flow.streaming() as errors:
+        until_told(flow, {"public.p_a", "public.p_b"}, errors)
+
+
+def _begin(flow: Flow, ranges: int) -> None:
+    """Take the first ranges of a snapshot, in a job that dies then."""
+
+    def part_of_it(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        (task,) = tasks
+        fields = {name: getattr(task, name) for name in LaneTask.__slots__}
+        lane.run(flow.pipeline, LaneTask(**{**fields, "chunks": task.chunks[:ranges]}))
+        raise Outage("The cluster went away.")
+
+    with pytest.raises(Outage, match="went away"):
+        driver.run(flow.pipeline, part_of_it)
+
+
+def test_a_new_empty_partition_needs_no_action(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(
+            "CREATE TABLE p_x PARTITION OF p FOR VALUES IN ('x', 'y') PARTITION BY LIST (region)",
+            "CREATE TABLE p_x1 PARTITION OF p_x (v DEFAULT 'none', CHECK (id > 0)) FOR VALUES IN ('x')",
+            "INSERT INTO p VALUES (1, 'x', 'new'), (2, 'x', 'new')",
+            "UPDATE p SET v = 'newer' WHERE region = 'x' AND id = 1",
+            "UPDATE p SET region = 'x' WHERE region = 'a' AND id = 4",
+        )
+        until(lambda: len(flow.read("p")) == 405, "the changes", failed=errors)
+        told_nothing(flow, errors)
+    # the next job knows it
+    flow.stream()
+    assert flow.compare("p").differences == []
+    flow.execute("TRUNCATE p_x1")
+    with flow.streaming() as errors:
+        until_told(flow, {"public.p_x1"}, errors)
+
+
+def told(flow: Flow) -> set[str]:
+    """What the job's status says of what is not followed."""
+    flow.execute("INSERT INTO p_new VALUES (100000 + (SELECT count(*) FROM p_new), 'new', 'tick')")
+    job = status.report(flow.pipeline).job
+    return set(job.progress.get("not_followed", ())) if job is not None else set()
+
+
+def until_told(flow: Flow, names: set[str], errors: list[BaseException]) -> None:
+    until(lambda: told(flow) == names, f"the status names {names or 'nothing'}", pause=0.2, failed=errors)
+
+
+def told_nothing(flow: Flow, errors: list[BaseException]) -> None:
+    """After several looks at the catalog, nothing is told."""
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        assert told(flow) == set()
+    assert not errors
+
+
+SILENT = {
+    "detached": (["ALTER TABLE p DETACH PARTITION p_a", "DELETE FROM p_a"], "public.p_a", "no longer a partition"),
+    "detached concurrently": (
+        ["ALTER TABLE p DETACH PARTITION p_a CONCURRENTLY"],
+        "public.p_a",
+        "no longer a partition",
+    ),
+    "dropped": (["DROP TABLE p_b"], "public.p_b", "no longer a partition"),
+    "attached": (
+        [
+            "CREATE TABLE later (LIKE p)",
+            "INSERT INTO later VALUES (1, 'later', 'not in the stream')",
+            "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
+        ],
+        "public.later",
+        "was attached",
+    ),
+    "attached where it was made": (
+        [
+            "BEGIN; CREATE TABLE later AS SELECT 1 AS id, 'later'::text AS region, 'x'::text AS v, ''::text AS big;"
+            " ALTER TABLE later ALTER id SET NOT NULL, ALTER region SET NOT NULL;"
+            " ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later'); COMMIT"
+        ],
+        "public.later",
+        "was attached",
+    ),
+    "truncated": (["TRUNCATE p_c"], "public.p_c", "was truncated"),
+    "truncated above the leaves": (["TRUNCATE p_bc"], "public.p_b,public.p_c", "was truncated"),
+}
+
+
+@pytest.mark.parametrize("how", SILENT)
+def test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    statements, names, said = SILENT[how]
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(*statements)
+        until_told(flow, set(names.split(",")), errors)
+        assert said in caplog.text
+        request = flow.ask("p", sweep=True)
+        until(lambda: ended(flow, request), "the live snapshot", failed=errors)
+        assert flow.reported(request).state == "finished", flow.reported(request).error
+        until_told(flow, set(), errors)
+    flow.stream()
+    assert flow.compare("p").differences == []
+    with flow.streaming() as errors:
+        told_nothing(flow, errors)
+
+
+def ended(flow: Flow, request: str) -> bool:
+    report = reports(flow.pipeline, flow.name).get(request, (None, None))[1]
+    return report is not None and report.state in SNAPSHOT_ENDS
+
+
+def test_the_truncation_of_the_whole_table_is_an_event_and_nothing_else(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("TRUNCATE p", "INSERT INTO p VALUES (1, 'a', 'again')")
+        events = f"{flow.pipeline.topic_prefix}._bottledwater_events"
+        until(lambda: len(read(flow.kafka, events)) == 1, "the event", failed=errors)
+        told_nothing(flow, errors)
+        # one partition of it is noticed all the same
+        flow.execute("TRUNCATE p_a")
+        until_told(flow, {"public.p_a"}, errors)
+
+
+def test_a_live_snapshot_without_sweep_reads_all_partitions(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    request = flow.ask("p", where="id <= 100")
+    everything(flow)
+    flow.stream()
+    assert (flow.reported(request).state, flow.reported(request).rows + flow.reported(request).newer > 50) == (
+        "finished",
+        True,
+    )
+    assert flow.compare("p").differences == []
+
+
+# ---------------------------------------------------------------------- refused
+def test_foreign_partitions_are_refused(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="*")
+    flow.execute(
+        "CREATE FOREIGN DATA WRAPPER nothing",
+        "CREATE SERVER far FOREIGN DATA WRAPPER nothing",
+        "CREATE TABLE q (id int) PARTITION BY RANGE (id)",
+        "CREATE FOREIGN TABLE q_far PARTITION OF q FOR VALUES FROM (0) TO (9) SERVER far",
+    )
+    flow.change(allow_unkeyed=True)
+    with pytest.raises(
+        PreflightError, match=r"public\.q_far, a partition of public\.q, is not permanent or a foreign table"
+    ):
+        flow.create()
+    flow.change(partitioned_tables="leaves")
+    flow.create()
+
+
+IDENTITIES = {
+    "the root is FULL": ("ALTER TABLE p REPLICA IDENTITY FULL", "ALTER TABLE {} REPLICA IDENTITY FULL"),
+    "a leaf is FULL": ("ALTER TABLE p_b REPLICA IDENTITY FULL", "ALTER TABLE p_b REPLICA IDENTITY DEFAULT"),
+    "a leaf is NOTHING": ("ALTER TABLE p_b REPLICA IDENTITY NOTHING", "ALTER TABLE p_b REPLICA IDENTITY DEFAULT"),
+    "a leaf has another index": (
+        "ALTER TABLE p_b ALTER v SET NOT NULL; CREATE UNIQUE INDEX other ON p_b (v); ALTER TABLE p_b REPLICA IDENTITY USING INDEX other",
+        "ALTER TABLE p_b REPLICA IDENTITY DEFAULT",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IDENTITIES)
+def test_a_partition_whose_old_rows_are_not_the_roots_is_refused(make_flow: MakeFlow, what: str) -> None:
+    wrong, right = IDENTITIES[what]
+    flow = make_flow()
+    flow.execute(wrong)
+    with pytest.raises(PreflightError, match=r"Partition public\.p_b has another replica identity than public\.p"):
+        flow.create()
+    flow.execute(*(right.format(leaf) for leaf in ("p_a", "p_b", "p_c", "p_old", "p_new")))
+    flow.create()
+    flow.snapshot()
+    everything(flow)
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
+def test_a_replica_identity_that_changes_ends_the_stream(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("ALTER TABLE p_b REPLICA IDENTITY FULL")
+        until(lambda: errors, "the stream ends")
+    assert isinstance(errors[0], StateError)
+    assert "ALTER TABLE public.p_b REPLICA IDENTITY DEFAULT" in str(errors[0])
+    flow.execute("ALTER TABLE p_b REPLICA IDENTITY DEFAULT")
+    flow.stream()
+
+
+@pytest.mark.parametrize("via_root", [True, False])
+def test_a_publication_of_the_other_kind_is_refused_with_the_statement_that_mends_it(
+    make_flow: MakeFlow, via_root: bool
+) -> None:
+    flow = make_flow(create_publication=False, partitioned_tables="leaves" if via_root else "root")
+    name = flow.pipeline.slot
+    option = f"publish_via_partition_root = {str(via_root).lower()}"
+    flow.execute(
+        f"CREATE PUBLICATION {name} FOR TABLE p WITH ({option})",
+        f"CREATE PUBLICATION {name}_unkeyed WITH (publish = 'insert, truncate')",
+    )
+    with pytest.raises(PreflightError) as raised:
+        flow.create()
+    (said,) = raised.value.problems
+    flow.execute(said.partition("Run: ")[2].partition(";")[0])
+    flow.create()
+    flow.snapshot()
+    everything(flow)
+    flow.stream()
+    assert flow.compare("p_a" if via_root else "p").differences == []
+
+
+# ---------------------------------------------------------------------- leaves
+def test_leaves_have_topics_of_their_own(make_flow: MakeFlow) -> None:
+    flow = make_flow(partitioned_tables="leaves")
+    flow.create()
+    everything(flow)
+    assert flow.snapshot().tables == 5
+    flow.execute("UPDATE p SET region = 'a' WHERE region = 'b'", "TRUNCATE p_c")
+    assert flow.stream()["events"] == 1
+    for leaf in ("p_a", "p_b", "p_old", "p_new"):
+        assert flow.compare(leaf).differences == []
+
+
+def test_a_pipeline_without_a_record_goes_on_with_its_leaves(make_flow: MakeFlow) -> None:
+    flow = make_flow(partitioned_tables="leaves")
+    flow.create()
+    flow.snapshot()
+    _forget_mode(flow)
+    flow.change(partitioned_tables="auto")
+    flow.execute("CREATE TABLE p_x PARTITION OF p FOR VALUES IN ('x')", "INSERT INTO p VALUES (1, 'x', 'new')")
+    flow.create()
+    flow.snapshot()
+    everything(flow)
+    flow.stream()
+    for leaf in ("p_a", "p_x", "p_old"):
+        assert flow.compare(leaf).differences == []
+    flow.change(partitioned_tables="root")
+    with pytest.raises(PreflightError, match="was made with partitioned_tables = leaves, and the settings say root"):
+        flow.create()
+
+
+def _forget_mode(flow: Flow) -> None:
+    """Write the intent as versions wrote it that knew leaves only."""
+    from airflow_bottledwater.backoff import Backoff
+    from airflow_bottledwater.state.claim import Claim
+
+    with connect(flow.dsn) as connection:
+        cluster = identify(connection)
+    known = read_state(flow.pipeline, state_topic_name(cluster.database, flow.pipeline.slot))
+    assert known.intent is not None
+    old = {name: value for name, value in encode(known.intent).items() if name != "partitioned_tables"}
+    known.raw[INTENT] = old
+    claim = Claim(flow.pipeline, cluster, "create", Backoff(10))
+    claim.write({INTENT: Intent(**old)})
+    claim.close()
+
+
+def test_tables_below_a_chosen_one_are_not_chosen_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="*,p_bc,p_a")
+    flow.create()
+    assert [each.table for each in status.report(flow.pipeline).tables] == ["public.p"]
+
+
+# ---------------------------------------------------------------------- what the catalog says
+def test_it_is_known_which_partitions_were_made_empty(each_postgres: PostgresServer) -> None:
+    name = f"made_{uuid.uuid4().hex[:8]}"
+    with connect(each_postgres.createdb(name)) as connection:
+        connection.execute("SET search_path = public")
+        for statement in (
+            "CREATE TABLE q (id int, v text DEFAULT 'x', n numeric CHECK (n > 0), CONSTRAINT k CHECK (id > 1), PRIMARY KEY (id))"
+            " PARTITION BY LIST (id)",
+            "CREATE TABLE yes_1 PARTITION OF q (v DEFAULT 'z', CONSTRAINT z CHECK (id < 1000), CHECK (n <> 7)) FOR VALUES IN (1)",
+            "CREATE TABLE yes_default PARTITION OF q DEFAULT",
+            "CREATE TABLE yes_2 PARTITION OF q FOR VALUES IN (2, 3) PARTITION BY LIST (id)",
+            "CREATE TABLE yes_2_2 PARTITION OF yes_2 FOR VALUES IN (2)",
+            "BEGIN; SELECT 1; CREATE TABLE yes_4 PARTITION OF q FOR VALUES IN (4); INSERT INTO q VALUES (4); COMMIT",
+            "CREATE TABLE no_5 (LIKE q)",
+            "ALTER TABLE no_5 ADD PRIMARY KEY (id), ADD CONSTRAINT q_n_check CHECK (n > 0), ADD CONSTRAINT k CHECK (id > 1)",
+            "ALTER TABLE q ATTACH PARTITION no_5 FOR VALUES IN (5)",
+            "CREATE TABLE r (id int, v text) PARTITION BY LIST (id)",
+            "BEGIN; CREATE TABLE no_1 (id int, v text); INSERT INTO no_1 VALUES (1);"
+            " ALTER TABLE r ATTACH PARTITION no_1 FOR VALUES IN (1); COMMIT",
+            "BEGIN; CREATE TABLE no_2 AS SELECT 2 AS id, 'x'::text AS v; ALTER TABLE r ATTACH PARTITION no_2 FOR VALUES IN (2); COMMIT",
+            "VACUUM FULL pg_inherits",
+            "VACUUM FREEZE pg_attribute",
+            "ALTER TABLE yes_1 ADD CONSTRAINT w CHECK (id < 999)",
+        ):
+            connection.execute(statement)
+        oids = [row[0] for row in connection.execute("SELECT oid FROM pg_class WHERE relname IN ('q', 'r')")]
+        found = [each for some in partitions.below(connection, oids).values() for each in some]
+        assert {each.name for each in found if each.created} == {
+            each.name for each in found if each.name.startswith("yes")
+        }
+        assert len(found) == 8
+    with connect(each_postgres.dsn()) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]

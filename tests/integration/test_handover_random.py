@@ -16,13 +16,13 @@ import pytest
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from tests.support.topics import Flow
-from tests.support.writers import Writers, audit, make_tables
+from tests.support.writers import PARTED, Writers, audit, make_tables
 
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "20")))
 #: a seed that has not seen so many transactions in progress at the boundary, left out and published after it proves nothing
 IN_PROGRESS, SKIPPED, AFTER = 5, 50, 50
-TABLES = ("a", "b", "c")
+TABLES = ("a", "b", "c", PARTED)
 ROWS = 1500
 
 

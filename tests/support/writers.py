@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import random
 import threading
@@ -53,6 +54,18 @@ _MOVE = (
     f" AND NOT EXISTS (SELECT FROM {{table}} WHERE id = {{last}}) RETURNING id, version, {_KNOWN_BY})"
     + _LOG.format(table="{table}", old="{first}", new="id", op="k")
 )
+#: a key change that moves the row to another partition: a delete and an insert
+_MOVE_ACROSS = (
+    "WITH c AS (UPDATE {table} SET id = {last}, version = nextval('checker_version') WHERE id = {first}"
+    f" AND NOT EXISTS (SELECT FROM {{table}} WHERE id = {{last}}) RETURNING id, version, {_KNOWN_BY})"
+    " INSERT INTO checker_log"
+    " SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {first}, NULL, 'd', 0, 0 FROM c UNION ALL"
+    " SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', NULL, id, 'c', version, large FROM c"
+)
+#: the name of a partitioned table, and the keys at which its partitions begin, but for the first; a third of the rows are in each of the
+#: first three, and new keys in the last two
+PARTED = "parted"
+_BEGIN = (500, 1000, 10_000_000, 90_000_000)
 #: what other writers or a stopping server do to a transaction; it is rolled back
 _LOSSES = (
     errors.LockNotAvailable,
@@ -68,11 +81,27 @@ def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
     flow.execute(*_SCHEMA)
     for table in tables:
         flow.execute(
-            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text)",
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text)"
+            + (" PARTITION BY RANGE (id)" if table == PARTED else ""),
             f"ALTER TABLE {table} ALTER large SET STORAGE EXTERNAL",
+            *(_partitions() if table == PARTED else ()),
             _INSERT.format(table=table, first=0, last=rows - 1, text="'row number ' || g"),
             f"ANALYZE {table}",
         )
+
+
+def _partitions() -> Iterator[str]:
+    """Partitions of two levels, one of them with its columns in another order."""
+    limits = ["MINVALUE", *map(str, _BEGIN), "MAXVALUE"]
+    yield f"CREATE TABLE {PARTED}_1 (large text, gone text, n integer, name text, version bigint NOT NULL, id bigint NOT NULL)"
+    yield f"ALTER TABLE {PARTED}_1 DROP COLUMN gone, ALTER large SET STORAGE EXTERNAL"
+    yield f"ALTER TABLE {PARTED} ATTACH PARTITION {PARTED}_1 FOR VALUES FROM ({limits[1]}) TO ({limits[2]})"
+    yield (
+        f"CREATE TABLE {PARTED}_new PARTITION OF {PARTED} FOR VALUES FROM ({limits[3]}) TO ({limits[5]}) PARTITION BY RANGE (id)"
+    )
+    for number, parent in ((0, PARTED), (2, PARTED), (3, f"{PARTED}_new"), (4, f"{PARTED}_new")):
+        bounds = f"FROM ({limits[number]}) TO ({limits[number + 1]})"
+        yield f"CREATE TABLE {PARTED}_{number} PARTITION OF {parent} FOR VALUES {bounds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +248,8 @@ class Writers:
             freed.append(row)
         else:
             new = dice.choice([next(fresh), *freed[-3:]])
-            statement = _MOVE.format(table=table, first=row, last=new)
+            across = table == PARTED and bisect.bisect(_BEGIN, row) != bisect.bisect(_BEGIN, new)
+            statement = (_MOVE_ACROSS if across else _MOVE).format(table=table, first=row, last=new)
             freed += [row, new]
         del freed[:-20]
         connection.execute(statement)  # type: ignore[arg-type]

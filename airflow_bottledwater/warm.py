@@ -8,6 +8,7 @@ from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.publish import warm
 from airflow_bottledwater.snapshot import latest
 from airflow_bottledwater.stream import assembler
+from airflow_bottledwater.verify import lane
 
 
 def warm_up() -> None:
@@ -16,6 +17,7 @@ def warm_up() -> None:
     assembler.warm_up()
     topic_reader.warm_up()
     latest.warm_up()
+    lane.warm_up()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rich.console import Console
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.log import setup_log
-from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of
+from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.errors import BottledWaterError, StateError
 from airflow_bottledwater.local.commands import COMMANDS
@@ -176,6 +176,22 @@ def redrive_letters(**values: Any) -> None:
         f"{found.incomplete} too large to hold their row.",
         err=True,
     )
+
+
+@cli.command()
+@options(everything=False)
+@click.option("-i", "--tables", "verify_tables", help="Only these tables of the pipeline; comma-separated patterns.")
+@click.option("--sample", "verify_sample", help="Share of the rows, chosen by their keys, such as 0.01.  [default: 1]")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@spark_options
+def verify(as_json: bool, master: str, spark_conf: dict[str, str], **values: Any) -> None:
+    """Prove that the topics equal their tables, while the stream runs.
+
+    Exits with 0 if they do, with 2 if a topic differs, and with 75 if keys were changed whenever they were looked at.
+    """
+    from airflow_bottledwater.cli import verify as verification
+
+    verification.run(pipeline_of(values), master, spark_conf, as_json=as_json)
 
 
 cli.add_command(snapshot)

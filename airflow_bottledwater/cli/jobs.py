@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bottledwater")
 
 #: the prefix of the jobs' run directories, in the folder for temporary files
-_RUN_FOLDER = "bottledwater-run-"
+RUN_FOLDER = "bottledwater-run-"
 #: bytes of a job's log that are shown at once
 _LOG_BYTES = 1 << 20
 #: seconds between two checks of a job
@@ -60,8 +60,8 @@ def run(
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
-    work = _Work(pipeline, master, spark_conf, bounded, position, _stop_by_signal())
-    supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{_RUN_FOLDER}*")))
+    work = _Work(pipeline, master, spark_conf, bounded, position, stop_by_signal())
+    supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*")))
     log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
     try:
         if restart:
@@ -103,7 +103,7 @@ class _Work:
         from airflow_bottledwater.spark import run_directory, submit, supervise
 
         self.published = False
-        with tempfile.TemporaryDirectory(prefix=_RUN_FOLDER) as created:
+        with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
             folder = Path(created)
             settings = self.pipeline.write(folder)
             command = submit.command(
@@ -121,10 +121,10 @@ class _Work:
                 undo.pop_all()
             run_directory.write(folder, run_directory.Prepared(snapshot))
             log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
-            _follow(folder, self.stopped)
+            follow(folder, self.stopped)
             progress = run_directory.read(folder, run_directory.Progress)
             self.published = progress is not None and progress.rows_per_second > 0
-            _check_outcome(folder, self.stopped)
+            check_outcome(folder, self.stopped)
 
     def _prepare(self) -> bool:
         """Make what is missing; returns whether there is a snapshot to take."""
@@ -155,7 +155,7 @@ def _snapshot_is_complete(pipeline: Pipeline) -> bool:
     return snapshot_is_complete(pipeline)
 
 
-def _stop_by_signal() -> threading.Event:
+def stop_by_signal() -> threading.Event:
     """An event that is set by the first signal that asks the command to end."""
     stopped = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -164,7 +164,7 @@ def _stop_by_signal() -> threading.Event:
     return stopped
 
 
-def _follow(folder: Path, stopped: threading.Event) -> None:
+def follow(folder: Path, stopped: threading.Event) -> None:
     """Show a job's log, and a progress bar while it takes a snapshot, until the job has ended; stop it when the command is stopped."""
     from airflow_bottledwater.spark import supervise
 
@@ -213,7 +213,7 @@ def _show(reader: LogReader) -> bool:
     return bool(lines)
 
 
-def _check_outcome(folder: Path, stopped: threading.Event) -> None:
+def check_outcome(folder: Path, stopped: threading.Event) -> None:
     """Say how an ended job has ended.
 
     :raises JobDied: it failed for a transient reason.

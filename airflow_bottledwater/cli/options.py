@@ -96,6 +96,11 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
     ),
 )
 
+_OF_SPARK: tuple[Option[Any], ...] = (
+    click.option("--master", default="local[*]", show_default=True, help="Where Spark runs the jobs."),
+    _properties("--spark-conf", text="A Spark property"),
+)
+
 _OF_A_RUN: tuple[Option[Any], ...] = (
     _setting("-u", "--allow-unkeyed"),
     _setting("-e", "--on-error"),
@@ -103,8 +108,7 @@ _OF_A_RUN: tuple[Option[Any], ...] = (
     _setting("-T", "--topic-config"),
     _setting("-o", "--schemas"),
     _setting("-i", "--tables", default="all"),
-    click.option("--master", default="local[*]", show_default=True, help="Where Spark runs the jobs."),
-    _properties("--spark-conf", text="A Spark property"),
+    *_OF_SPARK,
     click.option("--bounded", is_flag=True, help="End when everything is published that is committed now."),
     click.option(
         "--restart",
@@ -131,6 +135,13 @@ def options(*, everything: bool) -> Option[Any]:
         return function
 
     return decorate
+
+
+def spark_options(function: F) -> F:
+    """A decorator with the options of a command that runs a Spark job."""
+    for option in reversed(_OF_SPARK):
+        function = option(function)
+    return function
 
 
 def pipeline_of(values: dict[str, Any]) -> Pipeline:

@@ -1,4 +1,4 @@
-"""The schema registry, which is only used in a job's driver, never by its workers."""
+"""The schema registry. Of a job, only the driver uses it; but workers that verify a topic read the schemas that its records name."""
 
 from __future__ import annotations
 
@@ -103,6 +103,22 @@ class Registry:
             raise self._translate(error, subject) from error
         if not compatible:
             raise self._incompatible(subject, "the registry says that it is not compatible with the latest version")
+
+    def schema(self, number: int) -> str | None:
+        """The text of a schema by its id; None if there is none.
+
+        :raises Outage: the registry does not answer.
+        :raises Refused: it denies access.
+        """
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        client = self._client
+        try:
+            return str(client.get_schema(number).schema_str)
+        except Exception as error:
+            if isinstance(error, SchemaRegistryError) and error.http_status_code == 404:
+                return None
+            raise self._translate(error, f"with id {number}") from error
 
     def ping(self) -> None:
         """Check that the registry answers, by asking for its subjects.

@@ -1,4 +1,4 @@
-"""Reads the output of COPY … (FORMAT binary) as blocks of rows.
+"""Reads the output of COPY as blocks of rows.
 
 https://www.postgresql.org/docs/current/sql-copy.html (Binary Format)
 """
@@ -30,27 +30,10 @@ def rows(
     PostgreSQL sends each row as a message of its own, with the header before the first (SendCopyBegin, CopySendEndOfRow:
     src/backend/commands/copyto.c) and the trailer, field count -1, as the last.
 
-    :param block_size: bytes of a block.
-    :param idle: called about twice a second while nothing arrives; it may raise to end the COPY.
-    :raises psycopg.Error: the query failed.
-    :raises ProtocolError: the data is not in the binary format.
-    :raises StopRequested: see :func:`~airflow_bottledwater.postgres.connect.stoppable`.
-    :raises Outage: nothing arrives, and the server does not answer.
+    :raises ProtocolError: the data is not in the binary format. See :func:`lines` for parameters and other errors.
     """
-    result = command(connection, query)
-    if result.status != pq.ExecStatus.COPY_OUT:
-        raise psycopg.errors.error_from_result(result)
-    reader = CopyReader(connection.pgconn, size=block_size)
     first = True
-    silence = Silence(connection)
-    while not reader.ended:
-        block = reader.read(0.5)
-        if block is None:
-            if not reader.ended:
-                silence.check()
-                idle()
-            continue
-        silence.broken()
+    for block in lines(connection, query, block_size=block_size, idle=idle):
         data, offsets = block.data, block.offsets
         if first:
             head = bytes(data[offsets[0] : offsets[0] + HEADER_SIZE])
@@ -66,4 +49,31 @@ def rows(
             offsets = offsets[:-1]
         if len(offsets) > 1:
             yield Block(data, np.ascontiguousarray(offsets))
+
+
+def lines(
+    connection: Connection, query: sql.Composable, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
+) -> Iterator[Block]:
+    """Run a COPY; yields blocks of its messages. In the text format, each is a row. A block is overwritten by the next one.
+
+    :param block_size: bytes of a block.
+    :param idle: called about twice a second while nothing arrives; it may raise to end the COPY.
+    :raises psycopg.Error: the query failed.
+    :raises StopRequested: see :func:`~airflow_bottledwater.postgres.connect.stoppable`.
+    :raises Outage: nothing arrives, and the server does not answer.
+    """
+    result = command(connection, query)
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise psycopg.errors.error_from_result(result)
+    reader = CopyReader(connection.pgconn, size=block_size)
+    silence = Silence(connection)
+    while not reader.ended:
+        block = reader.read(0.5)
+        if block is None:
+            if not reader.ended:
+                silence.check()
+                idle()
+            continue
+        silence.broken()
+        yield block
     reader.finish()

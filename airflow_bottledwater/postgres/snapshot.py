@@ -332,12 +332,19 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
 
 
 def copy_query(
-    table: Table, columns: sql.Composable, first: int, last: int, condition: sql.Composable | None = None
+    table: Table,
+    columns: sql.Composable,
+    first: int,
+    last: int,
+    condition: sql.Composable | None = None,
+    *,
+    text: bool = False,
 ) -> sql.Composed:
     """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice. Of a partitioned table, it is the
     range of each partition.
 
     :param condition: which of its rows are read; None for all.
+    :param text: whether in COPY's text format, which uses the types' output functions, instead of the binary one.
     """
     where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
     if last < LAST_BLOCK:
@@ -346,7 +353,9 @@ def copy_query(
         where += sql.SQL(" AND (\n{}\n)").format(condition)
     name = sql.Identifier(table.schema, table.name)
     source = name if table.partitioned else sql.SQL("ONLY {}").format(name)
-    return sql.SQL("COPY (SELECT {} FROM {} WHERE {}) TO STDOUT (FORMAT binary)").format(columns, source, where)
+    return sql.SQL("COPY (SELECT {} FROM {} WHERE {}) TO STDOUT (FORMAT {})").format(
+        columns, source, where, sql.SQL("text" if text else "binary")
+    )
 
 
 def deal(plan: Sequence[tuple[Table, Sequence[tuple[int, int]]]], lanes: int) -> Iterator[tuple[int, int, int]]:

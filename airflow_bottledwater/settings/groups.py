@@ -195,3 +195,18 @@ class Limits:
     lock_queue_limit: Annotated[
         Seconds, "How long other sessions may wait behind the snapshot's table locks before the snapshot ends."
     ] = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Verification."""
+
+    verify_tables: Annotated[
+        tuple[str, ...], "Tables that are verified, as [schema.]table with * and ?; empty: all."
+    ] = ()
+    verify_sample: Annotated[
+        float, Number(0.000001, 1, "more than 0, up to 1"), "Share of the rows that is verified, chosen by their keys."
+    ] = 1.0
+    verify_timeout: Annotated[Seconds, "How long a verification waits for the stream to come up to its snapshot."] = (
+        300.0
+    )

@@ -12,13 +12,13 @@ from typing import Any, NoReturn, get_type_hints
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.settings.groups import Connections, Errors, Limits, Pace, Source, Topics, Types
+from airflow_bottledwater.settings.groups import Connections, Errors, Limits, Pace, Source, Topics, Types, Verification
 from airflow_bottledwater.settings.kinds import Kind, kind_of, sentence_of
 
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(Limits, Pace, Errors, Types, Topics, Source, Connections):
+class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Source, Connections):
     """All settings of a pipeline; see docs/settings.md. Only its :class:`Connections` contain secrets.
 
     Loosely typed values (from a form, a file) are converted: lists to tuples, texts to numbers or switches.

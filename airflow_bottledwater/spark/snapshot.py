@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import queue
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job, run_directory
-from airflow_bottledwater.spark.error_codec import Failure, received, returned
+from airflow_bottledwater.spark.error_codec import Failure, returned
 from airflow_bottledwater.spark.job import SettingsFile
+from airflow_bottledwater.spark.tasks import run_each
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -35,30 +35,8 @@ def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, int] | Failure:
 
 
 def run_lanes(context: SparkContext, file: SettingsFile, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-    """Run each lane as a Spark job of its own, so that the first failure of a lane is noticed at once, and ends the others.
-
-    :raises BottledWaterError: the error of the first lane that failed.
-    """
-    ended: queue.Queue[dict[str, int] | BaseException] = queue.Queue()
-
-    def one(task: LaneTask) -> None:
-        try:
-            (result,) = context.parallelize([task], 1).map(lambda it: _run_lane(file, it)).collect()
-            ended.put(received(result))
-        except BaseException as error:
-            ended.put(error)
-
-    for task in tasks:
-        # daemon threads: they need not be waited for when the snapshot has ended
-        threading.Thread(target=one, args=(task,), name=f"lane {task.lane}", daemon=True).start()
-    totals = []
-    for _ in tasks:
-        found = ended.get()
-        if isinstance(found, BaseException):
-            context.cancelAllJobs()
-            raise job.translate(found) from found
-        totals.append(found)
-    return totals
+    """Run each lane as a task; see :func:`~airflow_bottledwater.spark.tasks.run_each`."""
+    return run_each(context, functools.partial(_run_lane, file), tasks, "lane")
 
 
 def _warm(_: Iterable[int]) -> None:

@@ -21,6 +21,7 @@ NAMES = (
     "toast",
     "tables",
     "sweep",
+    "verify",
     "parts",
 )
 

@@ -21,7 +21,6 @@ from airflow_bottledwater.errors import (
     StopRequested,
     TakenOver,
 )
-from airflow_bottledwater.local.compare import latest
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.stop import Stop
@@ -33,6 +32,7 @@ from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import control, status
 from airflow_bottledwater.stream import engine
 from tests.support.checker import uncommitted_rule
+from tests.support.compare import latest
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
 from tests.support.waiting import until
 from tests.support.writers import Writers, make_tables, records, update

@@ -8,23 +8,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.spark import continuous, error_codec, job, snapshot, source
+from airflow_bottledwater.spark import continuous, error_codec, job, snapshot, source, verify
 from airflow_bottledwater.spark import stream as micro_batch
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.submit import LOCAL_CONF
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
-from tests.support.topics import Flow, assert_exactly_once_in_order
+from airflow_bottledwater.verify import driver
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 
 # Spark's workers do not have this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -72,6 +75,28 @@ def failed_attempts(context: SparkContext, act: Callable[[], Any]) -> int:
 
 #: a lane, or a stream's start, whose settings are nowhere: a permanent error in the task
 NOWHERE: Any = SimpleNamespace(lane=0, position="0/0", state_topic="", job=None)
+
+
+def test_a_verification_reads_tables_and_topics_in_tasks(
+    context: SparkContext, make_flow: MakeFlow, tmp_path: Path
+) -> None:
+    flow = make_flow(tables="items", partitions=3)
+    flow.execute("CREATE TABLE items (id bigint PRIMARY KEY, name text)")
+    flow.execute("INSERT INTO items SELECT g, 'item ' || g FROM generate_series(1, 500) g")
+    flow.create()
+    flow.snapshot()
+    file = SettingsFile(str(flow.pipeline.write(tmp_path)))
+    read = partial(verify.run_readings, context, file)
+    with flow.streaming() as errors:
+        assert driver.run(flow.pipeline, read).to_json()["equal"]
+        producer = Producer({"bootstrap.servers": flow.kafka.bootstrap, "partitioner": "murmur2_random"})
+        producer.produce(flow.topic("items"), None, b'{"id":7}')
+        producer.flush(10)
+        (table,) = driver.run(flow.pipeline, read).tables
+        assert table.counts == {"missing": 1}
+    assert not errors
+    with pytest.raises(Refused, match="/nowhere"):
+        verify.run_readings(context, SettingsFile("/nowhere/pipeline.json"), [NOWHERE])
 
 
 def test_a_lanes_permanent_error_is_not_tried_again(context: SparkContext) -> None:

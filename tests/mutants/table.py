@@ -18,6 +18,7 @@ _LIVE = "tests/integration/test_live_snapshots.py"
 _LIVE_RANDOM = "tests/integration/test_live_random.py::test_rows_that_are_read_again_never_take_a_key_back_in_time"
 _TASKS = "tests/integration/test_spark_tasks.py"
 _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
+_VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -1289,5 +1290,75 @@ MUTANTS = (
         "{**today, **known.partitions.get(table.oid, {})}",
         "today",
         f"{_PARTITIONS}::test_a_partition_that_is_truncated_while_its_snapshot_is_interrupted_is_noticed",
+    ),
+    Mutant(
+        "a verification waits until the stream has passed its snapshot",
+        "verify/moment.py",
+        "if position is not None and position.lsn >= lsn:",
+        "if position is not None:",
+        f"{_VERIFY}::test_what_the_stream_has_not_published_yet_is_waited_for",
+    ),
+    Mutant(
+        "what committed after the snapshot is left out of the sums",
+        "verify/place.py",
+        "found[(lsns >= np.uint64(self._from)) & (lsns <= np.uint64(self._last))] = SKIP",
+        "pass",
+        f"{_VERIFY}::test_what_is_later_than_the_snapshot_is_not_looked_at",
+    ),
+    Mutant(
+        "a position beyond the end of the WAL hides nothing",
+        "verify/place.py",
+        "return self._from <= lsn <= self._last",
+        "return self._from <= lsn",
+        f"{_VERIFY}::test_a_position_that_no_transaction_can_have_hides_nothing[json]",
+    ),
+    Mutant(
+        "before a key is judged, whoever has written to its table must have ended",
+        "verify/driver.py",
+        "self._judge(oid, compared, ends if settled else None, first=number == 0)",
+        "self._judge(oid, compared, ends, first=number == 0)",
+        f"{_VERIFY}::test_a_commit_that_waits_for_its_standby_is_no_difference[json]",
+    ),
+    Mutant(
+        "a key with a newer record is looked at again",
+        "verify/compare.py",
+        "return self.offset < 0 or self.offset < ends[self.partition]",
+        "return True",
+        f"{_VERIFY}::test_a_key_that_is_changed_all_the_time_is_unsettled",
+    ),
+    Mutant(
+        "a key is cleared by the record that the snapshot shows, though later ones differ",
+        "verify/compare.py",
+        "versions = [found.latest, *([found.shown] if found.shown is not None else [])]",
+        "versions = [found.latest]",
+        f"{_VERIFY}::test_what_the_snapshot_shows_counts_though_it_was_changed_since",
+    ),
+    Mutant(
+        "a misplaced record is looked at",
+        "verify/lane.py",
+        "sums.spoil(misplaced.keys())",
+        "pass",
+        f"{_VERIFY}::test_a_record_in_a_partition_that_its_key_does_not_belong_to_is_found[json]",
+    ),
+    Mutant(
+        "rows that a TRUNCATE has deleted are deleted",
+        "verify/place.py",
+        "return self._truncated is not None and bool(pos) and Position.parse(pos) < self._truncated",
+        "return False",
+        f"{_VERIFY}::test_a_truncated_table_is_empty_for_its_consumers[json]",
+    ),
+    Mutant(
+        "of a key, the latest record counts",
+        "verify/latest.py",
+        "        table[place].row = rows[i]\n",
+        "        table[place].row = rows[i] if table[place].row == 0 else table[place].row\n",
+        f"{_VERIFY}::test_a_pipeline_in_order_is_equal[json]",
+    ),
+    Mutant(
+        "a row's hash depends on every column",
+        "verify/fields.py",
+        "                row_sum += found\n",
+        "                row_sum += found if column != 2 else np.uint64(0)\n",
+        "tests/unit/verify/test_scan.py::test_equal_rows_and_records_have_equal_hashes",
     ),
 )

@@ -5,17 +5,78 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import fastavro
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
-from airflow_bottledwater.local.compare import Comparison, latest
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
 from tests.support import reference
+
+
+@dataclass(slots=True)
+class Comparison:
+    """The comparison of one topic with its table.
+
+    :param snapshot_records: the number of records without headers.
+    :param stream_records: the number of records with headers.
+    :param differences: the first differences, as sentences.
+    """
+
+    topic: str
+    rows: int
+    snapshot_records: int
+    stream_records: int
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether there are no differences."""
+        return not self.differences
+
+
+def latest(kafka: Mapping[str, str], topic: str) -> tuple[dict[bytes, bytes | None], int, int]:
+    """The last committed value of each key, and how many records came from the snapshot and from the stream."""
+    described = Topics(kafka).describe([topic])
+    if topic not in described:
+        return {}, 0, 0
+    consumer = Consumer(
+        {
+            **kafka,
+            "group.id": "compare",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    partitions = described[topic].partitions
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+    values: dict[bytes, bytes | None] = {}
+    ended: set[int] = set()
+    snapshot = stream = 0
+    try:
+        while len(ended) < partitions:
+            for message in consumer.consume(10_000, 1.0):
+                error = message.error()
+                if error is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        ended.add(message.partition())
+                        continue
+                    raise KafkaException(error)
+                if message.headers():
+                    stream += 1
+                else:
+                    snapshot += 1
+                values[message.key()] = message.value()
+    finally:
+        consumer.close()
+    return values, snapshot, stream
 
 
 class Schemas:

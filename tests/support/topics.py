@@ -15,7 +15,6 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.local.compare import Comparison
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres.connect import connect, identify
@@ -26,7 +25,7 @@ from airflow_bottledwater.snapshot.task import Result
 from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from airflow_bottledwater.stream import engine
-from tests.support.compare import compare
+from tests.support.compare import Comparison, compare
 
 
 @dataclass(frozen=True, slots=True)

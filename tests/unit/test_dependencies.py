@@ -30,7 +30,19 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     (set(), ["local/commands.py"]),
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     ({"airflow"}, ["hooks/*.py", "operators/*.py", "sensors/*.py", "triggers/*.py", "task_group.py"]),
-    ({"spark"}, ["spark/*.py", "snapshot/*.py", "live/*.py", "stream/*.py", "publish/*.py", "compiled.py", "warm.py"]),
+    (
+        {"spark"},
+        [
+            "spark/*.py",
+            "snapshot/*.py",
+            "live/*.py",
+            "stream/*.py",
+            "verify/*.py",
+            "publish/*.py",
+            "compiled.py",
+            "warm.py",
+        ],
+    ),
     (
         {"spark"},
         [

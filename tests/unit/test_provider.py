@@ -93,7 +93,7 @@ def test_operators_do_without_the_packages_of_the_data_plane(tmp_path: Path) -> 
     code = f"""
 import importlib, json, runpy, sys
 loaded = {{}}
-for name in {names!r} + [{str(ROOT / "dags" / "bottledwater.py")!r}]:
+for name in {names!r} + [{str(ROOT / "dags" / "bottledwater.py")!r}, {str(ROOT / "dags" / "bottledwater_watch.py")!r}]:
     runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
     loaded[name] = [heavy for heavy in {HEAVY!r} if heavy in sys.modules]
 print(json.dumps(loaded))
@@ -115,7 +115,7 @@ def test_the_dags_have_no_errors(tmp_path: Path) -> None:
         "print(','.join(sorted(bag.dags)))"
     )
     assert python(code, tmp_path, str(ROOT / "dags")).splitlines()[-1] == ",".join(
-        f"bottledwater{name}" for name in ("", "_backfill", "_scheduled")
+        f"bottledwater{name}" for name in ("", "_backfill", "_scheduled", "_watch")
     )
 
 

@@ -28,6 +28,7 @@ from airflow_bottledwater.operators.preflight import ReplicationPreflightOperato
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
@@ -441,6 +442,72 @@ def test_a_snapshot_in_a_cluster_occupies_no_worker(
     assert SnapshotToKafkaOperator(task_id="t").execute_complete(CONTEXT, event) == {"rows": 7}
     with pytest.raises(errors.JobFailed, match="not known"):
         SnapshotToKafkaOperator(task_id="t").execute_complete(CONTEXT, {"status": "timeout"})
+
+
+# ------------------------------------------------------------------ the verification's job
+VERIFIED: Any = {
+    "sample": 1.0,
+    "position": "0/1",
+    "seconds": 1.0,
+    "tables": [{"table": "public.a", "topic": "a", "rows": 7, "counts": {}, "differences": [], "verdict": "equal"}],
+}
+DIFFERENT: Any = {
+    **VERIFIED,
+    "tables": [
+        {
+            "table": "public.a", "topic": "a", "rows": 7, "counts": {"missing": 1},
+            "differences": [{"kind": "missing", "key": {"id": "secret"}}],
+        }
+    ],
+}  # fmt: skip
+
+
+def verify_of(known: Any = None, **arguments: Any) -> Any:
+    values = {"bottledwater_job": known}
+    store = SimpleNamespace(
+        get=values.get, set=lambda key, value, retention: values.update({key: value}), delete=values.pop
+    )
+    ti = SimpleNamespace(try_number=2, max_tries=2, dag_id="d", run_id="r", task_id="t", map_index=-1)
+    return VerifyTopicsOperator(task_id="t", retries=2, **arguments).execute({"task_state_store": store, "ti": ti})
+
+
+@pytest.fixture
+def verified(jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.setattr(VerifyTopicsOperator, "_wait", lambda *_: jobs.end)
+    jobs.end = Ended(Outcome(ok=True, counts=VERIFIED))
+    return jobs
+
+
+def test_a_verification_returns_the_counts(verified: SimpleNamespace) -> None:
+    table = {"verdict": "equal", "rows": 7, "unsettled": 0}
+    assert verify_of() == {"equal": True, "rows": 7, "tables": {"public.a": table}}
+    assert verified.done == ["start tied", "forget new"]
+
+
+def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: SimpleNamespace) -> None:
+    verified.end = Ended(Outcome(ok=True, counts=DIFFERENT))
+    with pytest.raises(
+        AirflowFailException, match=r"public\.a: 1 missing.*bottledwater snapshot --tables public\.a --sweep"
+    ):
+        verify_of()
+    found = verify_of(fail_on_difference=False)
+    assert found["tables"]["public.a"] == {"verdict": "different", "rows": 7, "unsettled": 0, "missing": 1}
+    assert "secret" not in str(found)
+
+
+def test_a_verification_that_dies_or_is_stopped_is_tried_again(verified: SimpleNamespace) -> None:
+    verified.end = Ended(Outcome(ok=False, error="killed", transient=True))
+    with pytest.raises(errors.JobFailed, match="killed"):
+        verify_of()
+    verified.end = Ended(Outcome(ok=True, stopped=True))
+    with pytest.raises(errors.JobFailed, match="stopped"):
+        verify_of()
+
+
+def test_what_is_verified_reaches_the_job_as_settings() -> None:
+    operator = VerifyTopicsOperator(task_id="t", verify_tables="a,b", sample="0.01")
+    assert {"verify_tables": "a,b", "verify_sample": "0.01"}.items() <= operator.trigger_arguments()["settings"].items()
+    assert "verify_tables" not in VerifyTopicsOperator(task_id="t").pipeline_settings()
 
 
 # ------------------------------------------------------------------ the teardown

@@ -1,0 +1,56 @@
+"""The verification job: Spark's driver runs the verification's driver, and each part of tables and topics is read by a Spark task."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import executors, job
+from airflow_bottledwater.spark.error_codec import Failure, returned
+from airflow_bottledwater.spark.job import SettingsFile
+from airflow_bottledwater.spark.tasks import run_each
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from airflow_bottledwater.verify.task import Answer, Reading
+
+
+def _read(file: SettingsFile, reading: Reading) -> dict[int, Answer] | Failure:
+    """Read a part, in an executor."""
+    from airflow_bottledwater.verify import lane
+
+    return returned(lambda: lane.run(file.load(), reading))
+
+
+def run_readings(context: SparkContext, file: SettingsFile, readings: Sequence[Reading]) -> list[dict[int, Answer]]:
+    """Read all parts; see :func:`~airflow_bottledwater.spark.tasks.run_each`."""
+    return run_each(context, functools.partial(_read, file), readings, "verify")
+
+
+def _warm(_: Iterable[int]) -> None:
+    from airflow_bottledwater.verify import lane
+
+    lane.warm_up()
+
+
+def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    from airflow_bottledwater.verify import driver
+
+    with job.context(f"bottledwater verify {pipeline.slot}") as context:
+        executors.check(context, pipeline, file, count=pipeline.lanes)
+        try:
+            # before the snapshot is taken: its locks and its horizon are not held while workers start
+            context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
+        except Exception as error:
+            raise job.translate(error) from error
+        found = driver.run(pipeline, functools.partial(run_readings, context, file), stopped=stopped)
+    return found.to_json()
+
+
+def main() -> None:
+    """Entry point of ``spark_jobs/verify.py``."""
+    job.run("verify", "Compare the pipeline's topics with their tables, while the stream runs.", _work)

@@ -1,0 +1,158 @@
+"""What a verification has found, as the command prints it and as a job reports it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["missing", "surplus", "different", "wrong partition", "unreadable"]
+
+#: differences of a table that are reported one by one
+SHOWN = 10
+#: and of all tables: the report is one record of the shared state topic
+_ALL_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key in which topic and table differ for good.
+
+    :param kind: ``missing``: the table has it, the topic does not; ``surplus``: the other way round; ``different``: in a column;
+        ``wrong partition``: consumers of its own partition do not see it; ``unreadable``: a record that no consumer can decode.
+    :param key: as text by column.
+    :param partition: of the record that counts, and its offset; -1 if the topic has none.
+    """
+
+    kind: Kind
+    key: Mapping[str, str]
+    column: str = ""
+    in_table: str = ""
+    in_topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+    def __str__(self) -> str:
+        key = ", ".join(f"{name} = {value}" for name, value in self.key.items())
+        at = f" (partition {self.partition}, offset {self.offset})" if self.offset >= 0 else ""
+        what = (
+            f": {self.column} is {self.in_topic} in the topic and {self.in_table} in the table" if self.column else ""
+        )
+        return f"{self.kind}: {key}{what}{at}"
+
+
+@dataclass(slots=True)
+class TableResult:
+    """What was found of one table.
+
+    :param rows: how many rows were compared; of a sample, those of the sample.
+    :param verified: False for a table without a key, which cannot be compared.
+    :param counts: how many keys differ, by kind.
+    :param differences: the first of them.
+    :param unsettled: keys that differed, and were changed again whenever they were looked at: nothing is known of them.
+    :param unexamined: keys that were not looked at one by one, since there were too many differences.
+    :param older: records that were written before the table was altered, and that are as the source was then; of those that were looked
+        at one by one.
+    :param left_out: columns that are not compared, since PostgreSQL's text does not tell about their values.
+    """
+
+    table: str
+    topic: str
+    rows: int = 0
+    verified: bool = True
+    counts: dict[str, int] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    unsettled: int = 0
+    unexamined: int = 0
+    older: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether no difference was found."""
+        return not self.counts
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        if not self.verified:
+            return "not verified"
+        if self.counts:
+            return "different"
+        return "unsettled" if self.unsettled or self.unexamined else "equal"
+
+    def add(self, found: Sequence[Difference]) -> None:
+        """Add differences."""
+        self.counts = dict(Counter(self.counts) + Counter(each.kind for each in found))
+        self.differences += found[: SHOWN - len(self.differences)]
+
+
+@dataclass(slots=True)
+class Verification:
+    """What a verification has found.
+
+    :param sample: the share of the keys that was compared.
+    :param position: L of its first snapshot, at which the tables were compared.
+    """
+
+    sample: float
+    position: str
+    seconds: float
+    tables: list[TableResult]
+
+    @property
+    def different(self) -> list[TableResult]:
+        """The tables whose topic differs."""
+        return [table for table in self.tables if not table.equal]
+
+    @property
+    def unsettled(self) -> list[TableResult]:
+        """The tables of which not all is known."""
+        return [table for table in self.tables if table.verdict == "unsettled"]
+
+    @property
+    def rows(self) -> int:
+        """How many rows were compared."""
+        return sum(table.rows for table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; with the verdicts."""
+        found, room = asdict(self), _ALL_SHOWN
+        for each, table in zip(found["tables"], self.tables, strict=True):
+            each["verdict"] = table.verdict
+            each["differences"] = each["differences"][:room]
+            room -= len(each["differences"])
+        return {**found, "rows": self.rows, "equal": not self.different and not self.unsettled}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verification:
+        """The inverse of :meth:`to_json`."""
+        return msgspec.convert(data, cls)
+
+    def summary(self) -> dict[str, Any]:
+        """The counts by table, without values of rows."""
+        tables = {
+            table.table: {"verdict": table.verdict, "rows": table.rows, "unsettled": table.unsettled, **table.counts}
+            for table in self.tables
+        }
+        return {"equal": not self.different and not self.unsettled, "rows": self.rows, "tables": tables}
+
+    def advice(self) -> str:
+        """What is wrong, and what the reader can do; empty if nothing is wrong."""
+        if self.different:
+            names = ",".join(table.table for table in self.different)
+            counts = "; ".join(
+                f"{table.table}: " + ", ".join(f"{count:,} {kind}" for kind, count in table.counts.items())
+                for table in self.different
+            )
+            return (
+                f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead letters), "
+                f"then publish the rows again: bottledwater snapshot --tables {names} --sweep"
+            )
+        if self.unsettled:
+            names = ", ".join(table.table for table in self.unsettled)
+            return f"Keys of {names} were changed whenever they were looked at. Verify again when less is written."
+        return ""

@@ -1,0 +1,1 @@
+"""The proof that a topic equals its table, while the stream runs."""

@@ -1,0 +1,292 @@
+"""The verification's driver: moments, tasks, and what is done about keys that differ at first.
+
+A difference that is reported is real: docs/guarantees.md has the argument.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from airflow_bottledwater.errors import PreflightError, StateError
+from airflow_bottledwater.model.lsn import format_lsn
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import snapshot as pg
+from airflow_bottledwater.postgres.connect import Connection, identify, session, stoppable
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.identity import check_cluster, check_topics
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.store import state_topic_name
+from airflow_bottledwater.state.verification import TableResult, Verification
+from airflow_bottledwater.verify import lane
+from airflow_bottledwater.verify.buckets import Buckets, bitmap, bits_for
+from airflow_bottledwater.verify.compare import Compared, Comparison, Suspect
+from airflow_bottledwater.verify.moment import Moment, Moments, check_complete
+from airflow_bottledwater.verify.task import Answer, Chunk, Reading, View
+from airflow_bottledwater.verify.values import unverified
+
+log = logging.getLogger(__name__)
+
+#: runs tasks; returns what each has found
+RunTasks = Callable[[Sequence[Reading]], list[dict[int, Answer]]]
+
+#: rows and records that are looked at one by one at once: they are all in the driver's memory
+_AT_ONCE = 200_000
+#: how often a key that differs is looked at again
+_ROUNDS = 6
+#: differences of a table after which no more are looked for
+_ENOUGH = 10_000
+
+
+def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | None = None) -> Verification:
+    """Compare the pipeline's tables with their topics, while the stream runs.
+
+    :param stopped: set when the job is to end.
+    :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was pinned.
+    :raises Outage: the stream does not come up to the snapshot in time, or a server does not answer.
+    :raises Refused: a table is gone, or its key changed.
+    :raises StopRequested: it was asked to stop.
+    """
+    stopped = stopped or threading.Event()
+    began = time.monotonic()
+    with stoppable(stopped), session(pipeline.postgres, "Verifying") as connection:
+        cluster = identify(connection)
+        topic = state_topic_name(cluster.database, pipeline.slot)
+        known = read_state(pipeline, topic)
+        check_cluster(known, cluster, topic)
+        if known.slot is None:
+            raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
+        chosen = _chosen(pipeline, connection, known)
+        wanted = {oid: pinned for oid, pinned in chosen.items() if pinned.table.keyed}
+        check_complete(known, wanted)
+        check_topics(pipeline, known)
+        results = {
+            oid: TableResult(pinned.table.qualified, pinned.topic, verified=oid in wanted)
+            for oid, pinned in chosen.items()
+        }
+        moments = Moments(pipeline, connection, topic, wanted, stopped)
+        try:
+            position = _Driver(pipeline, moments, wanted, results, run_tasks).run() if wanted else 0
+        finally:
+            moments.close()
+    found = sorted(results.values(), key=lambda result: result.table)
+    return Verification(pipeline.verify_sample, format_lsn(position), round(time.monotonic() - began, 3), found)
+
+
+def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) -> dict[int, PinnedTable]:
+    """The tables to verify: those of the pipeline that ``verify_tables`` names, or all.
+
+    :raises PreflightError: a name is not one of a table of the pipeline.
+    """
+    if not pipeline.verify_tables:
+        return dict(known.tables)
+    oids = catalog.resolve(connection, pipeline.verify_tables, [])
+    if foreign := [oid for oid in oids if oid not in known.tables]:
+        named = catalog.names(connection, foreign)
+        raise PreflightError(
+            [
+                f"Table {schema}.{name} does not belong to the pipeline of slot {pipeline.slot!r}."
+                for schema, name in named.values()
+            ]
+        )
+    return {oid: known.tables[oid] for oid in oids}
+
+
+@dataclass(slots=True)
+class _Search:
+    """What is left to look at of a table.
+
+    :param bits: how many buckets it has, as a power of two.
+    :param queue: the buckets that differ and were not looked at yet, with the keys that both sides have in each.
+    :param suspects: the keys that still differ, by identity.
+    """
+
+    bits: int
+    queue: list[tuple[int, int]] = field(default_factory=list)
+    suspects: dict[str, Suspect] = field(default_factory=dict)
+
+
+class _Driver:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        moments: Moments,
+        wanted: Mapping[int, PinnedTable],
+        results: Mapping[int, TableResult],
+        run_tasks: RunTasks,
+    ) -> None:
+        self._pipeline, self._moments, self._wanted = pipeline, moments, wanted
+        self._results, self._run_tasks = results, run_tasks
+        self._seed = os.urandom(32)
+        self._search: dict[int, _Search] = {}
+        self._schemas = lane.schemas(pipeline)
+
+    def run(self) -> int:
+        """Compare everything; returns L of the first snapshot."""
+        with self._moments.hold() as (moment, holder):
+            self._sum_up(moment, self._moments.work(holder, functools.partial(self._read, moment, {})))
+        ends = moment.ends
+        while batch := self._next_buckets():
+            ends = self._look(batch, ends)
+        for oid, search in self._search.items():
+            self._results[oid].unexamined = sum(keys for _, keys in search.queue)
+        return moment.held.insert_lsn
+
+    # ------------------------------------------------------------------ all keys
+    def _sum_up(self, moment: Moment, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> None:
+        """Find the buckets in which a table and its topic differ."""
+        for oid, table in moment.tables.items():
+            search = self._search[oid]
+            sides = {of_topic: Buckets(search.bits) for of_topic in (False, True)}
+            for of_topic, found in answers:
+                if oid in found:
+                    sides[of_topic].merge(found[oid].sums)
+            buckets, keys = sides[True].differing(sides[False])
+            search.queue = list(zip(buckets.tolist(), keys.tolist(), strict=True))
+            result = self._results[oid]
+            result.rows, result.left_out = sides[False].keys, unverified(table)
+            log.info(
+                "%s: %s rows, %s of %s buckets differ at first.",
+                table.qualified, f"{result.rows:,}", f"{len(search.queue):,}", f"{1 << search.bits:,}",
+            )  # fmt: skip
+
+    # ------------------------------------------------------------------ keys that differ
+    def _next_buckets(self) -> dict[int, list[int]]:
+        """The next buckets to look at, by table; of a table with many differences none."""
+        room, batch = _AT_ONCE, dict[int, list[int]]()
+        for oid, search in self._search.items():
+            if sum(self._results[oid].counts.values()) >= _ENOUGH:
+                continue
+            while search.queue and (room > 0 or not batch):
+                bucket, keys = search.queue.pop()
+                batch.setdefault(oid, []).append(bucket)
+                room -= keys
+        return batch
+
+    def _look(self, batch: Mapping[int, list[int]], ends: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
+        """Look at the keys of some buckets one by one, and again at those that differ; returns the topics' ends."""
+        wanted = dict(batch)
+        for number in range(_ROUNDS):
+            settled = self._moments.settle(list(wanted))
+            with self._moments.hold() as (moment, holder):
+                answers = self._moments.work(holder, functools.partial(self._read, moment, wanted))
+            for oid in wanted:
+                compared = self._compare(moment, oid, answers)
+                self._judge(oid, compared, ends if settled else None, first=number == 0)
+            ends = moment.ends
+            wanted = {
+                oid: [s.bucket for s in search.suspects.values()]
+                for oid, search in self._search.items()
+                if search.suspects
+            }
+            if not wanted:
+                return ends
+            log.info(
+                "%d keys still differ, and were changed meanwhile.", sum(len(s.suspects) for s in self._search.values())
+            )
+        for oid in wanted:
+            self._results[oid].unsettled += len(self._search[oid].suspects)
+            self._search[oid].suspects = {}
+        log.warning(
+            "Keys were changed whenever they were looked at. Who writes: %s.", self._moments.writers(list(wanted))
+        )
+        return ends
+
+    def _compare(self, moment: Moment, oid: int, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> Compared:
+        view = self._views(moment, {})[oid]
+        return Comparison(view, self._schemas).compare([found[oid] for _, found in answers if oid in found])
+
+    def _judge(self, oid: int, compared: Compared, ends: Mapping[str, Sequence[int]] | None, *, first: bool) -> None:
+        """Decide about the keys that differ.
+
+        :param ends: the topics' ends before the last writers had ended; None if they have not ended.
+        :param first: whether these buckets are looked at for the first time: later, only keys count that have differed before.
+        """
+        result, search = self._results[oid], self._search[oid]
+        result.older += compared.older if first else 0
+        before = search.suspects
+        suspects = [s for s in compared.suspects if first or s.identity in before]
+        real = [s for s in suspects if s.certain or (ends is not None and s.unchanged(ends[result.topic]))]
+        result.add([s.difference for s in real])
+        done = {s.identity for s in real}
+        search.suspects = {s.identity: s for s in suspects if s.identity not in done}
+
+    # ------------------------------------------------------------------ tasks
+    def _views(self, moment: Moment, wanted: Mapping[int, list[int]]) -> dict[int, View]:
+        views = {}
+        for oid, table in moment.tables.items():
+            topic = self._wanted[oid].topic
+            ends = tuple(moment.ends[topic])
+            if oid not in self._search:
+                self._search[oid] = _Search(bits_for(max(_rows(table), sum(ends))))
+            bits = self._search[oid].bits
+            view = View(
+                table, topic, ends, moment.held.insert_lsn, moment.last_lsn, moment.truncated.get(topic, ""), bits
+            )
+            if oid in wanted:
+                view = replace(view, wanted=bitmap(np.array(wanted[oid], dtype=np.int64), bits))
+            views[oid] = view
+        return views
+
+    def _read(self, moment: Moment, wanted: Mapping[int, list[int]]) -> list[tuple[bool, dict[int, Answer]]]:
+        """Read tables and topics, all or those of which buckets are wanted; returns what each task has found, and whether it read topics."""
+        views = self._views(moment, wanted)
+        oids = list(wanted or views)
+        lanes = self._pipeline.lanes
+        plan = [(views[oid].table, pg.ranges(views[oid].table, self._pipeline.range_bytes)) for oid in oids]
+        chunks: dict[int, list[Chunk]] = {}
+        for t, r, number in pg.deal(plan, lanes):
+            chunks.setdefault(number, []).append(Chunk(oids[t], *plan[t][1][r]))
+        partitions: dict[int, dict[int, list[int]]] = {}
+        every = [(oid, p) for oid in oids for p in range(len(views[oid].ends))]
+        for n, (oid, p) in enumerate(every):
+            partitions.setdefault(n % lanes, {}).setdefault(oid, []).append(p)
+        readings = [
+            *(self._reading(n, moment, views, chunks=tuple(chunks[n])) for n in sorted(chunks)),
+            *(
+                self._reading(len(chunks) + n, moment, views, partitions=tuple((o, tuple(p)) for o, p in each.items()))
+                for n, each in sorted(partitions.items())
+            ),
+        ]
+        found = self._run_tasks(readings)
+        return [(bool(reading.partitions), answer) for reading, answer in zip(readings, found, strict=True)]
+
+    def _reading(
+        self,
+        number: int,
+        moment: Moment,
+        views: Mapping[int, View],
+        *,
+        chunks: tuple[Chunk, ...] = (),
+        partitions: tuple[tuple[int, tuple[int, ...]], ...] = (),
+    ) -> Reading:
+        mine = {chunk.oid for chunk in chunks} | {oid for oid, _ in partitions}
+        seen = tuple(view for oid, view in views.items() if oid in mine)
+        return Reading(number, seen, moment.held, self._seed, self._pipeline.verify_sample, chunks, partitions)
+
+
+def _rows(table: Table) -> int:
+    """About how many rows a table has, by its size."""
+    return table.pages * 64
+
+
+def in_threads(pipeline: Pipeline) -> RunTasks:
+    """Runs tasks as threads of this process, without a JVM: for tests and small tables."""
+
+    def run_tasks(readings: Sequence[Reading]) -> list[dict[int, Answer]]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=max(1, len(readings))) as pool:
+            return list(pool.map(lambda reading: lane.run(pipeline, reading), readings))
+
+    return run_tasks

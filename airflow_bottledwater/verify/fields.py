@@ -1,0 +1,318 @@
+"""Compiled hashes of rows and records of plain types: a row is the sum of its columns' hashes, each of the value in one canonical form.
+
+What has no canonical form here (a number with too many digits, a record under an unknown schema) makes a hash that the other side does not
+have. Such a key is then looked at one by one, by the way that takes anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from airflow_bottledwater.compiled import compiled, external, memcpy, types
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.kafka.hashes import siphash
+
+#: the kinds of columns
+INT, BOOL, TEXT, DECIMAL, DATE, TIME, STAMP, FLOAT, SINGLE, BYTES = range(1, 11)
+
+#: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale of a decimal
+FIELD = np.dtype([("column", np.int64), ("kind", np.int64), ("nullable", np.int64), ("scale", np.int64)])
+#: a schema: its id, its fields; ``count`` is -1 if it has a field of another type
+SCHEMA = np.dtype([("id", np.int64), ("start", np.int64), ("count", np.int64)])
+
+_strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types.intp)
+_strtof = external(ctypes.CDLL(None), "strtof", types.float32, types.intp, types.intp)
+
+_TAB, _NEWLINE, _BACKSLASH, _QUOTE = ord("\t"), ord("\n"), ord("\\"), ord('"')
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_NAN = np.int64(0x7FF8000000000000)
+_DAY = 86_400_000_000
+#: digits of a number that surely fits into 64 bits
+_DIGITS = 18
+#: characters of the longest text that is read as a float, and the bytes of the room for it
+_FLOAT, ROOM = 2000, 2048
+
+
+# ---------------------------------------------------------------------- hashes
+@compiled
+def _hash(data, start, length, column, seed):
+    return siphash(data, start, length, seed[0] ^ (np.uint64(column + 1) * _MIX), seed[1])
+
+
+@compiled
+def _hash_number(value, column, seed, work):
+    for i in range(8):
+        work[i] = np.uint8((value >> np.int64(8 * i)) & np.int64(255))
+    return _hash(work, 0, 8, column, seed)
+
+
+@compiled
+def _finish(key_sum, row_sum, seed, work):
+    """The hash of a key, and of a row: both depend on all their columns at once."""
+    key = _hash_number(np.int64(key_sum), 1 << 20, seed, work)
+    return key, _hash_number(np.int64(row_sum ^ (key * _MIX)), (1 << 20) + 1, seed, work)
+
+
+# ---------------------------------------------------------------------- values from text
+@compiled
+def _digit(character):
+    return np.int64(character) - 48 if 48 <= character <= 57 else np.int64(-1)
+
+
+@compiled
+def _integer(text, start, end):
+    """(found, value, next) of digits."""
+    at, value = start, np.int64(0)
+    while at < end and at - start <= _DIGITS and _digit(text[at]) >= 0:
+        value = value * 10 + _digit(text[at])
+        at += 1
+    return start < at <= start + _DIGITS, value, at
+
+
+@compiled
+def _whole(text, start, end):
+    """A number of an integer type; its last digits may need all 64 bits."""
+    negative = text[start] == ord("-")
+    at, value = start + (1 if negative else 0), np.uint64(0)
+    if at >= end or end - at > 19:
+        return False, np.int64(0)
+    while at < end:
+        digit = _digit(text[at])
+        if digit < 0:
+            return False, np.int64(0)
+        value = value * np.uint64(10) + np.uint64(digit)
+        at += 1
+    if value > np.uint64(0x7FFFFFFFFFFFFFFF) + np.uint64(1 if negative else 0):
+        return False, np.int64(0)
+    return True, np.int64(np.uint64(0) - value) if negative else np.int64(value)
+
+
+@compiled
+def _decimal(text, start, end, scale):
+    negative = text[start] == ord("-")
+    at, value, digits, fraction = start + (1 if negative else 0), np.int64(0), 0, -1
+    while at < end:
+        if text[at] == ord(".") and fraction < 0:
+            fraction = 0
+        else:
+            digit = _digit(text[at])
+            digits += 1
+            if digit < 0 or digits > _DIGITS:
+                return False, np.int64(0)
+            value = value * 10 + digit
+            fraction += 1 if fraction >= 0 else 0
+        at += 1
+    missing = scale - max(fraction, 0)
+    if digits == 0 or missing < 0 or digits + missing > _DIGITS:
+        return False, np.int64(0)
+    for _ in range(missing):
+        value *= 10
+    return True, -value if negative else value
+
+
+@compiled
+def _days(year, month, day):
+    """Days since 1970-01-01 of a date of the Gregorian calendar (https://howardhinnant.github.io/date_algorithms.html, days_from_civil)."""
+    year -= 1 if month <= 2 else 0
+    era = year // 400
+    of_era = year - era * 400
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
+
+
+@compiled
+def _date(text, start, end):
+    """(found, days, next); a year may have a sign, as in JSON, or BC behind everything, as in PostgreSQL."""
+    at, sign = start, np.int64(1)
+    if text[at] == ord("-") or text[at] == ord("+"):
+        sign = np.int64(-1) if text[at] == ord("-") else sign
+        at += 1
+    good, year, at = _integer(text, at, end)
+    if not good or at + 6 > end or text[at] != ord("-") or text[at + 3] != ord("-"):
+        return False, np.int64(0), at
+    first, month, _ = _integer(text, at + 1, at + 3)
+    second, day, _ = _integer(text, at + 4, at + 6)
+    year *= sign
+    if end - start > 3 and text[end - 1] == ord("C") and text[end - 2] == ord("B"):
+        year = 1 - year
+    return first and second, _days(year, month, day), at + 6
+
+
+@compiled
+def _clock(text, start, end):
+    """(found, microseconds, next)."""
+    if start + 8 > end or text[start + 2] != ord(":") or text[start + 5] != ord(":"):
+        return False, np.int64(0), start
+    one, hours, _ = _integer(text, start, start + 2)
+    two, minutes, _ = _integer(text, start + 3, start + 5)
+    three, seconds, at = _integer(text, start + 6, start + 8)
+    micros, left = np.int64(0), 6
+    if at < end and text[at] == ord("."):
+        at += 1
+        while at < end and left > 0 and _digit(text[at]) >= 0:
+            micros = micros * 10 + _digit(text[at])
+            left, at = left - 1, at + 1
+    for _ in range(left):
+        micros *= 10
+    return one and two and three, ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros, at
+
+
+@compiled
+def _ends(text, at, end):
+    """Whether nothing but a zone (UTC) and an era is left."""
+    if at < end and text[at] == ord("Z"):
+        at += 1
+    elif at + 3 <= end and text[at] == ord("+") and text[at + 1] == 48 and text[at + 2] == 48:
+        at += 3
+    if at + 3 == end and text[at] == ord(" ") and text[at + 1] == ord("B"):
+        at += 3
+    return at == end
+
+
+@compiled
+def _moment(text, start, end, kind):
+    """A date, a time or a timestamp as Avro counts it."""
+    infinite = text[start] == ord("i")
+    if infinite or (end - start > 1 and text[start] == ord("-") and text[start + 1] == ord("i")):
+        if kind == DATE:
+            return True, np.int64(wire.DATE_INFINITY if infinite else wire.DATE_MINUS_INFINITY)
+        return True, np.int64(wire.TIMESTAMP_INFINITY if infinite else wire.TIMESTAMP_MINUS_INFINITY)
+    days, at, good = np.int64(0), start, True
+    if kind != TIME:
+        good, days, at = _date(text, start, end)
+        if not good or kind == DATE:
+            return good and _ends(text, at, end), days
+        if at >= end or (text[at] != ord(" ") and text[at] != ord("T")):
+            return False, np.int64(0)
+        at += 1
+    good, micros, at = _clock(text, at, end)
+    return good and _ends(text, at, end), days * _DAY + micros
+
+
+@compiled
+def _float_bits(value, floats, bits):
+    floats[0] = value
+    if value != value:
+        return _NAN
+    return np.int64(0) if value == 0.0 else bits[0]
+
+
+@compiled
+def _float(text, start, end, kind, scratch):
+    """The bits of the nearest double, or of the nearest float as a double; C's own functions read the text."""
+    work, floats, bits = scratch
+    if end - start > _FLOAT:
+        return False, np.int64(0)
+    memcpy(work.ctypes.data + 16, text.ctypes.data + start, np.int64(end - start))
+    work[16 + end - start] = 0
+    place = work.ctypes.data + 16
+    value = np.float64(_strtof(place, work.ctypes.data)) if kind == SINGLE else _strtod(place, work.ctypes.data)
+    stop = np.int64(0)
+    for i in range(8):
+        stop |= np.int64(work[i]) << np.int64(8 * i)
+    return stop == place + end - start, _float_bits(value, floats, bits)
+
+
+@compiled
+def _nibble(character):
+    if 48 <= character <= 57:
+        return np.int64(character) - 48
+    return np.int64(character) - 87 if 97 <= character <= 102 else np.int64(-1)
+
+
+@compiled
+def _unhex(text, start, end, out):
+    """The number of bytes of ``\\x…``; -1 if it is not that."""
+    if end - start < 2 or (end - start) % 2 or text[start] != _BACKSLASH or text[start + 1] != ord("x"):
+        return -1
+    size = 0
+    for at in range(start + 2, end, 2):
+        high, low = _nibble(text[at]), _nibble(text[at + 1])
+        if high < 0 or low < 0:
+            return -1
+        out[size] = np.uint8(high * 16 + low)
+        size += 1
+    return size
+
+
+@compiled
+def hash_text(text, start, end, field, seed, scratch, spare):
+    """(found, hash) of a column's value as text: PostgreSQL's, or that of a JSON string or number.
+
+    :param spare: room for the bytes of a bytea.
+    """
+    kind, column = field.kind, field.column
+    if kind == TEXT:
+        return True, _hash(text, start, end - start, column, seed)
+    if start >= end:
+        return False, np.uint64(0)
+    good, value = False, np.int64(0)
+    if kind == INT:
+        good, value = _whole(text, start, end)
+    elif kind == BOOL:
+        good, value = text[start] == ord("t") or text[start] == ord("f"), np.int64(text[start] == ord("t"))
+    elif kind == DECIMAL:
+        good, value = _decimal(text, start, end, field.scale)
+    elif kind == FLOAT or kind == SINGLE:
+        good, value = _float(text, start, end, kind, scratch)
+    elif kind == BYTES:
+        size = _unhex(text, start, end, spare)
+        return size >= 0, _hash(spare, 0, max(size, 0), column, seed)
+    else:
+        good, value = _moment(text, start, end, kind)
+    return good, _hash_number(value, column, seed, scratch[0])
+
+
+# ---------------------------------------------------------------------- rows
+@compiled
+def _unescape(data, start, end, out):
+    """COPY's escapes: a backslash and a letter of these, or the character itself."""
+    size = 0
+    at = start
+    while at < end:
+        character = data[at]
+        if character == _BACKSLASH:
+            at += 1
+            character = data[at]
+            for letter, meant in ((98, 8), (102, 12), (110, 10), (114, 13), (116, 9), (118, 11)):
+                if character == letter:
+                    character = np.uint8(meant)
+                    break
+        out[size] = character
+        size += 1
+        at += 1
+    return size
+
+
+@compiled
+def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
+    """Hashes of rows in COPY's text format.
+
+    :param fields: of all columns; ``keys`` says which belong to the key.
+    :param texts: room for a row's largest value, twice.
+    """
+    key_hashes, row_hashes = out
+    for row in range(offsets.size - 1):
+        at, stop = offsets[row], offsets[row + 1]
+        key_sum = row_sum = np.uint64(0)
+        column = 0
+        while at < stop:
+            end, escaped = at, False
+            while data[end] != _TAB and data[end] != _NEWLINE:
+                escaped = escaped or data[end] == _BACKSLASH
+                end += 1
+            if not (end - at == 2 and data[at] == _BACKSLASH and data[at + 1] == ord("N")):
+                if escaped:
+                    size = _unescape(data, at, end, texts[0])
+                    good, found = hash_text(texts[0], 0, size, fields[column], seed, scratch, texts[1])
+                else:
+                    good, found = hash_text(data, at, end, fields[column], seed, scratch, texts[1])
+                if not good:
+                    found = _hash(data, at, end - at, (1 << 21) + column, seed)
+                row_sum += found
+                key_sum += found if keys[column] else np.uint64(0)
+            column += 1
+            at = end + 1
+        key_hashes[row], row_hashes[row] = _finish(key_sum, row_sum, seed, scratch[0])

@@ -1,0 +1,192 @@
+"""A task of the verification: reads block ranges of tables under the exported snapshot, or partitions of topics, and sums them up by
+buckets, or returns what is in the buckets that are wanted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.kafka import topic_reader
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.postgres import copy, snapshot
+from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres.receive import Block as RowBlock
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.verify import latest, program, records
+from airflow_bottledwater.verify.buckets import Buckets, bucket_of, members, sampled
+from airflow_bottledwater.verify.latest import RANGES, LatestValues
+from airflow_bottledwater.verify.place import Misplaced, Places
+from airflow_bottledwater.verify.program import compile_scan
+from airflow_bottledwater.verify.scan import PlainScan, Scan, line
+from airflow_bottledwater.verify.task import Answer, Chunk, Found, Reading, Row, Version, View
+from airflow_bottledwater.verify.values import Expectation, Schemas, TopicReader, copied, select_list
+
+#: seconds that a task waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up first
+_LATER = 5.0
+
+
+def run(pipeline: Pipeline, reading: Reading, *, stopped: Callable[[], None] = lambda: None) -> dict[int, Answer]:
+    """Read a task's ranges or partitions; returns what it has found of each table, by oid.
+
+    :param stopped: raises if the task is to stop.
+    :raises Outage: source, broker or registry were not available for too long, or the snapshot's holder is gone.
+    :raises StopRequested: the task was stopped.
+    """
+    work = _Work(pipeline, reading, stopped)
+    if reading.chunks:
+        work.read_tables()
+    for oid, partitions in reading.partitions:
+        work.read_topic(oid, partitions)
+    return work.answers()
+
+
+def schemas(pipeline: Pipeline) -> Schemas | None:
+    """Reads the registry's schemas by id, each once; None for JSON."""
+    return functools.cache(Registry(pipeline.registry).schema) if pipeline.output_format == "avro" else None
+
+
+def warm_up() -> None:
+    """Load what a task needs; see :func:`airflow_bottledwater.compiled.warm_up`."""
+    topic_reader.warm_up()
+    latest.warm_up()
+    records.warm_up()
+    program.warm_up()
+
+
+class _Work:
+    def __init__(self, pipeline: Pipeline, reading: Reading, stopped: Callable[[], None]) -> None:
+        self._pipeline, self._reading, self._check_stopped = pipeline, reading, stopped
+        self._schemas = schemas(pipeline)
+        self._found: dict[int, Answer] = {}
+        self._buckets: dict[int, Buckets] = {}
+        self._scans: dict[int, Scan] = {}
+
+    def answers(self) -> dict[int, Answer]:
+        """What was found, by the tables' oids."""
+        for oid, answer in self._found.items():
+            if self._reading.view(oid).wanted is None:
+                answer.sums = self._sums(oid).to_bytes()
+        return self._found
+
+    def _answer(self, oid: int) -> Answer:
+        return self._found.setdefault(oid, Answer())
+
+    def _sums(self, oid: int) -> Buckets:
+        return self._buckets.setdefault(oid, Buckets(self._reading.view(oid).bits))
+
+    def _scan(self, view: View) -> Scan:
+        table = view.table
+        if table.oid not in self._scans:
+            self._scans[table.oid] = compile_scan(table, self._schemas, self._reading.seed) or PlainScan(
+                Expectation(table, as_json=self._schemas is None), TopicReader(table, self._schemas), self._reading.seed
+            )
+        return self._scans[table.oid]
+
+    def _chosen(self, view: View, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which keys are looked at: those of the sample, and of wanted buckets if there are some."""
+        chosen = sampled(keys, self._reading.sample)
+        if view.wanted is not None:
+            chosen &= members(view.wanted, view.bits)[bucket_of(keys, view.bits)]
+        return chosen
+
+    # ------------------------------------------------------------------ tables
+    def read_tables(self) -> None:
+        """Read the task's ranges of tables."""
+        connection = connect(self._pipeline.postgres, application=f"bottledwater verify {self._reading.number}")
+        try:
+            for chunk in self._reading.chunks:
+                self._check_stopped()
+                view = self._reading.view(chunk.oid)
+                for block in self._rows(connection, view, chunk):
+                    self._check_stopped()
+                    self._take_rows(view, block)
+                connection.execute("COMMIT")
+        except psycopg.Error as error:
+            raise outage(error, "Reading a table to verify it") from error
+        finally:
+            connection.close()
+
+    def _rows(self, connection: Connection, view: View, chunk: Chunk) -> Iterator[RowBlock]:
+        limit = self._pipeline.lock_queue_limit + _LATER
+        snapshot.begin_task(connection, view.table, self._reading.held, lock_timeout=limit)
+        query = snapshot.copy_query(view.table, select_list(view.table), chunk.first, chunk.last, text=True)
+        return copy.lines(connection, query, idle=self._check_stopped)
+
+    def _take_rows(self, view: View, block: RowBlock) -> None:
+        keys, rows = self._scan(view).rows(block)
+        chosen = self._chosen(view, keys)
+        answer = self._answer(view.table.oid)
+        answer.rows += int(chosen.sum())
+        if view.wanted is None:
+            self._sums(view.table.oid).add(keys[chosen], rows[chosen])
+            return
+        places = bucket_of(keys, view.bits)
+        for i in np.flatnonzero(chosen).tolist():
+            answer.found_rows.append(Row(int(places[i]), tuple(copied(line(block, i)))))
+
+    # ------------------------------------------------------------------ topics
+    def read_topic(self, oid: int, partitions: tuple[int, ...]) -> None:
+        """Read some partitions of a table's topic."""
+        view = self._reading.view(oid)
+        ends = [end if p in partitions else 0 for p, end in enumerate(view.ends)]
+        if view.wanted is not None:
+            self._find_records(view, ends)
+        else:
+            self._sum_up_records(view, ends)
+
+    def _blocks(self, view: View, ends: list[int]) -> Iterator[topic_reader.Block]:
+        backoff = Backoff(self._pipeline.outage_timeout)
+        for block in topic_reader.blocks(self._pipeline.kafka, view.topic, ends, backoff):
+            self._check_stopped()
+            if len(block):
+                yield block
+
+    def _sum_up_records(self, view: View, ends: list[int]) -> None:
+        low = 0
+        places, scan = Places(view), self._scan(view)
+        while low < RANGES:
+            values, misplaced = LatestValues(sum(ends), low), Misplaced()
+            for block in self._blocks(view, ends):
+                keys, rows = scan.records(block)
+                kinds = places.kinds(block)
+                kinds[~sampled(keys, self._reading.sample)] = latest.SKIP
+                misplaced.take(block, keys, kinds, len(view.ends))
+                values.note(block.hashes[:, 0], keys, rows, kinds)
+            sums = self._sums(view.table.oid)
+            keys, rows = values.values()
+            sums.add(keys, rows)
+            self._answer(view.table.oid).rows += len(keys)
+            if low == 0:
+                sums.spoil(misplaced.keys())
+            low = values.high
+
+    def _find_records(self, view: View, ends: list[int]) -> None:
+        """Return the records of the wanted buckets' keys that count."""
+        places, scan = Places(view), self._scan(view)
+        found: dict[tuple[int, bytes], Found] = {}
+        for block in self._blocks(view, ends):
+            keys, _ = scan.records(block)
+            chosen = np.flatnonzero(self._chosen(view, keys)).tolist()
+            if not chosen:
+                continue
+            lsns, ordinals = records.positions(block)
+            right = records.partitions(block, len(view.ends))
+            buckets = bucket_of(keys, view.bits)
+            for i in chosen:
+                partition = int(block.messages[i]["partition"])
+                pos = f"{lsns[i]:016X}/{ordinals[i]:08X}" if lsns[i] else ""
+                version = Version(int(block.messages[i]["offset"]), block.value(i), pos)
+                known = found.get((partition, key := block.key(i)))
+                shown = None if places.later(int(lsns[i])) else version
+                if known is None:
+                    found[partition, key] = Found(
+                        int(buckets[i]), key, partition, version, shown, int(right[i]) != partition
+                    )
+                else:
+                    known.latest, known.shown = version, shown or known.shown
+        self._answer(view.table.oid).found_records += found.values()

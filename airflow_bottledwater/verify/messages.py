@@ -1,0 +1,261 @@
+"""Compiled hashes of records of plain types, in Avro and in JSON: the same as those of rows (:mod:`.fields`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.verify import fields as f
+from airflow_bottledwater.verify.fields import _finish, _float_bits, _hash, _hash_number, hash_text
+
+_BACKSLASH, _QUOTE = ord("\\"), ord('"')
+
+
+# ---------------------------------------------------------------------- Avro
+@compiled
+def schema_ids(messages, of_keys, head, out):
+    """The id of each record's schema in Confluent's wire format; -1 if it has none.
+
+    :param head: room for five bytes.
+    """
+    for i in range(messages.size):
+        address = messages[i].key if of_keys else messages[i].payload
+        size = messages[i].key_len if of_keys else messages[i].len
+        out[i] = -1
+        if address != 0 and size >= 5:
+            memcpy(head.ctypes.data, address, np.int64(5))
+            if head[0] == 0:
+                number = np.int64(0)
+                for k in range(1, 5):
+                    number = number * 256 + np.int64(head[k])
+                out[i] = number
+
+
+@compiled
+def _long(data, at, end):
+    """(value, next) of a zigzag number; next is -1 if the bytes end."""
+    value, shift = np.uint64(0), np.uint64(0)
+    while at < end and shift < np.uint64(70):
+        value |= np.uint64(data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
+        shift += np.uint64(7)
+    return np.int64(0), np.int64(-1)
+
+
+@compiled
+def _little(data, at, size):
+    value = np.uint64(0)
+    for i in range(size):
+        value |= np.uint64(data[at + i]) << np.uint64(8 * i)
+    return np.int64(value)
+
+
+@compiled
+def _signed(data, at, size):
+    """A big-endian number in two's complement."""
+    value = np.int64(-1) if size > 0 and data[at] >= 128 else np.int64(0)
+    for i in range(size):
+        value = (value << np.int64(8)) | np.int64(data[at + i])
+    return value
+
+
+@compiled
+def _avro_field(data, at, end, field, seed, scratch):
+    """(hash, next) of a field that is not null; next is -1 if the bytes do not fit."""
+    kind, column = field.kind, field.column
+    if kind == f.TEXT or kind == f.BYTES or kind == f.DECIMAL:
+        size, at = _long(data, at, end)
+        if at < 0 or size < 0 or at + size > end:
+            return np.uint64(0), np.int64(-1)
+        if kind == f.DECIMAL and size <= 8:
+            return _hash_number(_signed(data, at, size), column, seed, scratch[0]), at + size
+        return _hash(data, at, size, column, seed), at + size
+    if kind == f.FLOAT or kind == f.SINGLE or kind == f.BOOL:
+        size = 8 if kind == f.FLOAT else 4 if kind == f.SINGLE else 1
+        if at + size > end:
+            return np.uint64(0), np.int64(-1)
+        value = _little(data, at, size)
+        if kind == f.FLOAT:
+            scratch[2][0] = value
+            value = _float_bits(scratch[1][0], scratch[1], scratch[2])
+        elif kind == f.SINGLE:
+            scratch[4][0] = np.int32(np.uint32(value))
+            value = _float_bits(np.float64(scratch[3][0]), scratch[1], scratch[2])
+        return _hash_number(value, column, seed, scratch[0]), at + size
+    value, at = _long(data, at, end)
+    return _hash_number(value, column, seed, scratch[0]), at
+
+
+@compiled
+def _avro(data, size, schema, fields, seed, scratch):
+    """(sum of the columns' hashes, whether it fits the schema)."""
+    total, at = np.uint64(0), np.int64(5)
+    if schema.count < 0:
+        return total, False
+    for n in range(schema.start, schema.start + schema.count):
+        if fields[n].nullable:
+            branch, at = _long(data, at, size)
+            if at < 0 or branch < 0 or branch > 1:
+                return total, False
+            if branch == 0:
+                continue
+        found, at = _avro_field(data, at, size, fields[n], seed, scratch)
+        if at < 0:
+            return total, False
+        total += found if fields[n].column >= 0 else np.uint64(0)
+    return total, at == size
+
+
+# ---------------------------------------------------------------------- JSON
+@compiled
+def _utf8(code, out, size):
+    if code < 0x80:
+        out[size] = np.uint8(code)
+        return size + 1
+    count = 1 if code < 0x800 else 2 if code < 0x10000 else 3
+    out[size] = np.uint8((0xF00 >> count) & 0xFF | (code >> (6 * count)))
+    for k in range(count):
+        out[size + 1 + k] = np.uint8(0x80 | ((code >> (6 * (count - 1 - k))) & 0x3F))
+    return size + 1 + count
+
+
+@compiled
+def _unit(data, at, end):
+    """A UTF-16 unit of four hex digits; -1 if it is not that."""
+    value = np.int64(0)
+    if at + 4 > end:
+        return np.int64(-1)
+    for k in range(4):
+        character = data[at + k] | 32
+        digit = np.int64(character) - (48 if character < 58 else 87)
+        if digit < 0 or digit > 15:
+            return np.int64(-1)
+        value = value * 16 + digit
+    return value
+
+
+@compiled
+def _string(data, start, end, out):
+    """(next, size) of a string whose quote is before ``start``; next is -1 if it is not one, or has a surrogate without its other half."""
+    at, size = start, 0
+    while at < end and data[at] != _QUOTE:
+        character = data[at]
+        at += 1
+        if character != _BACKSLASH:
+            out[size] = character
+            size += 1
+            continue
+        if at >= end:
+            return np.int64(-1), size
+        character = data[at]
+        at += 1
+        if character == ord("u"):
+            code = _unit(data, at, end)
+            at += 4
+            if 0xD800 <= code < 0xDC00 and at + 6 <= end and data[at] == _BACKSLASH and data[at + 1] == ord("u"):
+                low = _unit(data, at + 2, end)
+                at += 6
+                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00) if 0xDC00 <= low < 0xE000 else np.int64(-1)
+            if code < 0 or 0xD800 <= code < 0xE000:
+                return np.int64(-1), size
+            size = _utf8(code, out, size)
+            continue
+        for letter, meant in ((98, 8), (102, 12), (110, 10), (114, 13), (116, 9)):
+            if character == letter:
+                character = np.uint8(meant)
+                break
+        out[size] = character
+        size += 1
+    return (at + 1 if at < end else np.int64(-1)), size
+
+
+@compiled
+def _named(data, at, end, names, name_ends, n):
+    """Behind the name of a member (quoted, with its colon), if it is this one's; else -1."""
+    start = name_ends[n - 1] if n > 0 else 0
+    size = name_ends[n] - start
+    if at + size > end:
+        return np.int64(-1)
+    for k in range(size):
+        if data[at + k] != names[start + k]:
+            return np.int64(-1)
+    return at + size
+
+
+@compiled
+def _json(data, size, names, name_ends, fields, seed, scratch, text):
+    """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack)."""
+    total, at, n = np.uint64(0), np.int64(1), 0
+    if size < 2 or data[0] != ord("{"):
+        return total, False
+    while data[at] != ord("}"):
+        behind = np.int64(-1)
+        while n < fields.size and behind < 0:
+            behind = _named(data, at, size, names, name_ends, n)
+            n += 1
+        at = behind
+        if at < 0 or at >= size:
+            return total, False
+        field, good, found = fields[n - 1], True, np.uint64(0)
+        if data[at] == _QUOTE:
+            at, length = _string(data, at + 1, size, text)
+            if at < 0 or field.kind == f.INT or field.kind == f.BOOL:
+                return total, False
+            good, found = hash_text(text, 0, length, field, seed, scratch[:3], text)
+        else:
+            end = at
+            while end < size and data[end] != ord(",") and data[end] != ord("}"):
+                end += 1
+            if data[at] == ord("n"):
+                good = end - at == 4
+            elif field.kind == f.INT or field.kind == f.BOOL or field.kind == f.FLOAT or field.kind == f.SINGLE:
+                good, found = hash_text(data, at, end, field, seed, scratch[:3], text)
+            else:
+                good = False
+            at = end
+        if not good or at >= size:
+            return total, False
+        total += found
+        if data[at] == ord(","):
+            at += 1
+        elif data[at] != ord("}"):
+            return total, False
+    return total, at == size - 1
+
+
+# ---------------------------------------------------------------------- records
+@compiled
+def _sum(data, size, schema, plan, seed, scratch, text):
+    schemas, fields, names, name_ends, as_json = plan
+    if as_json:
+        return _json(data, size, names, name_ends, fields, seed, scratch, text)
+    if schema < 0:
+        return np.uint64(0), False
+    return _avro(data, size, schemas[schema], fields, seed, scratch)
+
+
+@compiled
+def hash_records(messages, which, key_plan, value_plan, seed, scratch, texts, out):
+    """Hashes of records; of a tombstone, the row's is 0.
+
+    :param which: for each record, the numbers of the schemas of its key and value in the plans; -1 for none.
+    :param texts: room for the largest key or value, three times.
+    """
+    key_hashes, row_hashes = out
+    data, text = texts[0], texts[1]
+    for i in range(messages.size):
+        message = messages[i]
+        memcpy(data.ctypes.data, message.key, message.key_len)
+        key_sum, good = _sum(data, message.key_len, which[0][i], key_plan, seed, scratch, text)
+        if not good:
+            key_sum = _hash(data, 0, message.key_len, 1 << 22, seed)
+        key_hashes[i], _ = _finish(key_sum, np.uint64(0), seed, scratch[0])
+        if message.payload == 0:
+            continue
+        memcpy(data.ctypes.data, message.payload, np.int64(message.len))
+        row_sum, good = _sum(data, np.int64(message.len), which[1][i], value_plan, seed, scratch, text)
+        if not good:
+            row_sum = _hash(data, 0, np.int64(message.len), (1 << 22) + 1, seed)
+        _, row_hashes[i] = _finish(key_sum, row_sum, seed, scratch[0])

@@ -1,0 +1,247 @@
+"""One moment at which tables and topics are compared: a snapshot, and topics in which everything is that the snapshot shows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import names
+from airflow_bottledwater.errors import Outage, Refused, StateError, StopRequested
+from airflow_bottledwater.kafka import topic_reader
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog, locks, slot
+from airflow_bottledwater.postgres.connect import Connection, check_stopped, end_of_wal, pause
+from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.store import Reader
+
+T = TypeVar("T")
+
+#: the mode in which whoever inserts, updates or deletes rows holds a table, until after the transaction is visible to others
+_WRITE = ("RowExclusiveLock",)
+#: seconds to wait for the transactions that write to a table
+_SETTLE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A snapshot that is held, with the topics' ends.
+
+    :param held: the snapshot, its name and L.
+    :param tables: the tables as they are under it, by oid.
+    :param ends: per topic and partition, the high watermarks, read after the stream had passed L.
+    :param last_lsn: the end of the WAL, read after the ends.
+    :param truncated: by topic, the position of the last TRUNCATE that the snapshot shows.
+    """
+
+    held: ExportedSnapshot
+    tables: Mapping[int, Table]
+    ends: Mapping[str, Sequence[int]]
+    last_lsn: int
+    truncated: Mapping[str, str]
+
+
+class Moments:
+    """Makes moments of a pipeline's tables.
+
+    :param wanted: the tables, by oid.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        connection: Connection,
+        state_topic: str,
+        wanted: Mapping[int, PinnedTable],
+        stopped: threading.Event,
+    ) -> None:
+        self._pipeline, self._connection, self._state_topic = pipeline, connection, state_topic
+        self._wanted, self._stopped = wanted, stopped
+        self._admin = Topics(pipeline.kafka)
+        self._state = Reader(pipeline.kafka, state_topic)
+
+    def close(self) -> None:
+        """Close the reader of the state topic."""
+        self._state.close()
+
+    @contextmanager
+    def hold(self) -> Iterator[tuple[Moment, SnapshotExporter]]:
+        """A moment for a block, in which its snapshot can be imported.
+
+        :raises Outage: the stream does not come up to it, or other sessions have locks on the tables.
+        :raises Refused: a table does not exist any more, or its key changed.
+        """
+        holder = SnapshotExporter(self._pipeline.postgres)
+        try:
+            tables = [pinned.table for pinned in self._wanted.values()]
+            held = holder.open(self._named(tables), oldest_xid=0, timeout=self._pipeline.create_slot_timeout)
+            found = {table.oid: table for table in holder.load(list(self._wanted), forms=self._pipeline.forms)}
+            self._check(found)
+            # an idle database writes no WAL beyond L: this does, and the stream passes it
+            holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout or 60.0)
+            self._wait_reached(held.insert_lsn, holder)
+            partitions = {pinned.topic: pinned.partitions for pinned in self._wanted.values()}
+            ends = self._admin.all_ends(partitions)
+            # after the ends: no record below them has a later position
+            last = end_of_wal(self._connection)
+            yield Moment(held, found, ends, last, self._truncated(held.insert_lsn)), holder
+        finally:
+            holder.close()
+
+    def _named(self, tables: Sequence[Table]) -> list[Table]:
+        """The tables by today's names."""
+        found = {t.oid: t for t in catalog.load(self._connection, [t.oid for t in tables], forms=self._pipeline.forms)}
+        self._check(found)
+        return list(found.values())
+
+    def _check(self, found: Mapping[int, Table]) -> None:
+        for oid, pinned in self._wanted.items():
+            if oid not in found:
+                raise Refused(
+                    f"Table {pinned.table.qualified} does not exist any more.", "Name the tables to verify without it."
+                )
+            pinned.check_key(found[oid])
+
+    def _wait_reached(self, lsn: int, holder: SnapshotExporter) -> None:
+        """Wait until the stream has published everything before L.
+
+        :raises Outage: it has not in time.
+        """
+        deadline = time.monotonic() + self._pipeline.verify_timeout
+        watch = Watch(self._pipeline, holder)
+        while True:
+            self._state.poll(0.2)
+            position = PipelineState(dict(self._state.values)).position
+            if position is not None and position.lsn >= lsn:
+                return
+            check_stopped()
+            watch.look()
+            if time.monotonic() > deadline:
+                raise self._behind(lsn, position)
+
+    def _behind(self, lsn: int, position: Position | None) -> Outage:
+        found = slot.state(self._connection, self._pipeline.slot)
+        where = f"it is at {position}" if position is not None else "it has published nothing yet"
+        what = f"The stream of slot {self._pipeline.slot!r} has not come to {format_lsn(lsn)} within {self._pipeline.verify_timeout:.0f} s"
+        if found is None or found.active_pid is None:
+            return Outage(
+                f"{what}: {where}, and no stream reads from the slot.",
+                "Start the stream, or verify while it runs; its last error is in 'bottledwater status'.",
+            )
+        return Outage(
+            f"{what}: {where}, {found.lag:,} bytes behind.",
+            "Verify again when it has caught up ('bottledwater status' shows its lag), or raise verify_timeout.",
+        )
+
+    def _truncated(self, before: int) -> dict[str, str]:
+        """By topic, the position of the last TRUNCATE before L, from the events topic."""
+        events = names.service_topic("events", self._pipeline.topic_prefix)
+        described = self._admin.describe([events])
+        if events not in described:
+            return {}
+        ends = self._admin.ends(events, described[events].partitions)
+        found: dict[str, str] = {}
+        for block in topic_reader.blocks(self._pipeline.kafka, events, ends, Backoff(self._pipeline.outage_timeout)):
+            check_stopped()
+            for i in range(len(block)):
+                event = json.loads(block.value(i) or b"{}")
+                if event.get("event") == "truncate" and Position.parse(event["pos"]).lsn < before:
+                    for topic in event["topics"]:
+                        found[topic] = max(found.get(topic, ""), event["pos"])
+        return found
+
+    def settle(self, oids: Sequence[int]) -> bool:
+        """Wait until every transaction that writes to the tables now has ended, so that the next snapshot shows all that the topics have
+        now: a commit is in the WAL, and perhaps published, a moment before other sessions see it (with a synchronous standby that is
+        away, a long moment). Returns whether all have ended in time."""
+        writers = self._writers(oids)
+        deadline = time.monotonic() + _SETTLE
+        while writers := writers & self._writers(oids):
+            if time.monotonic() > deadline:
+                return False
+            pause(0.05)
+        return True
+
+    def _writers(self, oids: Sequence[int]) -> set[str]:
+        rows = self._connection.execute(
+            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = ANY (%s::oid[])"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = ANY (%s) AND granted",
+            (list(oids), list(_WRITE)),
+        )
+        return {row[0] for row in rows}
+
+    def writers(self, oids: Sequence[int]) -> str:
+        """The sessions that write to the tables, for a message."""
+        return "; ".join(locks.holders(self._connection, oids, _WRITE)) or "nobody any more"
+
+    def work(self, holder: SnapshotExporter, do: Callable[[], T]) -> T:
+        """Do something under the snapshot, while its holder and the sessions that wait for its locks are watched.
+
+        :raises Outage: the holder's session was lost, or its locks have blocked others for too long.
+        :raises StopRequested: the job is to end.
+        """
+        outcome: list[T | BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(do())
+            except BaseException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=run, name="verify", daemon=True)
+        thread.start()
+        watch = Watch(self._pipeline, holder)
+        while thread.is_alive():
+            thread.join(0.1)
+            if self._stopped.is_set():
+                raise StopRequested("The verification was asked to stop.")
+            watch.look()
+        (found,) = outcome
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+class Watch:
+    """Watches the holder of a snapshot, and who waits behind its locks, about every two seconds."""
+
+    def __init__(self, pipeline: Pipeline, holder: SnapshotExporter) -> None:
+        self._limit, self._holder = pipeline.lock_queue_limit, holder
+        self._looked, self._since = time.monotonic(), 0.0
+
+    def look(self) -> None:
+        """:raises Outage: the holder's session was lost, or others have waited for too long."""
+        now = time.monotonic()
+        if now - self._looked < 2.0:
+            return
+        self._looked = now
+        self._holder.alive()
+        queue = self._holder.waiting_behind()
+        self._since = (self._since or now) if queue else 0.0
+        if queue and now - self._since > self._limit:
+            raise Outage(
+                f"The verification's locks blocked others for {self._limit:.0f} s: {'; '.join(queue)}.",
+                "It ended for their sake. Verify again, or raise lock_queue_limit.",
+            )
+
+
+def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable]) -> None:
+    """Check that the snapshot of the tables is complete: before that, topics lack rows.
+
+    :raises StateError: it is not.
+    """
+    if missing := [pinned.table.qualified for oid, pinned in wanted.items() if oid not in known.completed]:
+        raise StateError(
+            f"The snapshot of {', '.join(missing[:5])} is not complete: rows are still to come.",
+            "Let the snapshot end, and the stream run, then verify.",
+        )

@@ -1,0 +1,73 @@
+"""What a record is for its key by its place in the topic: whether the snapshot can show it, and whether the key belongs there."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.kafka.topic_reader import Block
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.verify import records
+from airflow_bottledwater.verify.buckets import Hashes
+from airflow_bottledwater.verify.latest import SKIP, TOMBSTONE, VALUE
+from airflow_bottledwater.verify.task import View
+
+#: misplaced keys that are remembered: each of them is a difference, and this many are enough
+_MOST = 100_000
+
+
+class Places:
+    """Decides by positions what records of a view do to their keys."""
+
+    def __init__(self, view: View) -> None:
+        self._from, self._last = view.insert_lsn, view.last_lsn
+        self._truncated = Position.parse(view.truncated) if view.truncated else None
+
+    def later(self, lsn: int) -> bool:
+        """Whether the transaction with this final LSN (0: none) committed after the snapshot. Nothing can have a position beyond the end
+        of the WAL: such a record is not one of the stream, and counts."""
+        return self._from <= lsn <= self._last
+
+    def before_truncate(self, pos: str) -> bool:
+        """Whether a TRUNCATE deleted the row of a record with this header; of a record without one it is not known."""
+        return self._truncated is not None and bool(pos) and Position.parse(pos) < self._truncated
+
+    @property
+    def has_truncate(self) -> bool:
+        """Whether the table was truncated."""
+        return self._truncated is not None
+
+    def kinds(self, block: Block) -> npt.NDArray[np.int64]:
+        """What each record does to its key, for the sums."""
+        lsns, ordinals = records.positions(block)
+        found = np.where(block.messages["payload"] != 0, VALUE, TOMBSTONE).astype(np.int64)
+        found[(lsns >= np.uint64(self._from)) & (lsns <= np.uint64(self._last))] = SKIP
+        if (at := self._truncated) is not None:
+            earlier = (lsns < np.uint64(at.lsn)) | ((lsns == np.uint64(at.lsn)) & (ordinals < np.uint64(at.ordinal)))
+            found[earlier & (found == VALUE)] = TOMBSTONE
+        return found
+
+
+class Misplaced:
+    """The keys with a value in a partition that they do not belong to."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[int, bytes], np.uint64] = {}
+
+    def take(self, block: Block, keys: Hashes, kinds: npt.NDArray[np.int64], partitions: int) -> None:
+        """Take misplaced records out of a block: their kinds become SKIP.
+
+        :param keys: hashes of the keys.
+        """
+        wrong = (records.partitions(block, partitions) != block.messages["partition"]) & (kinds != SKIP)
+        for i in np.flatnonzero(wrong).tolist():
+            place = int(block.messages[i]["partition"]), block.key(i)
+            if kinds[i] == TOMBSTONE:
+                self._keys.pop(place, None)
+            elif len(self._keys) < _MOST:
+                self._keys[place] = keys[i]
+        kinds[wrong] = SKIP
+
+    def keys(self) -> Hashes:
+        """The hashes of the keys."""
+        return np.array(list(self._keys.values()), dtype=np.uint64)

@@ -1,0 +1,221 @@
+"""The compiled way to make hashes, for tables whose columns all have plain types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater import compiled as compiling
+from airflow_bottledwater.encoding import names, types, wire
+from airflow_bottledwater.encoding.layout import Rows
+from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.topic_reader import Block as RecordBlock
+from airflow_bottledwater.model.relation import ColumnType, Table
+from airflow_bottledwater.postgres.receive import Block as RowBlock
+from airflow_bottledwater.verify import fields as f
+from airflow_bottledwater.verify.buckets import Hashes
+from airflow_bottledwater.verify.fields import hash_rows
+from airflow_bottledwater.verify.messages import hash_records, schema_ids
+from airflow_bottledwater.verify.values import Schemas, unverified
+
+#: opcodes whose values are the same in both formats
+_KINDS = {
+    **dict.fromkeys((wire.OP_INT2, wire.OP_INT4, wire.OP_INT8, wire.OP_UINT32, wire.OP_UINT64), f.INT),
+    **dict.fromkeys((wire.OP_UUID, wire.OP_INET, wire.OP_UINT32_TEXT), f.TEXT),
+    **dict.fromkeys((wire.OP_TIMESTAMP, wire.OP_TIMESTAMPTZ), f.STAMP),
+    **dict.fromkeys((wire.OP_FLOAT8, wire.OP_DOUBLE), f.FLOAT),
+    wire.OP_BOOL: f.BOOL,
+    wire.OP_FLOAT4: f.SINGLE,
+    wire.OP_DATE: f.DATE,
+    wire.OP_TIME: f.TIME,
+}
+#: opcodes of texts, which an argument makes JSON values or numbers
+_TEXTS = (wire.OP_TEXT, wire.OP_JSONB, wire.OP_NUMERIC_TEXT)
+#: digits of a decimal that surely fits into 64 bits
+_DIGITS = 18
+#: Avro's plain types, and the kinds that each can be
+_AVRO: dict[str, tuple[int, ...]] = {
+    "int": (f.INT, f.DATE),
+    "long": (f.INT, f.TIME, f.STAMP),
+    "boolean": (f.BOOL,),
+    "string": (f.TEXT,),
+    "bytes": (f.BYTES, f.DECIMAL),
+    "double": (f.FLOAT,),
+    "float": (f.SINGLE,),
+}
+
+
+def _kind(column: ColumnType, *, as_json: bool) -> tuple[int, int] | None:
+    """Kind and scale of a column; None if it has no compiled form."""
+    mapping = types.mapping(column)
+    opcode, argument = mapping.opcode, mapping.argument(column)
+    if opcode == wire.OP_UINT64 and as_json:
+        return None  # it may be beyond Avro's long
+    if opcode in _KINDS:
+        return _KINDS[opcode], 0
+    if opcode in _TEXTS:
+        return (f.TEXT, 0) if argument == 0 else None
+    if opcode == wire.OP_DECIMAL:
+        precision, scale = types.numeric_precision(column.base_typmod)
+        if as_json:
+            return f.TEXT, 0
+        return (f.DECIMAL, scale) if precision <= _DIGITS else None
+    return (f.BYTES, 0) if opcode == wire.OP_BYTEA and not as_json else None
+
+
+def _field(column: int, kind: int, scale: int, *, nullable: bool = False) -> tuple[int, int, int, int]:
+    return column, kind, int(nullable), scale
+
+
+def _rows(values: list[Any], kind: np.dtype[Any]) -> Rows:
+    return np.array(values or [(0,) * len(kind.names or ())], dtype=kind)
+
+
+class _Schemas:
+    """The schemas under which a topic's keys or values are written, as far as they were met.
+
+    :param columns: the columns by Avro name: number, kind and scale.
+    """
+
+    def __init__(self, columns: dict[str, tuple[int, int, int]], schemas: Schemas) -> None:
+        self._columns, self._schemas = columns, schemas
+        self._numbers: dict[int, int] = {}
+        self._found: list[tuple[int, int, int]] = []
+        self._fields: list[tuple[int, int, int, int]] = []
+
+    def numbers(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers of schemas by their ids; -1 for none."""
+        found, places = np.unique(ids, return_inverse=True)
+        return np.array([self._number(number) for number in found.tolist()], dtype=np.int64)[places]
+
+    def _number(self, number: int) -> int:
+        if number < 0:
+            return -1
+        if number not in self._numbers:
+            fields = self._read(self._schemas(number))
+            self._numbers[number] = len(self._found)
+            self._found.append((number, len(self._fields), -1 if fields is None else len(fields)))
+            self._fields += fields or []
+        return self._numbers[number]
+
+    def _read(self, text: str | None) -> list[tuple[int, int, int, int]] | None:
+        schema = json.loads(text or "null")
+        if not isinstance(schema, dict) or schema.get("type") != "record":
+            return None
+        found = [self._read_field(field) for field in schema["fields"]]
+        return None if None in found else [field for field in found if field is not None]
+
+    def _read_field(self, field: dict[str, Any]) -> tuple[int, int, int, int] | None:
+        schema = field["type"]
+        nullable = isinstance(schema, list)
+        if isinstance(schema, list):
+            if len(schema) != 2 or schema[0] != "null":
+                return None
+            schema = schema[1]
+        described = schema if isinstance(schema, dict) else {"type": schema}
+        kinds = _AVRO.get(described["type"]) if isinstance(described["type"], str) else None
+        if kinds is None:
+            return None
+        known = self._columns.get(field["name"])
+        if known is None:  # a column that was dropped
+            return _field(-1, kinds[0], 0, nullable=nullable)
+        column, kind, scale = known
+        if kind not in kinds or (kind == f.DECIMAL and described.get("scale", 0) != scale):
+            return None
+        return _field(column, kind, scale, nullable=nullable)
+
+    def plan(self) -> tuple[Any, ...]:
+        """What the kernels take."""
+        nothing = np.zeros(1, dtype=np.uint8)
+        ends = np.zeros(1, dtype=np.int64)
+        return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False
+
+
+def _json_plan(columns: list[tuple[str, tuple[int, int, int, int]]]) -> tuple[Any, ...]:
+    found = [types.json_key(name) for name, _ in columns]
+    ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
+    text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
+    return _rows([], f.SCHEMA), _rows([field for _, field in columns], f.FIELD), text, ends, True
+
+
+def _scratch() -> tuple[Any, ...]:
+    double, single = np.zeros(1, dtype=np.float64), np.zeros(1, dtype=np.float32)
+    return np.zeros(f.ROOM, dtype=np.uint8), double, double.view(np.int64), single, single.view(np.int32)
+
+
+def compile_scan(table: Table, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
+    """The compiled way for a table; None if one of its columns has no compiled form."""
+    kinds = [_kind(column.type, as_json=schemas is None) for column in table.columns]
+    if unverified(table) or any(kind is None for kind in kinds):
+        return None
+    return CompiledScan(table, [kind for kind in kinds if kind is not None], schemas, seed)
+
+
+class CompiledScan:
+    """See :class:`~airflow_bottledwater.verify.scan.Scan`.
+
+    :param kinds: kind and scale of each column.
+    """
+
+    def __init__(self, table: Table, kinds: list[tuple[int, int]], schemas: Schemas | None, seed: bytes) -> None:
+        warm_up()
+        self._seed: Hashes = np.frombuffer(bytearray(seed[:16]), dtype=np.uint64)
+        fields = {c.name: _field(i, *kind) for i, (c, kind) in enumerate(zip(table.columns, kinds, strict=True))}
+        self._fields = _rows(list(fields.values()), f.FIELD)
+        self._key = np.array([c.name in table.key for c in table.columns], dtype=np.bool_)
+        self._scratch, self._room = _scratch(), np.zeros((2, 1 << 16), dtype=np.uint8)
+        self._avro: tuple[_Schemas, _Schemas] | None = None
+        if schemas is None:
+            self._json = _json_plan([(n, fields[n]) for n in table.key]), _json_plan(list(fields.items()))
+        else:
+            known = {names.mangle(name): (field[0], field[1], field[3]) for name, field in fields.items()}
+            self._avro = _Schemas(known, schemas), _Schemas(known, schemas)
+
+    def _texts(self, largest: int) -> npt.NDArray[np.uint8]:
+        """Room for two values of this size, and what their forms need beyond it."""
+        if self._room.shape[1] < largest + 64:
+            self._room = np.zeros((2, 2 * largest + 64), dtype=np.uint8)
+        return self._room
+
+    def rows(self, block: RowBlock) -> tuple[Hashes, Hashes]:
+        """See :meth:`Scan.rows <airflow_bottledwater.verify.scan.Scan.rows>`."""
+        out = np.zeros(block.count, dtype=np.uint64), np.zeros(block.count, dtype=np.uint64)
+        room = self._texts(int(np.diff(block.offsets).max(initial=0)))
+        hash_rows(block.data, block.offsets, self._fields, self._key, self._seed, self._scratch[:3], room, out)
+        return out
+
+    def records(self, block: RecordBlock) -> tuple[Hashes, Hashes]:
+        """See :meth:`Scan.records <airflow_bottledwater.verify.scan.Scan.records>`."""
+        messages = block.messages
+        out = np.zeros(len(block), dtype=np.uint64), np.zeros(len(block), dtype=np.uint64)
+        which = np.full((2, len(block)), -1, dtype=np.int64)
+        if self._avro is not None:
+            head = np.zeros(5, dtype=np.uint8)
+            for n, schemas in enumerate(self._avro):
+                ids = np.zeros(len(block), dtype=np.int64)
+                schema_ids(messages, n == 0, head, ids)
+                which[n] = schemas.numbers(ids)
+            key_plan, value_plan = self._avro[0].plan(), self._avro[1].plan()
+        else:
+            key_plan, value_plan = self._json
+        largest = max(int(messages["key_len"].max(initial=0)), int(messages["len"].max(initial=0)))
+        hash_records(messages, which, key_plan, value_plan, self._seed, self._scratch, self._texts(largest), out)
+        return out
+
+
+def warm_up() -> None:
+    """Compile it; see :func:`airflow_bottledwater.compiled.warm_up`."""
+    compiling.warm_up("verified values", _hash_nothing)
+
+
+def _hash_nothing() -> None:
+    out, room = (np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64)), np.zeros((2, 64), dtype=np.uint8)
+    seed, fields = np.zeros(2, dtype=np.uint64), _rows([], f.FIELD)
+    offsets, key = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.bool_)
+    hash_rows(room[0], offsets, fields, key, seed, _scratch()[:3], room, out)
+    messages, plan = np.zeros(0, dtype=rd.MESSAGE), _json_plan([])
+    schema_ids(messages, True, room[0], offsets)
+    hash_records(messages, np.zeros((2, 0), dtype=np.int64), plan, plan, seed, _scratch(), room, out)

@@ -1,0 +1,100 @@
+"""What a record is at its place in a topic, beside its key and value: its position, and the partition that its key belongs to. Compiled,
+since every record of a topic is looked at."""
+
+from __future__ import annotations
+
+import ctypes
+
+import confluent_kafka
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater import compiled as compiling
+from airflow_bottledwater.compiled import compiled, external, memcpy, types
+from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.topic_reader import Block
+
+_library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
+_headers = external(_library, "rd_kafka_message_headers", types.int32, types.intp, types.intp)
+_last_header = external(
+    _library, "rd_kafka_header_get_last", types.int32, types.intp, types.intp, types.intp, types.intp
+)
+#: librdkafka's own partitioner: not the one of the kernels that published the record
+_partitioner = external(
+    _library,
+    "rd_kafka_msg_partitioner_murmur2",
+    types.int32, types.intp, types.intp, types.intp, types.int32, types.intp, types.intp,
+)  # fmt: skip
+
+_POS = np.frombuffer(b"pos\0", dtype=np.uint8).copy()
+#: the characters of a position: sixteen hex digits, a slash, eight hex digits
+_LENGTH, _SLASH = 25, 16
+
+
+@compiled
+def _hex(character):
+    if 48 <= character <= 57:
+        return np.int64(character - 48)
+    if 65 <= character <= 70:
+        return np.int64(character - 55)
+    return np.int64(-1)
+
+
+@compiled
+def _position(text, lsns, ordinals, i):
+    lsn = ordinal = np.uint64(0)
+    for at in range(_LENGTH):
+        if at == _SLASH:
+            continue
+        digit = _hex(text[at])
+        if digit < 0:
+            return
+        if at < _SLASH:
+            lsn = (lsn << np.uint64(4)) | np.uint64(digit)
+        else:
+            ordinal = (ordinal << np.uint64(4)) | np.uint64(digit)
+    lsns[i], ordinals[i] = lsn, ordinal
+
+
+@compiled
+def _read_positions(addresses, name, scratch, text, lsns, ordinals):
+    for i in range(addresses.size):
+        lsns[i] = ordinals[i] = 0
+        if _headers(addresses[i], scratch.ctypes.data) != 0:
+            continue
+        found = _last_header(scratch[0], name.ctypes.data, scratch.ctypes.data + 8, scratch.ctypes.data + 16)
+        if found == 0 and scratch[2] == _LENGTH:
+            memcpy(text.ctypes.data, scratch[1], _LENGTH)
+            _position(text, lsns, ordinals, i)
+
+
+@compiled
+def _read_partitions(messages, count, out):
+    for i in range(messages.size):
+        out[i] = _partitioner(0, messages[i].key, messages[i].key_len, np.int32(count), 0, 0)
+
+
+def positions(block: Block) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """LSN and ordinal of each record's header ``pos``; 0 where there is none."""
+    lsns, ordinals = np.zeros(len(block), dtype=np.uint64), np.zeros(len(block), dtype=np.uint64)
+    scratch, text = np.zeros(3, dtype=np.int64), np.zeros(_LENGTH, dtype=np.uint8)
+    _read_positions(block.addresses, _POS, scratch, text, lsns, ordinals)
+    return lsns, ordinals
+
+
+def partitions(block: Block, count: int) -> npt.NDArray[np.int64]:
+    """The partition that each record's key belongs to, of so many."""
+    out = np.zeros(len(block), dtype=np.int64)
+    _read_partitions(block.messages, count, out)
+    return out
+
+
+def warm_up() -> None:
+    """Compile it; see :func:`airflow_bottledwater.compiled.warm_up`."""
+    compiling.warm_up("verified records", _read_nothing)
+
+
+def _read_nothing() -> None:
+    nothing = Block(np.zeros(0, dtype=rd.MESSAGE), np.zeros(0, dtype=np.int64))
+    positions(nothing)
+    partitions(nothing, 1)

@@ -1,0 +1,293 @@
+"""Both sides of a comparison, value by value: records as a consumer decodes them, rows as PostgreSQL's own text, both in one canonical
+text.
+
+Nothing here is done once per record of a large topic, unless a column has a type that :mod:`.program` has no compiled form for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any
+
+import fastavro
+from psycopg import sql
+
+from airflow_bottledwater.encoding import avro, names, types, wire
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.verify.expected import Unrepresentable, json_native, native, without_logical
+
+#: enough digits for any numeric (131072 before the point, 16383 behind it: NUMERIC_MAX_PRECISION and its like)
+_EXACT = Context(prec=150_000)
+#: the byte before the id of a schema (Confluent's wire format)
+_MAGIC = 0
+#: types that PostgreSQL's text does not tell about: what is published is the binary form
+_BINARY_ONLY = {3361, 3402, 5017, 4600, 4601}
+
+#: returns the text of a schema by its id; None if there is none
+Schemas = Callable[[int], str | None]
+
+
+class Unreadable(ValueError):
+    """A record that a consumer cannot decode."""
+
+
+def canonical(value: Any) -> str:
+    """A text that is the same for equal values, whatever their Python types: of numbers, the shortest exact decimal."""
+    if value is None:
+        return "n"
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, str):
+        return f"s{len(value)}:{value}"
+    if isinstance(value, int | float | Decimal):
+        return f"#{_number(value)}"
+    if isinstance(value, bytes):
+        return f"b{value.hex()}"
+    if isinstance(value, list):
+        return f"[{','.join(map(canonical, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{canonical(k)}={canonical(v)}" for k, v in sorted(value.items())) + "}"
+    return f"?{value!r}"
+
+
+def _number(value: int | float | Decimal) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        value = Decimal(repr(value))
+    if not value.is_finite():
+        return str(value)
+    if not value:
+        return "0"
+    if abs(value.adjusted()) > 100_000:
+        return str(value)  # JSON of another program
+    return f"{_EXACT.normalize(value):f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A record's value.
+
+    :param values: by column; only columns that the table has today.
+    :param older: columns that the record has under another schema than today's, or does not have at all: it was written before the
+        table was altered.
+    """
+
+    values: Mapping[str, Any]
+    older: frozenset[str] = frozenset()
+
+
+class TopicReader:
+    """Decodes the keys and values of a table's topic as a consumer does: Avro by the schema whose id the record has, JSON with exact
+    numbers.
+
+    :param schemas: the registry's schemas; None for JSON.
+    """
+
+    def __init__(self, table: Table, schemas: Schemas | None) -> None:
+        self._schemas = schemas
+        self._known: dict[int, tuple[Any, frozenset[str]]] = {}
+        self._columns = {c.name: c for c in table.columns}
+        self._names = {names.mangle(c.name) if schemas else c.name: c.name for c in table.columns}
+        fields = json.loads(avro.value_schema(table))["fields"] if schemas else []
+        self._today = {field["name"]: _plain(field["type"]) for field in fields}
+
+    def key(self, data: bytes) -> dict[str, Any]:
+        """A key by column.
+
+        :raises Unreadable: a consumer cannot decode it.
+        """
+        found, _ = self._decode(data)
+        return {self._names.get(name, name): value for name, value in found.items()}
+
+    def value(self, data: bytes) -> Decoded:
+        """A value by column.
+
+        :raises Unreadable: a consumer cannot decode it.
+        """
+        found, older = self._decode(data)
+        values = {self._names[name]: value for name, value in found.items() if name in self._names}
+        absent = frozenset(self._columns) - values.keys()
+        return Decoded(values, absent | {self._names[name] for name in older if name in self._names})
+
+    def _decode(self, data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
+        if self._schemas is None:
+            return _json(data), frozenset()
+        if len(data) < 5 or data[0] != _MAGIC:
+            raise Unreadable("it is not in Confluent's wire format")
+        number = int.from_bytes(data[1:5], "big")
+        schema, older = self._schema(number)
+        body = io.BytesIO(data[5:])
+        try:
+            found: Any = fastavro.schemaless_reader(body, schema, None)
+        except Exception as error:  # fastavro raises whatever the bytes lead to
+            raise Unreadable(f"it does not fit schema {number}: {type(error).__name__}") from None
+        if body.read(1):
+            raise Unreadable(f"it has more bytes than schema {number} tells about")
+        if not isinstance(found, dict):
+            raise Unreadable("it is not a record")
+        return found, older
+
+    def _schema(self, number: int) -> tuple[Any, frozenset[str]]:
+        if number not in self._known:
+            assert self._schemas is not None
+            if (text := self._schemas(number)) is None:
+                raise Unreadable(f"the registry has no schema {number}")
+            schema = json.loads(text)
+            fields = schema.get("fields", []) if isinstance(schema, dict) else []
+            older = {f["name"] for f in fields if _plain(f["type"]) != self._today.get(f["name"])}
+            self._known[number] = fastavro.parse_schema(without_logical(schema)), frozenset(older)
+        return self._known[number]
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without what says nothing about a value: whether it may be null, and comments."""
+    if isinstance(schema, list):
+        kept = [_plain(each) for each in schema if each != "null"]
+        return kept[0] if len(kept) == 1 else kept
+    if isinstance(schema, dict):
+        return {
+            k: _plain(v) if k in ("type", "items", "values", "fields") else v for k, v in schema.items() if k != "doc"
+        }
+    return schema
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data, parse_float=Decimal)
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Unreadable("it is not a JSON object")
+    return found
+
+
+def unverified(table: Table) -> list[str]:
+    """The columns whose values PostgreSQL's text does not tell about, so that they are not compared."""
+    return [c.name for c in table.columns if _untold(c.type, top=True)]
+
+
+def _untold(column: ColumnType, *, top: bool = False) -> bool:
+    if column.base_oid in _BINARY_ONLY:
+        return True
+    if types.mapping(column).opcode == wire.OP_UINT32_TEXT:
+        return not top
+    if types.mapping(column).convert is types.to_text:
+        return False
+    inner = [attribute.type for attribute in column.attributes] + ([column.element] if column.element else [])
+    return any(_untold(each) for each in inner)
+
+
+def select_list(table: Table) -> sql.Composed:
+    """The columns for a COPY in text form, which uses the types' own output functions. A reg* that is published as its number is cast
+    to one, and what is published as GeoJSON is converted by PostGIS."""
+    return sql.SQL(", ").join(_selected(column) for column in table.columns)
+
+
+def _selected(column: Column) -> sql.Composable:
+    name = sql.Identifier(column.name)
+    mapping = types.mapping(column.type)
+    if mapping.opcode == wire.OP_UINT32_TEXT:
+        return sql.SQL("{}::pg_catalog.oid").format(name)
+    if column.type.form == "geojson" and mapping.convert is not None:
+        return mapping.convert(name)
+    return name
+
+
+class Expectation:
+    """What a consumer must find for a row.
+
+    :param as_json: the topic's format.
+    """
+
+    def __init__(self, table: Table, *, as_json: bool) -> None:
+        self.table = table
+        self._make = json_native if as_json else native
+        left_out = set(unverified(table))
+        self._compared = [(i, c) for i, c in enumerate(table.columns) if c.name not in left_out]
+        self._key = [next((i, c) for i, c in enumerate(table.columns) if c.name == name) for name in table.key]
+
+    def key(self, texts: Sequence[str | None]) -> dict[str, Any]:
+        """A row's key by column."""
+        return {c.name: self._value(c, texts[i]) for i, c in self._key}
+
+    def values(self, texts: Sequence[str | None]) -> dict[str, Any]:
+        """A row by column; those columns that cannot be verified are left out."""
+        return {c.name: self._value(c, texts[i]) for i, c in self._compared}
+
+    def _value(self, column: Column, text: str | None) -> Any:
+        if text is None:
+            return None
+        try:
+            return self._make(column.type, text)
+        except Unrepresentable:
+            return _Impossible(text)
+
+    def difference(self, texts: Sequence[str | None], found: Decoded) -> tuple[str, str, str] | None:
+        """The first column in which a record differs from a row, with both values as text; None if there is none.
+
+        A column that was altered since the record was written is not a difference: the topic is as the source was.
+        """
+        for i, column in self._compared:
+            expected = self._value(column, texts[i])
+            got = found.values.get(column.name)
+            if canonical(expected) != canonical(got) and column.name not in found.older:
+                return column.name, shown(texts[i]), shown(got)
+        return None
+
+    def older(self, texts: Sequence[str | None], found: Decoded) -> bool:
+        """Whether a record differs from a row only because it was written before the table was altered."""
+        return any(
+            canonical(self._value(c, texts[i])) != canonical(found.values.get(c.name))
+            for i, c in self._compared
+            if c.name in found.older
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Impossible:
+    """A value that the format cannot hold: no record equals it."""
+
+    text: str
+
+
+#: characters of a value that are shown
+_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut if it is long."""
+    text = "NULL" if value is None else value.hex() if isinstance(value, bytes) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+
+
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+def copied(line: bytes) -> list[str | None]:
+    """The texts of a row of COPY's text format (https://www.postgresql.org/docs/current/sql-copy.html, Text Format)."""
+    return [None if field == b"\\N" else _unescaped(field.decode()) for field in line.removesuffix(b"\n").split(b"\t")]
+
+
+def _unescaped(field: str) -> str:
+    if "\\" not in field:
+        return field
+    first, *rest = field.split("\\")
+    found, literal = [first], False
+    for part in rest:
+        if literal:  # the second backslash of two
+            found.append(part)
+            literal = False
+        elif not part:
+            found.append("\\")
+            literal = True
+        else:
+            found.append(_ESCAPES.get(part[0], part[0]) + part[1:])
+    return "".join(found)

@@ -1,0 +1,437 @@
+"""The verification finds every kind of damage in a topic, and only that; and it never cries wolf while writers run.
+
+``BOTTLEDWATER_SEEDS`` says how many rounds under writers, ``BOTTLEDWATER_SEED`` which is the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from airflow_bottledwater.errors import Outage, PreflightError, Refused, StateError
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.state.verification import Verification
+from airflow_bottledwater.verify import driver, latest, moment
+from tests.support.topics import Flow, MakeFlow
+from tests.support.writers import ASYNCHRONOUS, PREPARING, SHORT, Habit, Writers, make_tables
+
+FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "6")))
+#: transactions that stay open for a while, so that snapshots have some in progress
+WRITERS = (*[Habit(open_for=(0.05, 0.3))] * 4, SHORT, SHORT, ASYNCHRONOUS, PREPARING)
+ROWS = 300
+TABLE = """CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric(12,2), at timestamptz, ok boolean, ratio float8)"""
+FILL = (
+    f"INSERT INTO items SELECT g, 'item ' || g, g / 7.0, timestamptz '2026-01-01' + g * interval '1.5 s', g % 3 = 0, g / 3.0"
+    f" FROM generate_series(1, {ROWS}) g"
+)
+
+
+def verify(flow: Flow, **settings: Any) -> Verification:
+    """Verify, tasks as threads."""
+    pipeline = flow.pipeline.with_(**{"verify_timeout": 20.0, **settings})
+    return driver.run(pipeline, driver.in_threads(pipeline))
+
+
+def kinds(found: Verification) -> dict[str, int]:
+    """What was found of the only table."""
+    (table,) = found.tables
+    return table.counts
+
+
+@contextlib.contextmanager
+def running(flow: Flow) -> Iterator[None]:
+    """The stream runs beside the block, and does not fail."""
+    with flow.streaming() as errors:
+        yield
+    assert not errors, errors
+
+
+def begun(flow: Flow) -> Flow:
+    """A pipeline with a snapshot of the table, and some changes to come."""
+    flow.execute(TABLE, FILL)
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE items SET name = name || '!' WHERE id % 5 = 0", "DELETE FROM items WHERE id % 50 = 0")
+    return flow
+
+
+class Damage:
+    """A producer that nobody has asked for, and what the topic has."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.topic = flow, flow.topic("items")
+        self._producer = Producer({"bootstrap.servers": flow.kafka.bootstrap, "partitioner": "murmur2_random"})
+        self.records = raw(flow, self.topic)
+
+    def write(self, key: bytes, value: bytes | None, **more: Any) -> None:
+        """Write a record."""
+        self._producer.produce(self.topic, value, key, **more)
+        assert self._producer.flush(10) == 0
+
+    def key(self, number: int) -> bytes:
+        """The bytes of a key."""
+        encoded = number * 2  # Avro's zigzag
+        varint = bytearray()
+        while encoded > 127:
+            varint.append(encoded & 127 | 128)
+            encoded >>= 7
+        varint.append(encoded)
+        if self.flow.pipeline.output_format == "json":
+            return json.dumps({"id": number}, separators=(",", ":")).encode()
+        head = next(iter(self.records))[:5]
+        return head + bytes(varint)
+
+
+def raw(flow: Flow, topic: str) -> dict[bytes, bytes]:
+    """The latest values of a topic, as they are."""
+    from airflow_bottledwater.backoff import Backoff
+    from airflow_bottledwater.kafka.topic_reader import blocks
+    from airflow_bottledwater.kafka.topics import Topics
+
+    config = flow.pipeline.kafka
+    partitions = Topics(config).describe([topic])[topic].partitions
+    found: dict[bytes, bytes] = {}
+    for block in blocks(config, topic, Topics(config).ends(topic, partitions), Backoff(10)):
+        for i in range(len(block)):
+            value = block.value(i)
+            if value is None:
+                found.pop(block.key(i), None)
+            else:
+                found[block.key(i)] = value
+    return found
+
+
+@pytest.fixture(params=["avro", "json"])
+def flow(request: pytest.FixtureRequest, make_flow: MakeFlow, registry: SchemaRegistry) -> Flow:
+    return begun(make_flow(registry if request.param == "avro" else None, tables="items", partitions=3))
+
+
+# ---------------------------------------------------------------------- what is not damaged
+def test_a_pipeline_in_order_is_equal(flow: Flow) -> None:
+    with running(flow):
+        found = verify(flow)
+    (table,) = found.tables
+    assert (table.verdict, table.rows, table.older, table.left_out) == ("equal", ROWS - ROWS // 50, 0, [])
+    assert Verification.from_json(found.to_json()) == found
+
+
+def test_an_idle_database_and_an_empty_table_pass(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="items")
+    flow.execute(TABLE)
+    flow.create()
+    flow.snapshot()
+    with running(flow):
+        assert [verify(flow).tables[0].verdict for _ in range(2)] == ["equal", "equal"]
+
+
+# ---------------------------------------------------------------------- damage
+def test_a_dropped_key_is_missing(flow: Flow) -> None:
+    with running(flow):
+        assert not kinds(verify(flow))
+        damage = Damage(flow)
+        damage.write(damage.key(7), None)
+        found = verify(flow)
+    assert kinds(found) == {"missing": 1}
+    (difference,) = found.tables[0].differences
+    assert difference.key == {"id": "7"}
+    assert "bottledwater snapshot --tables public.items --sweep" in found.advice()
+
+
+def test_a_stale_a_changed_and_a_foreign_value_are_different(flow: Flow) -> None:
+    with running(flow):
+        damage = Damage(flow)
+        of_another = damage.records[damage.key(12)]
+        changed = damage.records[damage.key(13)].replace(b"item 13", b"item 31")
+        damage.write(damage.key(11), of_another)
+        damage.write(damage.key(13), changed)
+        first = damage.records[damage.key(17)]
+        flow.execute("UPDATE items SET name = 'newer' WHERE id = 17")
+        assert not {d.key["id"] for d in verify(flow).tables[0].differences} - {"11", "13"}
+        damage.write(damage.key(17), first)
+        found = verify(flow)
+    assert kinds(found) == {"different": 3}
+    told = {d.key["id"]: (d.column, d.in_table, d.in_topic) for d in found.tables[0].differences}
+    assert told["11"] == ("id", "11", "12")
+    assert told["13"] == ("name", "item 13", "item 31")
+    assert told["17"] == ("name", "newer", "item 17")
+
+
+def test_a_key_that_the_table_does_not_have_is_surplus(flow: Flow) -> None:
+    with running(flow):
+        verify(flow)
+        damage = Damage(flow)
+        damage.write(damage.key(5000), damage.records[damage.key(3)])
+        damage.write(damage.key(50), damage.records[damage.key(3)])  # it was deleted
+        found = verify(flow)
+    assert kinds(found) == {"surplus": 2}
+    assert {d.key["id"] for d in found.tables[0].differences} == {"5000", "50"}
+
+
+def test_a_record_in_a_partition_that_its_key_does_not_belong_to_is_found(flow: Flow) -> None:
+    with running(flow):
+        verify(flow)
+        damage = Damage(flow)
+        for partition in range(3):  # one of them is right
+            damage.write(damage.key(3), damage.records[damage.key(3)], partition=partition)
+        found = verify(flow)
+        assert kinds(found) == {"wrong partition": 2}
+        for partition in {d.partition for d in found.tables[0].differences}:
+            damage.write(damage.key(3), None, partition=partition)
+        assert not kinds(verify(flow))
+
+
+def test_what_nobody_can_decode_is_found(flow: Flow) -> None:
+    with running(flow):
+        verify(flow)
+        damage = Damage(flow)
+        damage.write(damage.key(4), b"\x00\x7f\xff\xff\xffgarbage")
+        damage.write(b"no key", damage.records[damage.key(3)])
+        found = verify(flow)
+    assert kinds(found) == {"unreadable": 2}
+
+
+def test_a_key_in_other_bytes_is_surplus(make_flow: MakeFlow) -> None:
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        damage = Damage(flow)
+        damage.write(b'{"id": 8}', damage.records[damage.key(8)])
+        found = verify(flow)
+    assert kinds(found) == {"surplus": 1}
+
+
+def test_a_position_that_no_transaction_can_have_hides_nothing(flow: Flow) -> None:
+    with running(flow):
+        verify(flow)
+        damage = Damage(flow)
+        headers = [("op", b"d"), ("pos", b"7FFFFFFF00000000/00000001")]
+        damage.write(damage.key(7), None, headers=headers)
+        assert kinds(verify(flow)) == {"missing": 1}
+
+
+def test_thousands_of_damaged_keys_are_counted(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_AT_ONCE", 50)
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        verify(flow)
+        damage = Damage(flow)
+        for number in range(101, 150):
+            damage.write(damage.key(number), None)
+        assert kinds(verify(flow)) == {"missing": 49}
+        monkeypatch.setattr(driver, "_ENOUGH", 5)
+        found = verify(flow)
+    assert found.tables[0].unexamined
+    assert kinds(found)["missing"] >= 5
+
+
+def test_a_sample_finds_its_share(make_flow: MakeFlow) -> None:
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        rows = [verify(flow, verify_sample=0.2).tables[0].rows for _ in range(3)]
+    assert all(20 <= each <= 110 for each in rows)
+    assert len(set(rows)) > 1
+
+
+# ---------------------------------------------------------------------- what looks like damage
+def test_a_truncated_table_is_empty_for_its_consumers(flow: Flow) -> None:
+    with running(flow):
+        flow.execute("TRUNCATE items", "INSERT INTO items (id) VALUES (3)", "INSERT INTO items (id) VALUES (5000)")
+        assert not kinds(verify(flow))
+        damage = Damage(flow)
+        damage.write(damage.key(3), None)
+        assert kinds(verify(flow)) == {"missing": 1}
+
+
+def test_a_table_that_was_altered_is_compared_in_what_its_records_have(flow: Flow) -> None:
+    with running(flow):
+        flow.execute(
+            "ALTER TABLE items ADD COLUMN note text DEFAULT 'new', ADD COLUMN empty int",
+            "ALTER TABLE items DROP COLUMN ratio",
+            "UPDATE items SET name = 'again' WHERE id = 1",
+        )
+        found = verify(flow)
+        assert (kinds(found), found.tables[0].older) == ({}, ROWS - ROWS // 50 - 1)
+        damage = Damage(flow)
+        damage.write(damage.key(3), damage.records[damage.key(6)])
+        assert kinds(verify(flow)) == {"different": 1}
+
+
+def test_records_without_a_position_count_by_their_place(make_flow: MakeFlow) -> None:
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        verify(flow)
+        damage = Damage(flow)
+        row = damage.records[damage.key(3)].replace(b"item 3", b"newest")
+        flow.execute("UPDATE items SET name = 'newest' WHERE id = 3")
+        damage.write(damage.key(3), row, headers=[("read", b"1")])
+        assert not kinds(verify(flow))
+
+
+def test_what_the_stream_has_not_published_yet_is_waited_for(flow: Flow) -> None:
+    flow.execute("UPDATE items SET name = 'later'")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(verify, flow)
+        time.sleep(1.0)
+        with running(flow):
+            assert not kinds(found.result(60))
+
+
+def _while_it_reads(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
+    """Let something happen under each snapshot, before the topics' ends are read."""
+    original, count = moment.Moments._wait_reached, itertools.count(1)
+
+    def wait(self: moment.Moments, lsn: int, holder: Any) -> None:
+        original(self, lsn, holder)
+        act(next(count))
+        time.sleep(0.7)  # the stream publishes it
+
+    monkeypatch.setattr(moment.Moments, "_wait_reached", wait)
+
+
+def test_what_is_later_than_the_snapshot_is_not_looked_at(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def act(number: int) -> None:
+        looks.append(number)
+        flow.execute("UPDATE items SET name = 'later' WHERE id = 3", "DELETE FROM items WHERE id = 4")
+
+    with running(flow):
+        verify(flow)
+        _while_it_reads(monkeypatch, act)
+        assert verify(flow).tables[0].verdict == "equal"
+    assert looks == [1]
+
+
+def test_what_the_snapshot_shows_counts_though_it_was_changed_since(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged key leads to a look at its whole bucket, in which another key is changed meanwhile."""
+    monkeypatch.setattr(driver, "bits_for", lambda keys: 0)
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        damage = Damage(flow)
+        damage.write(damage.key(7), None)
+        _while_it_reads(monkeypatch, lambda number: flow.execute(f"UPDATE items SET name = 'n{number}' WHERE id = 3"))
+        (table,) = verify(flow).tables
+    assert (table.counts, table.unsettled) == ({"missing": 1}, 0)
+
+
+def test_a_key_that_is_changed_all_the_time_is_unsettled(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody writes nonsense, and under each snapshot again: it may be the stream, which repairs it in a moment."""
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        damage = Damage(flow)
+        _while_it_reads(monkeypatch, lambda number: damage.write(damage.key(7), None))
+        (table,) = verify(flow).tables
+    assert (table.counts, table.unsettled, table.verdict) == ({}, 1, "unsettled")
+
+
+# ---------------------------------------------------------------------- a commit that others do not see yet
+def test_a_commit_that_waits_for_its_standby_is_no_difference(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its change is in the topic long before a snapshot shows it."""
+    monkeypatch.setattr(moment, "_SETTLE", 3.0)
+    stuck = psycopg.connect(flow.dsn, autocommit=True)
+    stuck.execute("SET synchronous_commit = on")
+    with running(flow):
+        verify(flow)
+        flow.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+        try:
+            time.sleep(0.3)
+            thread = threading.Thread(target=lambda: stuck.execute("DELETE FROM items WHERE id = 3"), daemon=True)
+            thread.start()
+            time.sleep(1.0)
+            assert flow.execute("SELECT count(*) FROM items WHERE id = 3") == [(1,)]
+            flow.execute("SET synchronous_commit = local", "SELECT pg_logical_emit_message(true, 'x', 'x')")
+            found = verify(flow)
+            assert (kinds(found), found.tables[0].verdict) == ({}, "unsettled")
+            releasing = threading.Timer(1.5, lambda: flow.execute(
+                "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"
+            ))  # fmt: skip
+            releasing.start()
+            monkeypatch.setattr(moment, "_SETTLE", 20.0)
+            found = verify(flow)
+            assert found.tables[0].verdict == "equal"
+            thread.join(10)
+        finally:
+            flow.execute("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+            stuck.close()
+
+
+# ---------------------------------------------------------------------- what cannot be verified
+def test_without_a_stream_it_says_so(flow: Flow) -> None:
+    with pytest.raises(Outage, match="no stream reads from the slot"):
+        verify(flow, verify_timeout=1.0)
+
+
+def test_before_the_snapshot_is_complete_it_is_refused(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="items")
+    flow.execute(TABLE, FILL)
+    with pytest.raises(StateError, match="does not know slot"):
+        verify(flow)
+    flow.create()
+    with pytest.raises(StateError, match="not complete"):
+        verify(flow)
+
+
+def test_tables_are_chosen_and_those_without_a_key_are_named(make_flow: MakeFlow) -> None:
+    flow = make_flow(allow_unkeyed=True, tables="items,keyless")
+    flow.execute("CREATE TABLE keyless (a int)", "CREATE TABLE other (id int PRIMARY KEY)")
+    begun(flow)
+    with running(flow):
+        assert {t.table: t.verdict for t in verify(flow).tables} == {
+            "public.items": "equal",
+            "public.keyless": "not verified",
+        }
+        assert [t.table for t in verify(flow, verify_tables="items").tables] == ["public.items"]
+        with pytest.raises(PreflightError, match=r"public.other does not belong"):
+            verify(flow, verify_tables="other")
+        flow.execute("DROP TABLE items")
+        with pytest.raises(Refused, match="does not exist any more"):
+            verify(flow)
+
+
+def test_many_keys_are_read_in_several_passes(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latest, "_PLACES", 64)
+    monkeypatch.setattr(latest.LatestValues.__init__, "__kwdefaults__", {"places": 64})
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        found = verify(flow)
+        assert (kinds(found), found.tables[0].rows) == ({}, ROWS - ROWS // 50)
+        damage = Damage(flow)
+        damage.write(damage.key(7), None)
+        damage.write(damage.key(5000), damage.records[damage.key(3)])
+        assert kinds(verify(flow)) == {"missing": 1, "surplus": 1}
+
+
+# ---------------------------------------------------------------------- under writers
+@pytest.mark.parametrize("seed", SEEDS)
+def test_under_writers_nothing_is_found_but_the_damage(
+    make_flow: MakeFlow, registry: SchemaRegistry, seed: int
+) -> None:
+    dice = random.Random(seed)
+    flow = make_flow(
+        registry if dice.random() < 0.5 else None,
+        tables="a,b",
+        partitions=dice.choice((1, 3)),
+        lanes=dice.choice((1, 2)),
+    )
+    make_tables(flow, ("a", "b"), ROWS)
+    flow.create()
+    flow.snapshot()
+    with running(flow), Writers(flow.dsn, ("a", "b"), seed, ROWS, habits=WRITERS, pause=(0.0, 0.02)):
+        for _ in range(int(os.environ.get("BOTTLEDWATER_ROUNDS", "4"))):
+            time.sleep(dice.uniform(0.0, 0.2))
+            found = verify(flow)
+            assert found.to_json()["equal"], found

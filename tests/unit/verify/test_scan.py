@@ -1,0 +1,162 @@
+"""Rows and records of plain types have the same hashes where they are equal, and others where they are not."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from airflow_bottledwater.encoding import avro, types
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.verify.program import compile_scan
+from airflow_bottledwater.verify.scan import PlainScan, Scan
+from airflow_bottledwater.verify.values import Expectation, TopicReader, canonical
+from tests.support import reference
+from tests.support.blocks import Records, rows
+from tests.support.examples import examples
+
+KEY, VALUE = 7, 70_000
+NUMERIC_12_2 = (12 << 16 | 2) + 4
+
+
+def kind(oid: int, typmod: int = -1) -> ColumnType:
+    return ColumnType(oid, typmod, oid, typmod, "b", f"type {oid}")
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+DAY = st.one_of(
+    st.dates().map(str), st.sampled_from(["0044-03-15 BC", "10000-01-01", "infinity", "-infinity", "4714-11-24 BC"])
+)
+CLOCK = st.times().map(lambda t: f"{t:%H:%M:%S}" + (f".{t.microsecond:06d}".rstrip("0") if t.microsecond else ""))
+STAMP = st.one_of(
+    st.tuples(st.dates(), CLOCK).map(lambda p: f"{p[0]} {p[1]}"),
+    st.sampled_from(["infinity", "-infinity", "0001-12-31 23:59:59 BC", "10000-01-01 00:00:00"]),
+)
+
+
+def shortest(value: float) -> str:
+    """As PostgreSQL writes it."""
+    return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(value), repr(value))
+
+
+COLUMNS: list[tuple[str, ColumnType, st.SearchStrategy[str]]] = [
+    ("id", kind(20), st.integers(-(2**63), 2**63 - 1).map(str)),
+    ("name", kind(25), TEXT),
+    ("price", kind(1700, NUMERIC_12_2), st.decimals(-(10**9), 10**9, places=2).map(lambda d: f"{d:.2f}")),
+    ("ok", kind(16), st.sampled_from("tf")),
+    ("day", kind(1082), DAY),
+    ("clock", kind(1083), CLOCK),
+    ("stamp", kind(1114), STAMP),
+    ("zoned", kind(1184), STAMP.map(lambda s: s if s.endswith("infinity") else s.replace(" BC", "") + "+00" + " BC" * s.endswith("BC"))),
+    ("ratio", kind(701), st.floats().map(shortest)),
+    ("single", kind(700), st.floats(width=32).map(lambda x: shortest(x) if x != x or abs(x) == float("inf") else f"{x:.9g}")),
+    ("doc", kind(3802), TEXT),
+    ("any", kind(1700), st.sampled_from(["0", "1e400".replace("e400", "0" * 400), "NaN", "-0.000"])),
+]  # fmt: skip
+TABLE = Table(1, "public", "t", "d", ("id", "name"), tuple(Column(name, of) for name, of, _ in COLUMNS))
+ROW = st.tuples(*(s if n < 2 else st.none() | s for n, (_, _, s) in enumerate(COLUMNS)))
+
+
+def escaped(text: str | None) -> str:
+    if text is None:
+        return r"\N"
+    for character, letter in (("\\", "\\\\"), ("\b", "\\b"), ("\f", "\\f"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"), ("\v", "\\v")):  # fmt: skip
+        text = text.replace(character, letter)
+    return text
+
+
+def line(row: tuple[str | None, ...]) -> bytes:
+    """As COPY writes it."""
+    return "\t".join(map(escaped, row)).encode() + b"\n"
+
+
+def record(row: tuple[str | None, ...], output_format: str) -> tuple[bytes, bytes]:
+    if output_format == "avro":
+        key, value = reference.avro_row(TABLE, list(row), KEY, VALUE)
+        assert key is not None
+        return key, value
+    found = reference.json_row(TABLE, list(row))
+    return tuple(json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode() for each in found)  # type: ignore[return-value]
+
+
+def schemas(number: int) -> str | None:
+    return {KEY: avro.key_schema(TABLE), VALUE: avro.value_schema(TABLE)}.get(number)
+
+
+def scan(way: str, output_format: str) -> Scan:
+    given = schemas if output_format == "avro" else None
+    if way == "compiled":
+        found = compile_scan(TABLE, given, bytes(range(32)))
+        assert found is not None
+        return found
+    return PlainScan(Expectation(TABLE, as_json=given is None), TopicReader(TABLE, given), bytes(range(32)))
+
+
+WAYS = [(way, output_format) for way in ("compiled", "plain") for output_format in ("avro", "json")]
+
+
+@pytest.mark.parametrize(("way", "output_format"), WAYS)
+@settings(max_examples=examples(200))
+@given(st.lists(ROW, max_size=4))
+def test_equal_rows_and_records_have_equal_hashes(way: str, output_format: str, table: list[Any]) -> None:
+    found = scan(way, output_format)
+    ours = found.rows(rows([line(row) for row in table]))
+    theirs = found.records(Records([record(row, output_format) for row in table]))
+    assert [ours[0].tolist(), ours[1].tolist()] == [theirs[0].tolist(), theirs[1].tolist()]
+
+
+@pytest.mark.parametrize(("way", "output_format"), WAYS)
+@settings(max_examples=examples(200))
+@given(ROW, ROW, st.integers(0, len(COLUMNS) - 1))
+def test_a_row_with_another_value_in_a_column_has_another_hash(
+    way: str, output_format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
+) -> None:
+    changed = (*row[:at], other[at], *row[at + 1 :])
+    of = Expectation(TABLE, as_json=output_format == "json")
+    assume(canonical(of.values(row)) != canonical(of.values(changed)))
+    found = scan(way, output_format)
+    keys, hashes = found.rows(rows([line(row)]))
+    other_keys, other_hashes = found.records(Records([record(changed, output_format)]))
+    assert hashes[0] != other_hashes[0]
+    assert (keys[0] == other_keys[0]) == (at > 1)
+
+
+@pytest.mark.parametrize(("way", "output_format"), WAYS)
+@settings(max_examples=examples(200))
+@given(ROW, st.binary(max_size=40), st.integers(0, 200))
+def test_damaged_bytes_have_another_hash_and_harm_nothing(
+    way: str, output_format: str, row: tuple[Any, ...], noise: bytes, at: int
+) -> None:
+    key, value = record(row, output_format)
+    at %= len(value)
+    damaged = value[:at] + noise
+    assume(damaged != value)
+    found = scan(way, output_format)
+    before = found.records(Records([(key, value)]))[1][0]
+    after = found.records(Records([(key, damaged), (b"", b""), (noise, None)]))[1]
+    reader = TopicReader(TABLE, schemas if output_format == "avro" else None)
+    try:
+        same = canonical(dict(reader.value(damaged).values)) == canonical(dict(reader.value(value).values))
+    except ValueError:
+        same = False
+    assert after[0] != before or same
+    assert after[2] == 0
+
+
+def test_types_without_a_compiled_form_take_the_other_way() -> None:
+    wide = Table(1, "public", "t", "d", ("id",), (Column("id", kind(20)), Column("v", kind(1186))))
+    assert types.mapping(kind(1186)) and compile_scan(wide, None, bytes(32)) is None
+
+
+def test_a_canonical_number_does_not_depend_on_its_type() -> None:
+    from decimal import Decimal
+
+    assert canonical(1.0) == canonical(1) == canonical(Decimal("1.000"))
+    assert canonical(1e20) == canonical(10**20) == canonical(Decimal("1e20"))
+    assert canonical(0.1) == canonical(Decimal("0.1")) != canonical(Decimal("0.1000000000000000055"))
+    assert canonical(True) != canonical(1) != canonical("1")
+    assert canonical(struct.unpack("<f", struct.pack("<f", 0.1))[0]) != canonical(0.1)

@@ -385,6 +385,8 @@ _JSON: dict[int, Callable[[ColumnType, str], Any]] = {
 def json_native(column: ColumnType, text: str) -> Any:
     """What the JSON value of a column is, parsed; numbers that must be exact are Decimals."""
     opcode = mapping(column).opcode
+    if opcode == wire.OP_FLOATS:
+        return [float(each) for each in text[1:-1].split(",")]
     if opcode in _NESTED:
         return _nested(column, text, json_native, str)
     if opcode == wire.OP_NUMERIC_TEXT and column.form == "number":

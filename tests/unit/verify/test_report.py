@@ -1,0 +1,52 @@
+"""What the command prints of a verification, and with which code it exits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_bottledwater.cli.verify import answer
+from airflow_bottledwater.state.verification import Difference, TableResult, Verification
+
+
+def found(**of_table: object) -> Verification:
+    return Verification(1.0, "0/1", 1.0, [TableResult("public.a", "a", 7, **of_table)])  # type: ignore[arg-type]
+
+
+MISSING = Difference("different", {"id": "[7]"}, "name", "x", "y", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (found(), 0),
+        (found(counts={"different": 1}, differences=[MISSING]), 2),
+        (found(unsettled=1), 75),
+        (found(verified=False), 0),
+    ],
+)
+def test_the_exit_code_tells_the_verdict(result: Verification, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (False, True):
+        if code:
+            with pytest.raises(SystemExit) as raised:
+                answer(result, as_json=as_json)
+            assert raised.value.code == code
+        else:
+            answer(result, as_json=as_json)
+        out = capsys.readouterr().out
+        if as_json:
+            assert Verification.from_json(json.loads(out)) == result
+            assert json.loads(out)["equal"] is (code == 0)
+        elif code == 2:
+            assert "different: id = [7]: name is y in the topic and x in the table (partition 0, offset 3)" in out
+        else:
+            assert result.tables[0].verdict.split()[0] in out
+
+
+def test_a_report_of_many_differences_stays_small() -> None:
+    many = TableResult("public.a", "a")
+    many.add([MISSING] * 50)
+    assert (many.counts, len(many.differences)) == ({"different": 50}, 10)
+    whole = Verification(1.0, "0/1", 1.0, [many] * 50).to_json()
+    assert sum(len(table["differences"]) for table in whole["tables"]) == 100

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from tests.support.writers import Writers, audit, make_tables
 
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "10")))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "4")))
 TABLES = ("a", "b")
 ROWS = 1500
 

@@ -20,7 +20,7 @@ from airflow_bottledwater.settings import Pipeline
 log = logging.getLogger("bottledwater")
 
 #: seconds between two looks at a live snapshot
-_INTERVAL = 0.5
+_INTERVAL = 1.0
 #: seconds without a report after which it is said what is waited for
 _SILENT = 10.0
 _COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", "error")

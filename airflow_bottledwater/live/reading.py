@@ -212,10 +212,11 @@ class Reading(threading.Thread):
         reached = Topics(self._pipeline.kafka).ends(topic, self._tables[oid].partitions)
         low = 0
         while low < RANGES:
-            found = self._begin(connection, oid)
+            # before the table is locked: what is read of the topic is the same at any time
             latest = LatestRecords(2 * sum(reached), reached, low)
             for records in self._topic(topic, reached):
                 latest.note(records)
+            found = self._begin(connection, oid)
             version = self._version(found)
             for rows in copy.rows(connection, keys_query(version.table), idle=self._check):
                 latest.find(key_hashes(rows, version, self._pipeline.output_format))

@@ -201,6 +201,7 @@ def _publish(assignment: Assignment, batch: Batch | None) -> Position:
     if _publisher is None or not kept:
         pipeline, backoff = _settings(assignment)
         _publisher = job, StreamPublisher(pipeline, assignment.start, backoff)
+        _publisher[1].reached()  # a live snapshot needs the state, also where there is no batch
     try:
         if batch is not None:
             _publisher[1].publish(batch)

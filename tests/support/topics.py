@@ -103,6 +103,8 @@ def assert_exactly_once_in_order(messages: list[Message]) -> None:
     seen: set[tuple[str, str, str]] = set()
     last: dict[str, str] = {}
     for message in messages:
+        if message.snapshot:
+            continue  # a row that was read again is what the topic has already
         key = json.dumps(message.key, sort_keys=True)
         if message.key is not None:
             assert last.get(key, "") <= message.pos, f"{key} goes back to {message.pos or 'a snapshot row'}"

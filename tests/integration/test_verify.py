@@ -280,6 +280,7 @@ def test_records_without_a_position_count_by_their_place(make_flow: MakeFlow) ->
 
 
 def test_what_the_stream_has_not_published_yet_is_waited_for(flow: Flow) -> None:
+    flow.stream()
     flow.execute("UPDATE items SET name = 'later'")
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(verify, flow)
@@ -371,6 +372,8 @@ def test_a_commit_that_waits_for_its_standby_is_no_difference(flow: Flow, monkey
 
 # ---------------------------------------------------------------------- what cannot be verified
 def test_without_a_stream_it_says_so(flow: Flow) -> None:
+    flow.stream()
+    flow.execute("UPDATE items SET name = 'later'")
     with pytest.raises(Outage, match="no stream reads from the slot"):
         verify(flow, verify_timeout=1.0)
 

@@ -1296,7 +1296,7 @@ MUTANTS = (
         "verify/moment.py",
         "if position is not None and position.lsn >= lsn:",
         "if position is not None:",
-        f"{_VERIFY}::test_what_the_stream_has_not_published_yet_is_waited_for",
+        f"{_VERIFY}::test_without_a_stream_it_says_so",
     ),
     Mutant(
         "what committed after the snapshot is left out of the sums",

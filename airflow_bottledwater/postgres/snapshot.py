@@ -322,7 +322,8 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
     assert row is not None
     _check_names(connection, named)
     filenode = connection.execute("SELECT pg_relation_filenode(%s::oid)", (table.oid,)).fetchone()
-    if filenode is not None and filenode[0] != table.filenode:
+    # a partitioned table has no file of its own
+    if filenode is not None and (filenode[0] or 0) != table.filenode:
         raise Outage(f"{table.qualified} was rewritten since its snapshot was planned.", "Run the snapshot again.")
     if row[0] != str(held.snapshot):
         raise Refused(

@@ -11,7 +11,7 @@ from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, identify, session
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import longest_silence, owner_key, status_key
@@ -74,6 +74,7 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
         control.write(owner_key(pinned.topic, owner), None)
     control.write(status_key(owner), None)
     control.close()
+    snapshots.forget_all(pipeline, owner)
 
 
 def drop(pipeline: Pipeline, *, when: str = "retired") -> str:

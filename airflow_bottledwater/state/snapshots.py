@@ -56,7 +56,9 @@ class SnapshotRequests:
             reader = self._listen()
             while changes := reader.poll(0):
                 self._take(changes)
-            self.complete = reader.at >= self._end
+            if reader.at >= self._end and not self.complete:
+                self.complete = True
+                self._prune(reader.values)
         except BottledWaterError:
             self.close()
 
@@ -73,6 +75,14 @@ class SnapshotRequests:
             if time.monotonic() > deadline:
                 raise Outage("The requests for live snapshots could not be read within 30 s.", "Check the brokers.")
         self.complete = True
+
+    def _prune(self, records: store.RawRecords) -> None:
+        """Remove the reports on live snapshots that have ended long ago, and that nobody has waited for."""
+        prefix = reading_key(self._name, "")
+        for key, raw in list(records.items()):
+            report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
+            if report is not None and report.ended and time.time() - report.at > _KEPT:
+                _write(self._pipeline, key, None)
 
     def remove(self, request_id: str) -> None:
         """Remove a request that is answered."""
@@ -164,6 +174,16 @@ def forget(pipeline: Pipeline, name: str, request_id: str) -> None:
     :raises Outage: Kafka does not take it.
     """
     _write(pipeline, reading_key(name, request_id), None)
+
+
+def forget_all(pipeline: Pipeline, name: str) -> None:
+    """Remove all requests for live snapshots of a pipeline, and the reports on them.
+
+    :raises Outage: Kafka does not take it.
+    """
+    for request_id in reports(pipeline, name):
+        _write(pipeline, snapshot_key(name, request_id), None)
+        _write(pipeline, reading_key(name, request_id), None)
 
 
 def _read(pipeline: Pipeline) -> store.RawRecords:

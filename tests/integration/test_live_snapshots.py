@@ -20,6 +20,7 @@ from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.provision import live
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.control_records import SnapshotRequest
@@ -93,6 +94,25 @@ def test_sweep(flow: Flow) -> None:
     report = flow.reported(request_id)
     assert (report.state, report.swept, report.rows) == ("finished", 1, ROWS)
     assert flow.compare("items").equal
+
+
+def test_nothing_is_left_of_them_when_the_slot_is_dropped(flow: Flow) -> None:
+    flow.ask("items")
+    flow.stream()
+    flow.ask("items")
+    assert len(snapshots.reports(flow.pipeline, flow.name)) == 2
+    drop(flow.pipeline, when="always")
+    assert snapshots.reports(flow.pipeline, flow.name) == {}
+
+
+def test_old_reports_are_removed(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    request_id = flow.ask("items")
+    flow.stream()
+    assert request_id in snapshots.reports(flow.pipeline, flow.name)
+    monkeypatch.setattr(snapshots, "_KEPT", 0.0)
+    flow.ask("items", where="false")
+    flow.stream()
+    assert request_id not in snapshots.reports(flow.pipeline, flow.name)
 
 
 # ---------------------------------------------------------------------- what happens in the middle

@@ -22,6 +22,7 @@ NAMES = (
     "tables",
     "sweep",
     "verify",
+    "live",
     "parts",
 )
 

@@ -44,7 +44,7 @@ _IGNORED_SECONDS = 3.0
 _PLAIN = Path(__file__).parent / "plain_publisher.py"
 
 
-def _write(dsn: str, first: int, transactions: int, out: Queue[list[tuple[int, float]]]) -> None:
+def _write(dsn: str, table: str, first: int, transactions: int, out: Queue[list[tuple[int, float]]]) -> None:
     """In a process of its own: transactions at their times; puts (last id, time of commit) of each."""
     done = []
     with psycopg.connect(dsn) as connection:
@@ -54,14 +54,14 @@ def _write(dsn: str, first: int, transactions: int, out: Queue[list[tuple[int, f
                 time.sleep(wait)
             rows = k % 3 + 1
             values = ",".join(f"({identity + r}, {k}, 'row {k}', {k}.25, now(), true)" for r in range(rows))
-            connection.execute(f"INSERT INTO bench VALUES {values}")  # type: ignore[arg-type]
+            connection.execute(f"INSERT INTO {table} VALUES {values}")  # type: ignore[arg-type]
             identity += rows
             done.append((identity - 1, time.time()))
             connection.commit()
     out.put(done)
 
 
-def _avro_id(key: bytes) -> int:
+def avro_id(key: bytes) -> int:
     """The bigint behind the registry's frame."""
     value = shift = 0
     for byte in key[5:]:
@@ -96,14 +96,26 @@ class _Watch:
         self._client.close()
 
 
-def _measure(
-    source: Workload, topic: str, identify: Callable[[bytes], int], first: int, job: Job | None = None
+def measure(
+    source: Workload,
+    topic: str,
+    identify: Callable[[bytes], int],
+    first: int,
+    job: Job | None = None,
+    *,
+    table: str = "bench",
 ) -> dict[str, Any]:
+    """The latencies of the module's transactions.
+
+    :param topic: the topic of the table that they insert into.
+    :param identify: the id in the bytes of a key.
+    :param first: the first id that is inserted.
+    """
     transactions = scaled(_SECONDS * _RATE, 5 * _RATE)
     watches = [_Watch(consumer(source, topic, committed=c), identify) for c in (True, False)]
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
-    writer = context.Process(target=_write, args=(source.dsn, first, transactions, out))
+    writer = context.Process(target=_write, args=(source.dsn, table, first, transactions, out))
     cpu, end = Cpu(source.stack, job), Topics(source.pipeline.kafka).ends(topic, 1)[0]
     writer.start()
     done = out.get(timeout=transactions / _RATE + 120)
@@ -143,7 +155,7 @@ def _reference(stack: DataStack) -> dict[str, Any]:
         source.insert(10)
         until(lambda: Topics(pipeline.kafka).ends(topic, 1)[0], "the plain script's first transaction", 300)
         time.sleep(1)
-        return _measure(source, topic, _plain_id, 1000)
+        return measure(source, topic, _plain_id, 1000)
     finally:
         script.terminate()
         script.wait()
@@ -163,7 +175,7 @@ def run(stack: DataStack) -> None:
             source.insert(10)
             follower.until(10, job=job)
             time.sleep(1)
-            found = _measure(source, source.topic, _avro_id, 1000, job)
+            found = measure(source, source.topic, avro_id, 1000, job)
         follower.close()
         emit(
             "latency",

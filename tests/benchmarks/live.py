@@ -1,0 +1,61 @@
+"""``live``: a live snapshot of a table beside a stream of 200 transactions a second of another table. The value is the snapshot's rows/s;
+``ratio_p99`` is the stream's latency meanwhile (``p99_ms``) against the same without it, measured just before.
+
+Reference: draining the same COPY raw over one connection, before both.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+
+from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
+from tests.benchmarks.common import TABLE, Job, Workload, copy_all, drain, emit, engines, scaled
+from tests.benchmarks.latency import avro_id, measure
+from tests.support.waiting import until
+
+_ROWS = 5_000_000
+
+
+def _end(source: Workload, name: str, request_id: str) -> SnapshotReport | None:
+    report = snapshots.reports(source.pipeline, name)[request_id][1]
+    return report if report is not None and report.ended else None
+
+
+def run(stack: DataStack) -> None:
+    """See the module."""
+    rows = scaled(_ROWS, 100_000)
+    for engine in engines():
+        source = Workload(stack, skip_snapshot=True, tables="bench,ticks")
+        source.execute(TABLE.replace("bench", "ticks"))
+        source.insert(rows)
+        source.execute("VACUUM ANALYZE bench")
+        source.create()
+        began = time.perf_counter()
+        assert drain(source.dsn, copy_all(source.table())) == rows
+        raw = rows / (time.perf_counter() - began)
+        ticks = f"{source.pipeline.topic_prefix}.ticks"
+        with connect(source.dsn) as connection:
+            name = identify(connection).pipeline(source.pipeline.slot)
+        with Job(source.pipeline, "stream", engine=engine) as job:
+            source.walsender()
+            measure(source, ticks, avro_id, 1, job, table="ticks")
+            alone = measure(source, ticks, avro_id, 1_000_000, job, table="ticks")
+            request_id = uuid.uuid4().hex[:12]
+            began = time.time()
+            snapshots.ask(source.pipeline, name, request_id, SnapshotRequest(("bench",)))
+            beside = measure(source, ticks, avro_id, 2_000_000, job, table="ticks")
+            report = until(functools.partial(_end, source, name, request_id), "the live snapshot", 1200, pause=0.5)
+            assert (report.state, report.rows) == ("finished", rows)
+        pace = rows / (report.at - began)
+        emit(
+            "live", pace, "rows/s", {"raw_rows_per_second": raw, "alone_p50_ms": alone["p50_ms"], "alone_p99_ms": alone["p99_ms"]},
+            engine=engine, rows=rows, seconds=report.at - began, p50_ms=beside["p50_ms"], p99_ms=beside["p99_ms"],
+            ratio_p99=beside["p99_ms"] / alone["p99_ms"],
+        )  # fmt: skip
+        source.released()
+        source.drop()

@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system test-clusters test-faults test-security test-mutants fuzz bench lock clean
+.PHONY: help setup demo up down lint test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -57,6 +57,9 @@ test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, r
 
 test-clusters: setup ## YARN, Spark standalone and Celery workers on other hosts, and what is asked of Kubernetes; needs root
 	@$(PYTEST) tests/system/clusters -q
+
+test-long: setup ## the verification, partitioned tables, and live snapshots under writers
+	@$(PYTEST) tests/integration -q -m long -n 2 --dist loadfile
 
 test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies
 	@BOTTLEDWATER_FAULTS=$(or $(FAULTS),10) BOTTLEDWATER_SEEDS=$(or $(SEEDS),300) BOTTLEDWATER_SEED=$(or $(SEED),1) \

@@ -20,6 +20,8 @@ from tests.support.topics import Flow
 from tests.support.waiting import until
 from tests.support.writers import Writers, audit, make_tables
 
+pytestmark = pytest.mark.long
+
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "4")))
 TABLES = ("a", "b")

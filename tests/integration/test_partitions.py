@@ -26,6 +26,8 @@ from airflow_bottledwater.state.store import state_topic_name
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
+
 #: of two levels; p_old was made apart, with its columns in another order and with one dropped; p_new is empty
 TABLES = (
     "CREATE TABLE p (id int, region text, v text, big text, PRIMARY KEY (id, region)) PARTITION BY LIST (region)",

@@ -27,6 +27,8 @@ from airflow_bottledwater.verify import driver, latest, moment
 from tests.support.topics import Flow, MakeFlow
 from tests.support.writers import ASYNCHRONOUS, PREPARING, SHORT, Habit, Writers, make_tables
 
+pytestmark = pytest.mark.long
+
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "6")))
 #: transactions that stay open for a while, so that snapshots have some in progress

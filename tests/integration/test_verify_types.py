@@ -23,6 +23,8 @@ from tests.support.blocks import Records, rows
 from tests.support.paths import KEY_ID, VALUE_ID, Made
 from tests.support.paths import copied as encoded
 
+pytestmark = pytest.mark.long
+
 SEED = bytes(range(32))
 
 

@@ -66,14 +66,24 @@ def show(found: Verification, console: Console) -> None:
     """Print a table of the tables, and the first differences of each."""
     part = f"a sample of {found.sample:.4%} of" if found.sample < 1 else "all"
     console.print(f"Topics against tables at {found.position}: {part} rows, {found.seconds:.1f} s")
-    shown = Table("table", "topic", "rows", "verdict", "differences", "unsettled", "written before an ALTER")
+    shown = Table()
+    rows = []
     for table in found.tables:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in table.counts.items())
         more = f" (and {table.unexamined:,} keys not looked at)" if table.unexamined else ""
-        shown.add_row(
-            table.table, table.topic, f"{table.rows:,}", table.verdict, counts + more,
-            f"{table.unsettled:,}" if table.unsettled else "", f"{table.older:,}" if table.older else "",
+        rows.append(
+            (
+                table.table, table.topic, f"{table.rows:,}", table.verdict, counts + more,
+                f"{table.unsettled:,}" if table.unsettled else "", f"{table.older:,}" if table.older else "",
+            )
         )  # fmt: skip
+    titles = ("table", "topic", "rows", "verdict", "differences", "unsettled", "written before an ALTER")
+    # what is nowhere needs no column
+    kept = [i for i in range(len(titles)) if i < 4 or any(row[i] for row in rows)]
+    for i in kept:
+        shown.add_column(titles[i], no_wrap=i < 2)
+    for row in rows:
+        shown.add_row(*(row[i] for i in kept))
     console.print(shown)
     for table in found.tables:
         _show_differences(table, console)

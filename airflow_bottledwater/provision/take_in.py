@@ -14,8 +14,8 @@ from airflow_bottledwater.postgres.connect import Connection, identify, session
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, store
-from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import via_root
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,10 @@ def take_in(pipeline: Pipeline, stopped: threading.Event | None = None) -> tuple
         return ()
     with session(pipeline.postgres, "Looking for new tables", application="bottledwater new tables") as connection:
         cluster = identify(connection)
-        known = read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot))
+        topic = store.state_topic_name(cluster.database, pipeline.slot)
+        # uncommitted, too: a job that died may have left a transaction open, which ends with the claim that follows, and that must not be
+        # waited for; what is written is decided by the state that is read behind a claim
+        known = PipelineState(store.read_records(pipeline.kafka, topic, committed=False))
         if known.slot is None or known.system_identifier != cluster.system_identifier or not known.complete:
             return ()
         names = coverage.unfollowed(connection, pipeline, known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,11 +12,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-import fastavro
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -27,7 +23,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import LocalServerError
-from airflow_bottledwater.local import compare, ports
+from airflow_bottledwater.local import ports
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import ServerProcess
@@ -297,51 +293,6 @@ def test_a_stopped_stack_leaves_nothing(tmp_path: Path) -> None:
     stack.stop()
     assert not processes.alive(everybody)
     assert not list(tmp_path.glob("*/*.pid"))
-
-
-def test_the_demos_comparison_notices_what_is_wrong_lost_or_invented(
-    stack: DataStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dsn = stack.postgres.createdb(f"db_{uuid.uuid4().hex}")
-    with psycopg.connect(dsn) as connection:
-        connection.execute(
-            "CREATE TABLE t AS SELECT id, id / 4.0 AS free, (id / 4.0)::numeric(6, 2) AS n, 0.1::real AS r, timestamptz 'epoch' AS at,"
-            " NULL::text AS nothing FROM generate_series(1, 4) id"
-        )
-    client = SchemaRegistryClient({"url": stack.registry.url})
-
-    def framed(part: str, fields: dict[str, Any], record: dict[str, Any]) -> bytes:
-        schema = {"type": "record", "name": part, "fields": [{"name": k, "type": v} for k, v in fields.items()]}
-        number = client.register_schema(f"t-{part}", Schema(json.dumps(schema), "AVRO"))
-        out = io.BytesIO(b"\0" + number.to_bytes(4, "big"))
-        out.seek(0, io.SEEK_END)
-        fastavro.schemaless_writer(out, fastavro.parse_schema(schema), record)
-        return out.getvalue()
-
-    types: dict[str, Any] = {
-        "id": "int",
-        "free": "string",
-        "n": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2},
-        "r": "float",
-        "at": {"type": "long", "logicalType": "timestamp-micros"},
-        "nothing": ["null", "string"],
-    }
-
-    def record(number: int, **wrong: Any) -> tuple[bytes, bytes]:
-        value = {"id": number, "free": str(number / 4), "n": Decimal(number) / 4, "r": 0.1, "at": 0, "nothing": None}
-        return framed("key", {"id": "int"}, {"id": number}), framed("value", types, value | wrong)
-
-    deleted = framed("key", {"id": "int"}, {"id": 6})
-    topic = {**dict([record(1), record(2, n=Decimal("0.51")), record(3, nothing=""), record(5)]), deleted: None}
-    monkeypatch.setattr(compare, "latest", lambda *_: (topic, 5, 0))
-    found = compare.compare(dsn, {}, {"url": stack.registry.url}, "t", "t")
-    assert found.rows == 4
-    assert [difference.partition(", 'free'")[0] for difference in found.differences] == [
-        "row {'id': 2}: n is Decimal('0.51') in the topic and Decimal('0.50') in the table",
-        "row {'id': 3}: nothing is '' in the topic and None in the table",
-        "row {'id': 4",
-        "record {'id': 5} is not in the table",
-    ]
 
 
 def assert_one_line(error: LocalServerError) -> None:

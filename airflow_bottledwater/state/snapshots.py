@@ -56,9 +56,8 @@ class SnapshotRequests:
             reader = self._listen()
             while changes := reader.poll(0):
                 self._take(changes)
-            if reader.at >= self._end and not self.complete:
-                self.complete = True
-                self._prune(reader.values)
+            if reader.at >= self._end:
+                self._completed(reader)
         except BottledWaterError:
             self.close()
 
@@ -74,12 +73,16 @@ class SnapshotRequests:
             self._take(reader.poll(0.2))
             if time.monotonic() > deadline:
                 raise Outage("The requests for live snapshots could not be read within 30 s.", "Check the brokers.")
-        self.complete = True
+        self._completed(reader)
 
-    def _prune(self, records: store.RawRecords) -> None:
-        """Remove the reports on live snapshots that have ended long ago, and that nobody has waited for."""
+    def _completed(self, reader: store.Reader) -> None:
+        """All requests from before were read: once, remove the reports on live snapshots that have ended long ago, and that nobody has
+        waited for."""
+        if self.complete:
+            return
+        self.complete = True
         prefix = reading_key(self._name, "")
-        for key, raw in list(records.items()):
+        for key, raw in list(reader.values.items()):
             report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
             if report is not None and report.ended and time.time() - report.at > _KEPT:
                 _write(self._pipeline, key, None)

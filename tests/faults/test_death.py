@@ -90,6 +90,7 @@ def test_a_stream_that_is_killed_at_every_named_point_and_restarted(make_flow: M
     assert max(measured.values()) < 60
 
 
+@pytest.mark.long
 def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
     dice = random.Random(seed)
     flow = make_flow(tables=TABLES)

@@ -73,6 +73,7 @@ class LiveSnapshots:
         self._chunk: Chunk | None = None
         self._rows: RowEncoder | None = None
         self._not_before = 0.0
+        self._untidy = True
 
     def close(self) -> None:
         """End what is being read; it is read on by the next job."""
@@ -297,14 +298,16 @@ class LiveSnapshots:
         with contextlib.suppress(Outage):
             self._reports.tell(request_id, how, ended, tables=self._session.state.tables)
             self._requests.remove(request_id)
+        self._untidy = True
 
     def _tidy(self) -> None:
-        """Remove the records of live snapshots whose requests are answered."""
-        if not self._requests.complete:
+        """Remove the records of live snapshots whose requests are answered: when the requests are known, and behind each end. This is
+        called for each batch, and the state may have many records."""
+        if not self._untidy or not self._requests.complete:
             return
-        state = self._session.state
-        ended = [each for each in state.live_ids if (known := state.live(each)) is not None and known.ended]
-        if gone := set(ended) - self._requests.open.keys():
+        self._untidy = False
+        ended = {each for each, progress in self._session.state.lives.items() if progress.ended}
+        if gone := ended - self._requests.open.keys():
             self._write({live_key(each): None for each in gone})
 
     def _write(self, records: dict[str, StateRecord | None]) -> None:

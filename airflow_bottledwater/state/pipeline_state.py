@@ -163,9 +163,10 @@ class PipelineState:
         return self.get(live_key(request_id), LiveProgress)
 
     @property
-    def live_ids(self) -> list[str]:
-        """The ids of the live snapshots that have a record."""
-        return [key.removeprefix(LIVE) for key in self.raw if key.startswith(LIVE)]
+    def lives(self) -> dict[str, LiveProgress]:
+        """The progress of all live snapshots that have a record, by their ids."""
+        ids = [key.removeprefix(LIVE) for key in self.raw if key.startswith(LIVE)]
+        return {each: progress for each in ids if (progress := self.live(each)) is not None}
 
     @property
     def progress(self) -> list[Progress]:

@@ -131,13 +131,12 @@ def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> Non
 
     :raises Outage: Kafka does not answer.
     """
-    open_ones = [each for each in known.live_ids if (progress := known.live(each)) is not None and not progress.ended]
+    open_ones = {each: progress for each, progress in known.lives.items() if not progress.ended}
     if not open_ones:
         return
     asked = _read(pipeline)
-    for each in open_ones:
-        progress = known.live(each)
-        if progress is not None and snapshot_key(name, each) not in asked:
+    for each, progress in open_ones.items():
+        if snapshot_key(name, each) not in asked:
             tables = tuple(known.tables[oid].table.qualified for oid in progress.tables)
             ask(pipeline, name, each, SnapshotRequest(tables))
 

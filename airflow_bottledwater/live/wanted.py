@@ -10,7 +10,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, query_with
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.identity import via_root
+from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 #: int8 (src/include/catalog/pg_type.dat)
@@ -26,7 +26,7 @@ def wanted(
     :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition.
     """
     tables = known.tables
-    oids = catalog.resolve(connection, request.tables, (), via_root=via_root(pipeline, known))
+    oids = resolve(connection, pipeline, known, request.tables)
     names = catalog.names(connection, oids)
     for oid in oids:
         name = ".".join(names.get(oid, (str(oid),)))

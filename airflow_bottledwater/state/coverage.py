@@ -15,7 +15,7 @@ from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import via_root
+from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Partitions, partitions_key
 
@@ -100,9 +100,8 @@ def _mismatches(connection: Connection, oids: Sequence[int]) -> list[str]:
 
 
 def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
-    as_one = via_root(pipeline, known)
     try:
-        return set(catalog.resolve(connection, pipeline.tables, pipeline.schemas, via_root=as_one))
+        return set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas))
     except PreflightError:
         # a pattern that matches nothing any more: preflight reports it
         return set()

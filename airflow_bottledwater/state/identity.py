@@ -15,7 +15,8 @@ from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres import catalog, slot
+from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Pin, pins
@@ -93,6 +94,17 @@ def check_slot(
             "it, and the changes between are missing.",
             way_out,
         )
+
+
+def resolve(
+    connection: Connection, pipeline: Pipeline, known: PipelineState, tables: Sequence[str], schemas: Sequence[str] = ()
+) -> list[int]:
+    """The oids of the tables that patterns name, as this pipeline publishes them; see :func:`catalog.resolve`.
+
+    :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
+    :raises StateError: see :func:`via_root`.
+    """
+    return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known))
 
 
 def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -> list[str]:

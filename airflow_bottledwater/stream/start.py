@@ -10,8 +10,8 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
-from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
-from airflow_bottledwater.provision.take_in import take_in
+from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session
+from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, snapshots
 from airflow_bottledwater.state.claim import Claim
@@ -57,10 +57,9 @@ def begin(pipeline: Pipeline) -> Start:
     :raises SlotError: the slot is not the one that the state describes.
     :raises Refused: P is inside a transaction that PostgreSQL would send differently now.
     """
-    not_taken = take_in(pipeline)
     with session(pipeline.postgres, "Starting the stream") as connection:
         cluster = identify(connection)
-        claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
+        claimed, not_taken = _claim(pipeline, connection, cluster)
         try:
             known = claimed.state
             record = known.slot
@@ -89,6 +88,22 @@ def begin(pipeline: Pipeline) -> Start:
             return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, not_taken)
         finally:
             claimed.close()
+
+
+def _claim(pipeline: Pipeline, connection: Connection, cluster: Cluster) -> tuple[Claim, tuple[str, ...]]:
+    """The claim, when new tables were taken in; and the names of those that could not be."""
+    claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
+    try:
+        names = new_tables(connection, pipeline, claimed.state)
+    except BaseException:
+        claimed.close()
+        raise
+    if not names:
+        return claimed, ()
+    claimed.close()
+    # this claims the slot, too
+    not_taken = take_in(connection, pipeline, claimed.state, names)
+    return Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout)), not_taken
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, check_topics
+from airflow_bottledwater.state.identity import check_cluster, check_topics, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import PinnedTable
 from airflow_bottledwater.state.store import state_topic_name
@@ -90,7 +90,7 @@ def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) ->
     """
     if not pipeline.verify_tables:
         return dict(known.tables)
-    oids = catalog.resolve(connection, pipeline.verify_tables, [])
+    oids = resolve(connection, pipeline, known, pipeline.verify_tables)
     if foreign := [oid for oid in oids if oid not in known.tables]:
         named = catalog.names(connection, foreign)
         raise PreflightError(

@@ -39,7 +39,8 @@ def test_what_is_damaged_is_found_and_mended_while_the_stream_runs(make_flow: Ma
 
 
 def _counts(flow: Flow) -> dict[str, Any]:
-    (table,) = driver.run(flow.pipeline, driver.in_threads(flow.pipeline)).tables
+    pipeline = flow.pipeline.with_(verify_tables="items")
+    (table,) = driver.run(pipeline, driver.in_threads(pipeline)).tables
     assert table.verdict == ("different" if table.counts else "equal")
     return table.counts
 

@@ -7,6 +7,8 @@ import logging
 import pytest
 
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
 from tests.support.topics import Flow, MakeFlow
@@ -52,10 +54,10 @@ def test_a_bounded_run_takes_new_tables_in(flow: Flow) -> None:
 
 
 def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow) -> None:
-    from airflow_bottledwater.provision.take_in import take_in
-
     flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
-    assert take_in(flow.pipeline) == ()
+    known = read_state(flow.pipeline, state_topic(flow))
+    with connect(flow.dsn) as connection:
+        assert take_in(connection, flow.pipeline, known, new_tables(connection, flow.pipeline, known)) == ()
     flow.stream()
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
 

@@ -24,6 +24,7 @@ from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live.keys import key_hashes, keys_query
+from airflow_bottledwater.live.slices import Places, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
@@ -119,6 +120,8 @@ class Reading(threading.Thread):
         self._versions: dict[int, Version] = {}
         self._connection: Connection | None = None
         self._oldest_xid = 0
+        #: where the rows of a slice are: of which table or partition, with which file
+        self._found: tuple[int, int, Places | None] | None = None
         #: the partitions of each table whose rows were read
         self._partitions: dict[int, partitions.Known] = {}
         self.start()
@@ -178,12 +181,12 @@ class Reading(threading.Thread):
         self.extent.pages[oid] = table.pages
         # a partitioned table without a partition has no rows
         part = found.parts[number] if found.parts else None
-        last = min(first + self._blocks, max(part.pages if part else 0, 1))
+        last, places = self._next(connection, part, first)
         try:
-            blocks = list(self._read(connection, version, part, first, last)) if part else []
+            blocks = list(self._read(connection, version, part, first, last, places)) if part else []
         except _TooLarge:
             self._disconnect()
-            self._blocks = max(1, (last - first) // 4)
+            self._blocks = max(1, min(self._blocks, last - first) // 4)
             return
         # on this connection, which a crash ends: what the snapshot has seen is then on disk, and is not lost any more
         wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
@@ -203,6 +206,20 @@ class Reading(threading.Thread):
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
         self._pace(blocks)
+
+    def _next(self, connection: Connection, part: Table | None, first: int) -> tuple[int, Places | None]:
+        """The block behind the last one of the next chunk, and the places of its rows, if they are known."""
+        if part is None:
+            return 1, None
+        behind = max(part.pages, 1)
+        if self._request.where:
+            if self._found is None or self._found[:2] != (part.oid, part.filenode):
+                condition = sql.SQL(self._request.where)  # type: ignore[arg-type]
+                self._found = (part.oid, part.filenode, find(connection, part, condition, idle=self._check))
+            if (found := self._found[2]) is not None:
+                places, last = found.take(first, self._blocks)
+                return max(behind, first) if last is None else last, places
+        return min(first + self._blocks, behind), None
 
     def _sweep(self, connection: Connection, oid: int) -> None:
         """Find the keys of the topic that the table does not have, and hand them over."""
@@ -279,14 +296,19 @@ class Reading(threading.Thread):
         self._versions[table.oid] = version
         return version
 
-    def _read(self, connection: Connection, version: Version, part: Table, first: int, last: int) -> Iterator[Block]:
+    def _read(
+        self, connection: Connection, version: Version, part: Table, first: int, last: int, places: Places | None
+    ) -> Iterator[Block]:
+        if places is not None and not len(places.tids):
+            return
         condition = sql.SQL(self._request.where) if self._request.where else None  # type: ignore[arg-type]
-        query = copy_query(part, select_list(version.table), first, last, condition)
+        at = None if places is None else places.condition(connection)
+        query = copy_query(part, select_list(version.table), first, last, condition, places=at)
         size = 0
         for block in copy.rows(connection, query, idle=self._check):
             used = int(block.offsets[-1])
             size += used
-            if size > _LARGEST and last - first > 1:
+            if size > _LARGEST and min(self._blocks, last - first) > 1:
                 raise _TooLarge
             yield Block(block.data[:used].copy(), block.offsets.copy())
 

@@ -339,16 +339,18 @@ def copy_query(
     last: int,
     condition: sql.Composable | None = None,
     *,
+    places: sql.Composed | None = None,
     text: bool = False,
 ) -> sql.Composed:
     """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice. Of a partitioned table, it is the
     range of each partition.
 
     :param condition: which of its rows are read; None for all.
+    :param places: the places of rows, as a condition, if only these can be meant; they are in the range.
     :param text: whether in COPY's text format, which uses the types' output functions, instead of the binary one.
     """
-    where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
-    if last < LAST_BLOCK:
+    where = places or sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
+    if places is None and last < LAST_BLOCK:
         where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
     if condition is not None:
         where += sql.SQL(" AND (\n{}\n)").format(condition)

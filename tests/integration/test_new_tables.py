@@ -75,12 +75,15 @@ def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: p
 def test_otherwise_it_is_named_or_ends_the_stream(flow: Flow, new_tables: str) -> None:
     flow.change(new_tables=new_tables)
     with flow.streaming() as errors:
-        flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO first VALUES (2, 'two')")
-        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 30)
+        flow.execute("INSERT INTO first VALUES (2, 'two')")
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 30, failed=errors)
+        flow.execute("CREATE TABLE later (id int PRIMARY KEY)")
         if new_tables == "stop":
             until(lambda: errors, "it ends", 30)
             assert isinstance(errors[0], Refused) and "new_tables is stop" in str(errors[0])
             return
+        flow.execute("INSERT INTO first VALUES (3, 'three')")
+        until(lambda: len(flow.read("first")) == 3, "the stream goes on", 30, failed=errors)
     assert errors == [] and _tables(flow) == {"first"}
 
 

@@ -1180,6 +1180,13 @@ MUTANTS = (
         f"{_LIVE}::test_a_table_is_read_again_by_a_bounded_run",
     ),
     Mutant(
+        "a chunk of a slice has all of its last block's rows",
+        "live/slices.py",
+        "            some = some[: starts[-1]]",
+        "            pass",
+        "tests/integration/test_live_slices.py::test_the_rows_are_those_that_the_condition_means[False]",
+    ),
+    Mutant(
         "a table that was taken in is read, whatever dies in between",
         "stream/start.py",
         "            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), known)\n",

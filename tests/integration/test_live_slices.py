@@ -1,0 +1,137 @@
+"""Slices whose rows an index finds: only these rows are read, and they are the same ones."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from airflow_bottledwater.live import reading, slices
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog, copy
+from airflow_bottledwater.postgres.connect import Connection, connect
+from airflow_bottledwater.postgres.snapshot import copy_query
+from tests.support.topics import Flow, MakeFlow
+
+ROWS = 20_000
+
+
+def _fill(connection: Connection, *, clustered: bool) -> Table:
+    day = "g / 200" if clustered else "(g * 7919) % 100"
+    for statement in (
+        "CREATE TABLE public.items (id int PRIMARY KEY, day int, name text)",
+        f"INSERT INTO public.items SELECT g, {day}, repeat('x', 50) FROM generate_series(0, {ROWS - 1}) g",
+        "CREATE INDEX ON public.items (day)",
+        "DELETE FROM public.items WHERE id % 7 = 0",
+        "UPDATE public.items SET name = 'moved' WHERE id % 11 = 0",
+        "VACUUM ANALYZE public.items",
+    ):
+        connection.execute(statement)
+    (oid,) = catalog.resolve(connection, ["items"], [], via_root=True)
+    (table,) = catalog.load(connection, [oid], sizes=True)
+    return table
+
+
+def _chunks(connection: Connection, table: Table, condition: sql.SQL, blocks: int) -> list[int]:
+    """How many rows each chunk has; the rows are compared with those that PostgreSQL finds."""
+    with connection.transaction():
+        found = slices.find(connection, table, condition, idle=lambda: None)
+        assert found is not None
+        counts, ids, first = [], [], 0
+        while True:
+            places, last = found.take(first, blocks)
+            query = copy_query(table, sql.SQL("id"), first, 0, condition, places=places.condition(connection))
+            for block in copy.rows(connection, query):
+                assert block.count
+                ids += [int.from_bytes(bytes(block.data[i + 6 : i + 10])) for i in block.offsets[:-1].tolist()]
+            counts.append(len(places.tids))
+            if last is None:
+                break
+            assert last > first
+            first = last
+    rows = connection.execute(sql.SQL("SELECT id FROM public.items WHERE {}").format(condition)).fetchall()
+    assert sorted(ids) == sorted(each for (each,) in rows)
+    assert sum(counts) == len(ids)
+    return counts
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_the_rows_are_those_that_the_condition_means(
+    database: str, clustered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(database) as connection:
+        table = _fill(connection, clustered=clustered)
+        for day, blocks in ((5, 1), (5, 3), (42, 1000), (-1, 3)):
+            condition = sql.SQL(f"day = {day}")  # type: ignore[arg-type]
+            _chunks(connection, table, condition, blocks)
+        # a query has a limited number of places; the rows of one block stay together
+        monkeypatch.setattr(slices, "_MOST_IN_A_QUERY", 100)
+        assert max(_chunks(connection, table, sql.SQL("day BETWEEN 5 AND 7"), 1000)) <= 100
+
+
+def test_a_table_is_read_whole_where_that_is_faster(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(database) as connection:
+        table = _fill(connection, clustered=True)
+
+        def found(condition: str) -> bool:
+            with connection.transaction():
+                return slices.find(connection, table, sql.SQL(condition), idle=lambda: None) is not None  # type: ignore[arg-type]
+
+        assert found("day = 5")
+        assert not found("day > 5")
+        assert not found("name LIKE '%moved'")
+        monkeypatch.setattr(slices, "_MOST_ROWS", 10)
+        assert not found("day = 5")
+
+
+def test_partitions_that_cannot_have_such_rows_are_not_looked_at(database: str) -> None:
+    with connect(database) as connection:
+        for statement in (
+            "CREATE TABLE public.days (id int, day int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+            "CREATE TABLE public.days_1 PARTITION OF public.days FOR VALUES IN (1)",
+            "CREATE TABLE public.days_2 PARTITION OF public.days FOR VALUES IN (2)",
+            "INSERT INTO public.days SELECT g, 1 FROM generate_series(1, 5000) g",
+            "ANALYZE public.days",
+        ):
+            connection.execute(statement)
+        oids = catalog.resolve(connection, ["days"], [], via_root=False)
+        found = {}
+        for table in catalog.load(connection, oids, sizes=True):
+            with connection.transaction():
+                found[table.name] = slices.find(connection, table, sql.SQL("day = 1"), idle=lambda: None)
+    assert found["days_2"] is not None and len(found["days_2"].tids) == 0
+    assert found["days_1"] is None
+
+
+def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows leave the slice, join it, and move to other places between the chunks; the stream has published what the chunks do not show."""
+    flow: Flow = make_flow(tables="items")
+    with connect(flow.dsn) as connection:
+        _fill(connection, clustered=False)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 5)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 5)
+    dice, original, steps = random.Random(1), reading.Reading._step, [0]
+
+    def step(self: reading.Reading) -> Any:
+        steps[0] += 1
+        low = dice.randrange(ROWS - 2000)
+        flow.execute(
+            f"UPDATE items SET day = 5, name = 'in' WHERE id BETWEEN {low} AND {low + 20}",
+            f"UPDATE items SET day = 6, name = 'out' WHERE day = 5 AND id BETWEEN {low + 1000} AND {low + 2000}",
+            f"DELETE FROM items WHERE day = 5 AND id BETWEEN {low + 300} AND {low + 500}",
+        )
+        return original(self)
+
+    monkeypatch.setattr(reading.Reading, "_step", step)
+    request_id = flow.ask("items", where="day = 5", sweep=True)
+    flow.stream()
+    report = flow.reported(request_id)
+    assert (report.state, report.error) == ("finished", "")
+    assert steps[0] > 5 and report.rows > 50
+    assert {m.value["day"] for m in flow.read("items") if m.snapshot.startswith(request_id) and m.value} == {5}
+    assert flow.compare("items").equal

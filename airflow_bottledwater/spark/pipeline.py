@@ -20,6 +20,7 @@ from airflow_bottledwater.spark import executors, job, run_directory, snapshot, 
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.run_directory import Prepared
 from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
+from airflow_bottledwater.spark.tasks import warm_workers
 
 if TYPE_CHECKING:
     from airflow_bottledwater.stream.start import Start
@@ -42,7 +43,7 @@ def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: thread
         claimed = pool.submit(_begin, pipeline, stopped, failed)
         with job.context(name) as context:
             executors.check(context, pipeline, file)
-            snapshot.warm_workers(context, 1)
+            warm_workers(context, 1, snapshot.warm)
             start = claimed.result()
             if start is None:
                 snapshot.take(context, pipeline, file, stopped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job, run_directory
 from airflow_bottledwater.spark.error_codec import Failure, returned
 from airflow_bottledwater.spark.job import SettingsFile
-from airflow_bottledwater.spark.tasks import run_each
+from airflow_bottledwater.spark.tasks import run_each, warm_workers
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -39,22 +39,11 @@ def run_lanes(context: SparkContext, file: SettingsFile, tasks: Sequence[LaneTas
     return run_each(context, functools.partial(_run_lane, file), tasks, "lane")
 
 
-def _warm(_: Iterable[int]) -> None:
-    """Import modules and load compiled code in an executor's worker before there is work, which takes a second or two."""
+def warm() -> None:
+    """Import modules and load compiled code in an executor's worker before there is work."""
     from airflow_bottledwater.publish.warm import warm_up
 
     warm_up()
-
-
-def warm_workers(context: SparkContext, count: int) -> None:
-    """Start this many workers, and have each import and compile what it will need.
-
-    :raises BottledWaterError: one died.
-    """
-    try:
-        context.parallelize(range(count), count).foreachPartition(_warm)
-    except Exception as error:
-        raise job.translate(error) from error
 
 
 def import_driver() -> None:
@@ -70,8 +59,7 @@ def take(context: SparkContext, pipeline: Pipeline, file: SettingsFile, stopped:
     :raises BottledWaterError: see :func:`airflow_bottledwater.snapshot.driver.run`.
     """
     executors.check(context, pipeline, file, count=pipeline.lanes)
-    # before the snapshot is taken: its locks and its horizon are not held while workers start
-    warm_workers(context, pipeline.lanes)
+    warm_workers(context, pipeline.lanes, warm)
 
     from airflow_bottledwater.snapshot import driver
 

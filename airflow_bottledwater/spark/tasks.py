@@ -17,6 +17,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def warm_workers(context: SparkContext, count: int, warm: Callable[[], None]) -> None:
+    """Start this many workers, and have each import and compile what it will need, which takes a second or two. This is done before a
+    snapshot is taken: its locks and its horizon are not held while workers start.
+
+    :param warm: what a worker does.
+    :raises BottledWaterError: one died.
+    """
+    try:
+        context.parallelize(range(count), count).foreachPartition(lambda _: warm())
+    except Exception as error:
+        raise job.translate(error) from error
+
+
 def run_each(context: SparkContext, work: Callable[[T], R | Failure], tasks: Sequence[T], name: str) -> list[R]:
     """Run each task as a Spark job of its own, so that the first failure of a task is noticed at once, and ends the others; returns the
     results in the tasks' order.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
 from airflow_bottledwater.spark.job import SettingsFile
-from airflow_bottledwater.spark.tasks import run_each
+from airflow_bottledwater.spark.tasks import run_each, warm_workers
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -31,7 +31,7 @@ def run_readings(context: SparkContext, file: SettingsFile, readings: Sequence[R
     return run_each(context, functools.partial(_read, file), readings, "verify")
 
 
-def _warm(_: Iterable[int]) -> None:
+def _warm() -> None:
     from airflow_bottledwater.verify import lane
 
     lane.warm_up()
@@ -42,11 +42,7 @@ def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: thread
 
     with job.context(f"bottledwater verify {pipeline.slot}") as context:
         executors.check(context, pipeline, file, count=pipeline.lanes)
-        try:
-            # before the snapshot is taken: its locks and its horizon are not held while workers start
-            context.parallelize(range(pipeline.lanes), pipeline.lanes).foreachPartition(_warm)
-        except Exception as error:
-            raise job.translate(error) from error
+        warm_workers(context, pipeline.lanes, _warm)
         found = driver.run(pipeline, functools.partial(run_readings, context, file), stopped=stopped)
     return found.to_json()
 

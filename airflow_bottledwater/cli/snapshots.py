@@ -31,6 +31,11 @@ _COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", 
 @click.option("--tables", required=True, help="Tables, as [schema.]table with * and ?, comma-separated.")
 @click.option("--where", default="", metavar="CONDITION", help="Only these rows: SQL over the table's own columns.")
 @click.option("--sweep", is_flag=True, help="Also publish tombstones for keys that the table does not have.")
+@click.option(
+    "--new-key",
+    is_flag=True,
+    help="Take the tables up with the keys that they have now, or as successors of dropped tables.",
+)
 @click.option("--rows-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
 @click.option("--bytes-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end.")
@@ -38,6 +43,7 @@ def snapshot(
     tables: str,
     where: str,
     sweep: bool,
+    new_key: bool,
     rows_per_second: float,
     bytes_per_second: float,
     wait: bool,
@@ -45,12 +51,15 @@ def snapshot(
 ) -> None:
     """Publish rows of tables again while the stream runs, wherever it runs; an interrupted --wait leaves it going."""
     from airflow_bottledwater.provision import live
+    from airflow_bottledwater.provision.renew import renew
     from airflow_bottledwater.state.control_records import SnapshotRequest
 
+    if new_key and where:
+        raise click.UsageError("With --new-key a table is read as a whole: leave --where out.")
     pipeline = pipeline_of(values)
     named = tuple(part.strip() for part in tables.split(",") if part.strip())
     request = SnapshotRequest(named, where, sweep, rows_per_second, bytes_per_second)
-    name, request_id = live.ask(pipeline, request)
+    name, request_id = (renew if new_key else live.ask)(pipeline, request)
     click.echo(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}", err=True)
     if wait:
         _follow(pipeline, name, request_id)

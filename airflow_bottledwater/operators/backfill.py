@@ -28,6 +28,8 @@ from airflow_bottledwater.triggers.backfill import BackfillTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_bottledwater.state.control_records import SnapshotRequest
+
 #: the key in the task's state for the live snapshot's name and id
 _ASKED = "bottledwater_backfill"
 
@@ -41,6 +43,8 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
     :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds }}' AND day <
         '{{ data_interval_end | ds }}'``; empty for all. (templated)
     :param sweep: also publish tombstones for keys that the tables do not have.
+    :param new_key: first take the tables up with the keys that they have now, or as successors of dropped tables; no job may run then,
+        and the next one reads them.
     :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for. (templated)
     :param bytes_per_second: the same in bytes. (templated)
     :param topic_prefix: put before every topic's name. (templated)
@@ -65,6 +69,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         tables: Sequence[str] | str,
         where: str = "",
         sweep: bool = False,
+        new_key: bool = False,
         rows_per_second: float | str = 0.0,
         bytes_per_second: float | str = 0.0,
         topic_prefix: str | None = None,
@@ -95,6 +100,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         )
         self.where = where
         self.sweep = sweep
+        self.new_key = new_key
         self.rows_per_second = rows_per_second
         self.bytes_per_second = bytes_per_second
         self.deferrable = deferrable
@@ -148,30 +154,42 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
     def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
         """Ask for the live snapshot, unless an earlier try of this task has."""
         from airflow_bottledwater.provision import live
-        from airflow_bottledwater.state.control_records import SnapshotRequest
+        from airflow_bottledwater.provision.renew import renew
+        from airflow_bottledwater.state import snapshots
 
         store: Any = context["task_state_store"]
-        known: dict[str, str] | None = store.get(_ASKED)
-        if known is not None and not is_first_try(context["ti"], self.retries):
+        asked: dict[str, str] | None = store.get(_ASKED)
+        if asked is not None and is_first_try(context["ti"], self.retries):
+            backfill.cancel(pipeline, **asked)
+            asked = None
+        if asked is not None and asked["request_id"] in snapshots.reports(pipeline, asked["name"]):
             self.log.info("The live snapshot of an earlier try is followed.")
-            return known
-        if known is not None:
-            backfill.cancel(pipeline, **known)
+            return asked
+        request = self._request(pipeline)
+        if asked is None:
+            # its id is stored first: if the task dies in between, a retry asks for the same one
+            name = live.name_of(pipeline) if self.new_key else live.check(pipeline, request)
+            asked = {"name": name, "request_id": uuid.uuid4().hex[:12]}
+            store.set(_ASKED, asked, retention=NEVER_EXPIRE)
+        (renew if self.new_key else live.ask)(pipeline, request, asked["request_id"])
+        self.log.info("Live snapshot %s is asked for. %s", asked["request_id"], live.publishes(pipeline, asked["name"]))
+        return asked
+
+    def _request(self, pipeline: Pipeline) -> SnapshotRequest:
+        from airflow_bottledwater.state.control_records import SnapshotRequest
+
         request = SnapshotRequest(
             pipeline.tables,
             str(self.where or ""),
-            self.sweep,
+            self.sweep or self.new_key,
             rows_per_second=number("rows_per_second", self.rows_per_second) or 0.0,
             bytes_per_second=number("bytes_per_second", self.bytes_per_second) or 0.0,
         )
         if not request.tables:
             raise SettingError("tables", "", "at least one table that is to be read again")
-        # its id is stored first: if the task dies in between, a retry asks for the same one
-        asked = {"name": live.check(pipeline, request), "request_id": uuid.uuid4().hex[:12]}
-        store.set(_ASKED, asked, retention=NEVER_EXPIRE)
-        live.ask(pipeline, request, asked["request_id"])
-        self.log.info("Live snapshot %s is asked for. %s", asked["request_id"], live.publishes(pipeline, asked["name"]))
-        return asked
+        if self.new_key and request.where:
+            raise SettingError("where", request.where, "nothing with new_key, which reads the tables as a whole")
+        return request
 
     def _conclude(self, context: Context, pipeline: Pipeline, report: dict[str, Any]) -> dict[str, Any]:
         from airflow_bottledwater.state import snapshots

@@ -149,7 +149,7 @@ def _assume(
     record = SlotRecord(
         pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
     )
-    pinned = _pin(pipeline, cluster, found.tables, oldest_xid)
+    pinned = pin(pipeline, cluster, _by_topic(pipeline, found.tables), oldest_xid)
     oids = sorted(p.table.oid for p in pinned)
     claim.write(
         {
@@ -157,7 +157,7 @@ def _assume(
             INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
             SLOT: record,
             **{table_key(p.table.oid): p for p in pinned},
-            **_partitions(connection, found.tables),
+            **partition_records(connection, found.tables),
             COMPLETE: Complete(tuple(oids), True, now),
             POSITION: Reached(position.lsn, position.ordinal, now),
         }
@@ -172,7 +172,7 @@ def _intent(
     return Intent(pipeline.slot, pipeline.publication_name, time.time(), system_identifier, fingerprint, mode)
 
 
-def _partitions(connection: Connection, tables: Sequence[Table]) -> dict[str, Partitions]:
+def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[str, Partitions]:
     """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them itself."""
     roots = [table.oid for table in tables if table.partitioned]
     below = partitions.below(connection, roots)
@@ -214,12 +214,12 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         else:
             # tables are added to a slot that exists: X0 is taken after they were added to the publication
             oldest_xid = slot.fresh_xid(connection)
-        pinned = _pin(pipeline, claim.cluster, added, oldest_xid)
+        pinned = pin(pipeline, claim.cluster, _by_topic(pipeline, added), oldest_xid)
         values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
         if pipeline.skip_snapshot:
             completed = sorted({*claim.state.completed, *(t.oid for t in added)})
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
-            values |= _partitions(connection, added)
+            values |= partition_records(connection, added)
         if live:
             values[live_key(live)] = LiveProgress(tuple(t.oid for t in added))
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
@@ -291,13 +291,18 @@ def _tell(name: str) -> Callable[[list[str]], None]:
     return waiting
 
 
-def _pin(pipeline: Pipeline, cluster: Cluster, tables: Sequence[Table], oldest_xid: int) -> list[PinnedTable]:
+def _by_topic(pipeline: Pipeline, tables: Sequence[Table]) -> dict[str, Table]:
+    return {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
+
+
+def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], oldest_xid: int) -> list[PinnedTable]:
     """Create the topics and schemas of tables where they are missing, and record this pipeline as the topics' owner.
 
+    :param by_topic: the tables by their topics' names.
+    :param oldest_xid: X0 of the tables.
     :raises Refused: a topic belongs to another pipeline.
     """
     topics = Topics(pipeline.kafka)
-    by_topic = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
     events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
     present = topics.describe([*by_topic, events, letters])
     if pipeline.create_topics:

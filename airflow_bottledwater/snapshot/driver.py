@@ -181,7 +181,7 @@ class _Driver:
             pinned = known[table.oid]
             if table == pinned.table:
                 continue
-            pinned.check_key(table)
+            pinned.check_key(table, complete=False)
             value_schema = pinned.value_schema
             if self._pipeline.output_format == "avro" and catalog.definition(table) != catalog.definition(pinned.table):
                 value_schema = Registry(self._pipeline.registry).register(

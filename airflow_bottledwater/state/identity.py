@@ -122,8 +122,9 @@ def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -
                 f"Topic {topic!r} holds the rows of another table (oid {owner.oid}), which was called {owner.qualified} when the slot was "
                 f"made; the table that has this name today (oid {table.oid}) was created or renamed since. Two tables in one topic "
                 "would overwrite and delete each other's rows. Rename the tables back; or give today's table a topic_prefix in a "
-                "pipeline of its own; or drop the slot (bottledwater drop-slot --when always) and start again: the new "
-                "snapshot removes from the topic what the table does not have."
+                "pipeline of its own; or, if the other table was dropped and this one is its successor, give it the topic while no job "
+                f"runs: bottledwater snapshot --tables {table.qualified} --new-key, which removes from the topic what the table does "
+                "not have."
             )
     return problems
 

@@ -85,11 +85,11 @@ class PinnedTable:
     value_schema: int
     oldest_xid: int
 
-    def check_key(self, table: Table, *, written: bool = False) -> None:
+    def check_key(self, table: Table, *, complete: bool = True) -> None:
         """Check that the table's key still means the same as the keys in its topic.
 
         :param table: the table as it is now.
-        :param written: whether the stream has changes that were written under this new key, so that undoing it does not help.
+        :param complete: whether the first snapshot is complete, so that the table can be taken up again.
         :raises Refused: the key has other columns, or other types.
         """
         gone = [name for name in table.key if name not in {c.name for c in table.columns}]
@@ -102,8 +102,11 @@ class PinnedTable:
             what = f"({', '.join(table.key)}: the type of a column, or the form that the settings choose for it)"
         raise Refused(
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.",
-            ("Drop" if written else "Undo the change, or drop")
-            + " the slot and start again with a snapshot under another topic prefix.",
+            "While no job runs, take the table up with its new key: bottledwater snapshot --tables "
+            f"{table.qualified} --new-key (or BackfillToKafkaOperator with new_key); then start the stream again, which reads its rows. "
+            "As long as nothing was written under the new key, it is enough to undo the change."
+            if complete
+            else "Undo the change, or drop the slot and start again with a snapshot under another topic prefix.",
         )
 
     @property
@@ -265,6 +268,7 @@ class LiveProgress:
     :param upto: the block of it behind the last one that is published.
     :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
+    :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
     :param ended: finished, cancelled or failed; empty until then.
     """
 
@@ -277,6 +281,7 @@ class LiveProgress:
     dead_letters: int = 0
     swept: int = 0
     bytes: int = 0
+    sweep: bool = False
     ended: str = ""
     error: str = ""
 

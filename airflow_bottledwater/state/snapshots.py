@@ -127,7 +127,7 @@ def ask(pipeline: Pipeline, name: str, request_id: str, request: SnapshotRequest
 
 
 def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> None:
-    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with new tables.
+    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their tables.
 
     :raises Outage: Kafka does not answer.
     """
@@ -138,7 +138,7 @@ def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> Non
     for each, progress in open_ones.items():
         if snapshot_key(name, each) not in asked:
             tables = tuple(known.tables[oid].table.qualified for oid in progress.tables)
-            ask(pipeline, name, each, SnapshotRequest(tables))
+            ask(pipeline, name, each, SnapshotRequest(tables, sweep=progress.sweep))
 
 
 def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> None:

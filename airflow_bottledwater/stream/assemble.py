@@ -49,7 +49,7 @@ STATE = int64s(
 #: a table that a Relation message has announced; rows are in the order of oids
 TABLE = int64s(
     "oid",
-    "version",
+    "version",  # -1: none, its changes cannot be published
     "boundary",  # its boundary's number; -1: none
     "skipped_transactions",
     "last_skipped",  # the final LSN of the last skipped transaction
@@ -145,6 +145,8 @@ def _take_row(b, p, n, state, tables, boundaries, changes, out):
             table.skipped_transactions += 1
             table.last_skipped = final
         return DONE
+    if table.version < 0:
+        return UNKNOWN
     c = state.count
     if c > state.whole_count and state.bytes - state.whole_bytes + n > state.largest_transaction:
         return CUT

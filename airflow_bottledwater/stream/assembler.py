@@ -71,6 +71,8 @@ class TransactionAssembler:
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
+        #: why changes of a table cannot be published that its boundary does not contain
+        self._refused: dict[int, Refused] = {}
         # a record array's row: its fields are attributes, as they are in compiled code
         self._state = np.zeros(1, dtype=STATE).view(np.recarray)[0]
         self._state.batch_bytes, self._state.largest_transaction = batch_bytes, largest_transaction
@@ -99,20 +101,17 @@ class TransactionAssembler:
     @property
     def skipped_by_table(self) -> dict[str, int]:
         """For each table, how many transactions had changes that were left out at the boundary."""
-        return {
-            self._versions[row["version"]].table.qualified: int(row["skipped_transactions"])
-            for row in self._tables
-            if row["skipped_transactions"]
-        }
+        skipped = {row["oid"]: int(row["skipped_transactions"]) for row in self._tables if row["skipped_transactions"]}
+        return {f"{(m := self._messages[oid]).schema}.{m.name}": count for oid, count in skipped.items()}
 
     def _index(self, oid: int) -> None:
-        """Enter a table's new version into the kernel's table."""
+        """Enter a table's new version, or that it has none, into the kernel's table."""
         at = int(np.searchsorted(self._tables["oid"], oid))
         if at == len(self._tables) or self._tables[at]["oid"] != oid:
             boundary = self._boundaries.get(oid)
             number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
             self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0)], dtype=TABLE))
-        self._tables[at]["version"] = self._current[oid]
+        self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, -1)
 
     def add(self, block: Block) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
@@ -144,6 +143,8 @@ class TransactionAssembler:
             elif why == TRUNCATE:
                 self._take_truncate(self._payload())
                 self._state.next += 1
+            elif why == UNKNOWN and self._state.whole_count:
+                return self._emit()  # what is whole before it can be published
             elif why == UNKNOWN:
                 raise self._unknown(int.from_bytes(self._payload()[1:5], "big"))
             elif why == UNEXPECTED:
@@ -180,16 +181,25 @@ class TransactionAssembler:
     def _take_relation(self, data: bytes) -> None:
         message = pgoutput.relation(data)
         known = self._messages.get(message.oid)
-        if known == message and (message.identity != "f" or message.oid not in self._current):
+        foreign = message.oid not in self._current and message.oid not in self._refused
+        if known == message and (message.identity != "f" or foreign):
             return  # it is repeated in every session, and after ANALYZE
-        current = self._current.get(message.oid)
-        version = self._resolve(message, None if current is None else self._versions[current])
-        if version is None:
-            self._messages[message.oid] = message
-            return
-        if known == message and current is not None and version is self._versions[current]:
-            return  # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
         self._messages[message.oid] = message
+        current = self._current.get(message.oid)
+        try:
+            version = self._resolve(message, None if current is None else self._versions[current])
+        except Refused as error:
+            # the changes that follow may all be left out: those of before a table was taken up again, with an earlier key
+            self._refused[message.oid] = error
+            self._index(message.oid)
+            return
+        refused = self._refused.pop(message.oid, None)
+        if version is None:
+            if message.oid in self._boundaries:
+                self._index(message.oid)  # it was dropped, and another one with its name was taken up
+            return
+        if known == message and current is not None and refused is None and version is self._versions[current]:
+            return  # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
         self._index(message.oid)
@@ -206,7 +216,7 @@ class TransactionAssembler:
         ]
         if not oids:
             return
-        if unknown := [oid for oid in oids if oid not in self._current]:
+        if unknown := [oid for oid in oids if oid not in self._current or oid in self._refused]:
             raise self._unknown(unknown[0])
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
@@ -220,7 +230,9 @@ class TransactionAssembler:
         state.bytes += len(kept)
 
     def _unknown(self, oid: int) -> BottledWaterError:
-        """The error for a change of a table that is not the pipeline's."""
+        """The error for a change that cannot be published."""
+        if (refused := self._refused.get(oid)) is not None:
+            return refused
         if (message := self._messages.get(oid)) is None:
             return ProtocolError("PostgreSQL sent a change before its table's Relation message.")
         return self._refuse(message)

@@ -69,8 +69,7 @@ class Resolver:
             table = self._made(message, pinned, read.columns)
         else:
             table = self._table(message, pinned, {c.name: c for c in known.columns})
-        # if the replica identity is FULL, the key is today's, from the catalog; otherwise it is that of the changes that follow
-        pinned.check_key(table, written=message.identity != "f")
+        pinned.check_key(table)
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)

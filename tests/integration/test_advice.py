@@ -63,10 +63,6 @@ def add_partitions(flow: Flow) -> None:
     until(lambda: Topics(flow.pipeline.kafka).describe([topic])[topic].partitions == 3, "the new partitions")
 
 
-def change_the_key(flow: Flow) -> None:
-    flow.execute("ALTER TABLE a DROP CONSTRAINT a_pkey", "ALTER TABLE a ADD PRIMARY KEY (other)", "UPDATE a SET n = 0")
-
-
 #: what happens to a stream that is stopped, what the error says, and whether its way out names a new topic prefix
 SITUATIONS: dict[str, tuple[Callable[[Flow], None], str, bool]] = {
     "slot moved": (move_the_slot, "somebody moved it", False),
@@ -75,7 +71,6 @@ SITUATIONS: dict[str, tuple[Callable[[Flow], None], str, bool]] = {
     "topic deleted": (delete_the_topic, "does not exist any more", False),
     "topic made again": (make_the_topic_again, "was deleted and made again", False),
     "partitions added": (add_partitions, "keys would move between them", True),
-    "key changed": (change_the_key, r"The key of public\.a changed", True),
 }
 
 

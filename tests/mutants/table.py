@@ -512,7 +512,7 @@ MUTANTS = (
     Mutant(
         "a key that changes under full identity is noticed",
         "stream/assembler.py",
-        'if known == message and (message.identity != "f" or message.oid not in self._current):',
+        'if known == message and (message.identity != "f" or foreign):',
         "if known == message:",
         f"{_EVOLUTION}::test_a_key_that_changes_under_full_identity_stops_a_running_stream",
     ),
@@ -1187,6 +1187,41 @@ MUTANTS = (
         "tests/integration/test_live_slices.py::test_the_rows_are_those_that_the_condition_means[False]",
     ),
     Mutant(
+        "what was committed before a table was taken up again is published",
+        "provision/renew.py",
+        "oldest_xid, filtered=True)",
+        "oldest_xid, filtered=False)",
+        "tests/integration/test_new_key.py::test_a_successor_gets_the_topic",
+    ),
+    Mutant(
+        "changes of a dropped table have no boundary",
+        "provision/renew.py",
+        "{boundary_key(each.before): boundary, boundary_key(each.table.oid): boundary}",
+        "{boundary_key(each.table.oid): boundary}",
+        "tests/integration/test_new_key.py::test_a_successor_gets_the_topic",
+    ),
+    Mutant(
+        "what is whole before a refused change is not published",
+        "stream/assembler.py",
+        "            elif why == UNKNOWN and self._state.whole_count:\n",
+        "            elif False:\n",
+        "tests/integration/test_new_key.py::test_a_table_with_another_key_is_taken_up_again[json]",
+    ),
+    Mutant(
+        "a recorded live snapshot is asked for without its sweep",
+        "state/snapshots.py",
+        "SnapshotRequest(tables, sweep=progress.sweep)",
+        "SnapshotRequest(tables)",
+        "tests/integration/test_new_key.py::test_what_nobody_asks_for_is_read_with_a_sweep",
+    ),
+    Mutant(
+        "transactions older than X0 are not waited for",
+        "provision/renew.py",
+        "    slot.wait_visible(connection, oldest_xid, timeout=pipeline.create_slot_timeout)\n",
+        "",
+        "tests/integration/test_new_key.py::test_older_transactions_are_waited_for",
+    ),
+    Mutant(
         "a table that was taken in is read, whatever dies in between",
         "stream/start.py",
         "            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), known)\n",
@@ -1217,8 +1252,8 @@ MUTANTS = (
     Mutant(
         "a partition's own Relation message is no foreign table",
         "stream/assembler.py",
-        "            self._messages[message.oid] = message\n            return\n",
-        "            self._messages[message.oid] = message\n            raise self._unknown(message.oid)\n",
+        "        if version is None:\n",
+        "        if version is None:\n            raise self._unknown(message.oid)\n",
         f"{_PARTITIONS}::test_a_row_that_moves_is_a_tombstone_and_then_the_row",
     ),
     Mutant(

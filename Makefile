@@ -63,7 +63,7 @@ test-long: setup ## the verification, partitioned tables, and live snapshots und
 
 test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies
 	@BOTTLEDWATER_FAULTS=$(or $(FAULTS),10) BOTTLEDWATER_SEEDS=$(or $(SEEDS),300) BOTTLEDWATER_SEED=$(or $(SEED),1) \
-	  $(PYTEST) tests/faults tests/integration/test_handover_random.py tests/integration/test_live_random.py tests/system/clusters/test_pipeline_on_standalone.py -q -n 2 \
+	  $(PYTEST) tests/faults tests/integration/test_handover_random.py tests/integration/test_live_random.py tests/integration/test_new_key.py tests/system/clusters/test_pipeline_on_standalone.py -q -n 2 \
 	  --dist loadgroup $(if $(CLASS),-k $(CLASS))
 
 test: lint ## all tests but the long ones, in two processes, the slowest files first

@@ -145,8 +145,15 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     with session(pipeline.postgres) as connection:
         cluster = identify(connection)
     asked = control.request_stop(pipeline, cluster, retire=retire)
+    # a job that is starting, or is started again at this moment, has not reported yet
+    name, claim = cluster.pipeline(pipeline.slot), asked.job.id if asked is not None else ""
+    others = jobs.request_stop_of_others(pipeline, name, claim)
+    if others:
+        log.info("Jobs that are starting were asked to stop, too: %d.", others)
     if asked is None:
-        raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
+        if not others:
+            raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
+        return
     ended = control.wait_ended(pipeline, cluster, asked.job.id, timeout=timeout)
     if ended is not None:
         click.echo(f"The job is {ended.state}.", err=True)
@@ -155,8 +162,8 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     if fence(pipeline, asked.job.id):
         free(pipeline)
     # what Airflow has submitted is not submitted again
+    jobs.request_stop_of_others(pipeline, name, "")
     for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot).items():
-        jobs.request_stop(pipeline, job_id)
         if record.claim == asked.job.id:
             jobs.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
     if retire:

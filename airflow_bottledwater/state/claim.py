@@ -123,7 +123,7 @@ class Claim:
         self._backoff = backoff
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
-        jobs.may_claim()
+        jobs.may_claim(cluster.pipeline(pipeline.slot))
         ensure_state_topics(pipeline, self.topic, self._admin)
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()

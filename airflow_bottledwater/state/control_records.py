@@ -187,9 +187,12 @@ class JobStop:
     """A request to a submitted job to stop.
 
     :param at: seconds since 1970.
+    :param pipeline: the name of the pipeline that is to stop, with all its jobs; one of another pipeline does not obey. Empty if this job
+        alone is meant.
     """
 
     at: float = 0.0
+    pipeline: str = ""
 
 
 @dataclass(frozen=True, slots=True)

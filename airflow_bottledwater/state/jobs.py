@@ -82,6 +82,8 @@ class JobReporter(Reporter):
         #: whether nobody watches it, so that nobody removes its record
         self._unwatched = not job_id
         self._changed = 0.0
+        #: the name of the job's pipeline, once it is known, and of the one that is to stop
+        self._pipeline_name = self._to_stop = ""
         self.record = JobRecord(kind, pipeline.slot)
         self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
         self.record.heartbeat = pipeline.heartbeat_interval
@@ -97,10 +99,14 @@ class JobReporter(Reporter):
         self.record.claim = job.id
         self._write(wait=0)
 
-    @property
-    def asked(self) -> bool:
-        """Whether it was asked to stop."""
-        return self.record.asked
+    def may_claim(self, name: str) -> bool:
+        """Whether neither the job nor its pipeline was asked to stop.
+
+        :param name: the pipeline's.
+        """
+        self._pipeline_name = name
+        self.listening.wait(_HEARING)
+        return not self.record.asked and self._to_stop != name
 
     def finish(self, outcome: Outcome) -> bool:
         """Write how the job has ended; a failure to write it is only logged. Returns whether it was written."""
@@ -124,9 +130,14 @@ class JobReporter(Reporter):
                 self._control.write(key, None, wait=0)
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
-        if key == stop_key(self._id) and value is not None and not self.record.asked:
+        request = decode(JobStop, value) if key == stop_key(self._id) else None
+        if request is None or self.record.asked:
+            return
+        self._to_stop = request.pipeline
+        # before a job has claimed its slot, it does not know its pipeline's name, and there may be another slot of the same name
+        if self._to_stop in ("", self._pipeline_name):
             log.info("Asked to stop.")
-            self.record.asked = True
+            self.record.asked = not self._to_stop
             self._stop()
 
     def _write(self, wait: float) -> None:
@@ -145,16 +156,15 @@ class JobReporter(Reporter):
 _reporting: JobReporter | None = None
 
 
-def may_claim() -> None:
+def may_claim(name: str) -> None:
     """Wait until this process, if it is a job, has heard what was requested before it began: one that starts late, after it was given up
     and replaced, must not take the slot from the one that replaced it.
 
+    :param name: the name of the pipeline that it works on.
     :raises StopRequested: it was asked to stop.
     """
-    if _reporting is not None:
-        _reporting.listening.wait(_HEARING)
-        if _reporting.asked:
-            raise StopRequested("The job was asked to stop before it began.")
+    if _reporting is not None and not _reporting.may_claim(name):
+        raise StopRequested("The job was asked to stop before it began.")
 
 
 def claimed(job: Job) -> None:
@@ -217,6 +227,24 @@ def request_stop(pipeline: Pipeline, job_id: str) -> None:
     :raises Outage: Kafka does not take it.
     """
     _write(pipeline, stop_key(job_id), encode(JobStop(time.time())))
+
+
+def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
+    """Ask the submitted jobs of a pipeline to stop that have not reported to it yet: those that are starting, or have just claimed the
+    slot. Returns how many jobs on a slot of this name were asked; those of another pipeline do not obey.
+
+    :param name: the pipeline's.
+    :param claim: the id of the job that has reported last, which is left out; empty if there is none.
+    :raises Outage: Kafka does not answer.
+    """
+    others = [
+        each
+        for each, record in unfinished(records(pipeline), pipeline.slot).items()
+        if not claim or record.claim != claim
+    ]
+    for job_id in others:
+        _write(pipeline, stop_key(job_id), encode(JobStop(time.time(), name)))
+    return len(others)
 
 
 def forget(pipeline: Pipeline, job_id: str) -> None:

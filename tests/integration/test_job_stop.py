@@ -143,6 +143,41 @@ def test_a_stop_that_comes_before_the_job_holds(flow: Flow, make: MakeJob) -> No
     assert job.process.wait(10) == 0
 
 
+def _stop(flow: Flow, *options: str) -> str:
+    """``bottledwater stop``; returns what it says."""
+    server = ["--postgres", flow.dsn, "--broker", flow.kafka.bootstrap, "--output-format", "json"]
+    done = CliRunner().invoke(cli, ["stop", *server, "--slot", flow.pipeline.slot, *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_job_that_is_starting_is_stopped_with_its_pipeline(flow: Flow, tmp_path: Path, before: bool) -> None:
+    """It has not reported yet, and the one before it, if there was one, has ended in order."""
+    if before:
+        flow.stream()
+    job = Job(flow, tmp_path / "job", begin=False)
+    _stop(flow)
+    job.begin()
+    end = job.end()
+    assert end.outcome.ok and end.outcome.stopped and not end.asked
+    assert job.process.wait(10) == 0
+
+
+def test_a_stop_of_another_pipeline_with_a_slot_of_this_name_is_not_obeyed(flow: Flow, make: MakeJob) -> None:
+    job = make()
+    assert jobs.request_stop_of_others(flow.pipeline, f"{flow.name} of another cluster", "") == 1
+    job.streams()
+    assert jobs.request_stop_of_others(flow.pipeline, f"{flow.name} of another cluster", "") == 1
+    time.sleep(1)
+    assert job.process.poll() is None
+    record = job.record
+    assert record is not None
+    assert jobs.request_stop_of_others(flow.pipeline, flow.name, record.claim) == 0
+    assert jobs.request_stop_of_others(flow.pipeline, flow.name, "") == 1
+    assert job.end().outcome.stopped
+
+
 def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob) -> None:
     from airflow_bottledwater.postgres.connect import connect, identify
     from airflow_bottledwater.state import control
@@ -219,19 +254,8 @@ def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob
     job = make()
     job.streams()
     job.send(signal.SIGSTOP)
-    options = [
-        "--postgres",
-        flow.dsn,
-        "--broker",
-        flow.kafka.bootstrap,
-        "--output-format",
-        "json",
-        "--slot",
-        flow.pipeline.slot,
-    ]
-    done = CliRunner().invoke(cli, ["stop", *options, "--timeout", "2", *(["--retire"] if retire else [])])
-    assert done.exit_code == 0, done.output
-    assert f"process {job.process.pid}" in done.output
+    said = _stop(flow, "--timeout", "2", *(["--retire"] if retire else []))
+    assert f"process {job.process.pid}" in said
     found = status.report(flow.pipeline)
     assert found.job is not None and (found.job.state, found.job.retired) == ("stopped", retire)
     assert found.slot is not None and found.slot.active_pid is None

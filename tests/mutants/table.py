@@ -956,7 +956,7 @@ MUTANTS = (
     Mutant(
         "a job hears its stop before it claims",
         "state/claim.py",
-        "        jobs.may_claim()\n",
+        "        jobs.may_claim(cluster.pipeline(pipeline.slot))\n",
         "",
         f"{_STOPPING}::test_a_job_that_begins_after_it_was_given_up_takes_nothing",
     ),

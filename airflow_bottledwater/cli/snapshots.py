@@ -32,6 +32,9 @@ _COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", 
 @click.option("--where", default="", metavar="CONDITION", help="Only these rows: SQL over the table's own columns.")
 @click.option("--sweep", is_flag=True, help="Also publish tombstones for keys that the table does not have.")
 @click.option(
+    "--by-key", is_flag=True, help="Read in the order of the keys: goes on where it was if a table is rewritten."
+)
+@click.option(
     "--new-key",
     is_flag=True,
     help="Take the tables up with the keys that they have now, or as successors of dropped tables.",
@@ -43,6 +46,7 @@ def snapshot(
     tables: str,
     where: str,
     sweep: bool,
+    by_key: bool,
     new_key: bool,
     rows_per_second: float,
     bytes_per_second: float,
@@ -58,7 +62,7 @@ def snapshot(
         raise click.UsageError("With --new-key a table is read as a whole: leave --where out.")
     pipeline = pipeline_of(values)
     named = tuple(part.strip() for part in tables.split(",") if part.strip())
-    request = SnapshotRequest(named, where, sweep, rows_per_second, bytes_per_second)
+    request = SnapshotRequest(named, where, sweep, by_key, rows_per_second, bytes_per_second)
     name, request_id = (renew if new_key else live.ask)(pipeline, request)
     click.echo(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}", err=True)
     if wait:

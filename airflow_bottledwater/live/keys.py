@@ -1,4 +1,4 @@
-"""The keys of a table as they are in its topic, by their hashes."""
+"""The keys of a table: as they are in its topic, by their hashes; and as places to read it from."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.hashes import hash_records
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, copy_query
 from airflow_bottledwater.publish.encode import BlockEncoder
@@ -21,6 +22,43 @@ from airflow_bottledwater.publish.session import LARGEST
 
 def _only_key(table: Table) -> Table:
     return replace(table, columns=tuple(column for column in table.columns if column.name in table.key))
+
+
+def bound(connection: Connection, table: Table, after: tuple[str, ...], rows: int) -> tuple[str, ...] | None:
+    """The key that so many rows lie up to, from the one behind a key on; None if there are fewer rows.
+
+    :param after: a key as text, in the order of the key's columns; empty for the table's first one.
+    """
+    # qualified: ORDER BY would otherwise mean the texts that are selected
+    columns = [sql.Identifier(table.schema, table.name, name) for name in table.key]
+    query = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
+        sql.SQL(", ").join(sql.SQL("{}::text").format(column) for column in columns),
+        _source(table),
+        between(table, after, ()),
+        sql.SQL(", ").join(columns),
+        sql.Literal(rows - 1),
+    )
+    return connection.execute(query).fetchone()
+
+
+def between(table: Table, after: tuple[str, ...], upto: tuple[str, ...]) -> sql.Composed:
+    """The rows behind one key, up to and with another one, as a condition; an empty key is no bound."""
+    types = {column.name: sql.SQL(column.type.name) for column in table.columns}  # type: ignore[arg-type]
+    names = sql.SQL(", ").join(sql.Identifier(name) for name in table.key)
+    conditions: list[sql.Composable] = [sql.SQL("true")]
+    for operator, key in ((">", after), ("<=", upto)):
+        if key:
+            values = [
+                sql.SQL("{}::{}").format(sql.Literal(value), types[name])
+                for name, value in zip(table.key, key, strict=True)
+            ]
+            conditions.append(sql.SQL(f"ROW({{}}) {operator} ROW({{}})").format(names, sql.SQL(", ").join(values)))
+    return sql.SQL(" AND ").join(conditions)
+
+
+def _source(table: Table) -> sql.Composed:
+    name = sql.Identifier(table.schema, table.name)
+    return sql.Composed([name]) if table.partitioned else sql.SQL("ONLY {}").format(name)
 
 
 def keys_query(table: Table) -> sql.Composed:

@@ -23,7 +23,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.live.keys import key_hashes, keys_query
+from airflow_bottledwater.live.keys import between, bound, key_hashes, keys_query
 from airflow_bottledwater.live.slices import Places, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 _AHEAD = 2
 #: blocks of the first chunk, and of a chunk at most: a slice may have no rows for long
 _FIRST_BLOCKS, _MOST_BLOCKS = 64, 1 << 17
+#: the same for a chunk by key, which counts so many rows as a block
+_ROWS_OF_A_BLOCK, _MOST_BLOCKS_BY_KEY = 64, 1 << 10
 #: bytes of a chunk's rows at most, unless they are in a single block
 _LARGEST = 8 << 20
 #: seconds for which publishing a chunk should hold up the stream
@@ -78,6 +80,26 @@ class Chunk:
     after: LiveProgress
     stale: list[tuple[int, bytes]] = field(default_factory=list)
     partitions: partitions.Known | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is read next.
+
+    :param source: the table, or a partition of it; None if there is nothing to read.
+    :param first: its first block, and ``last``, the one behind its last one.
+    :param places: which rows of these blocks, as a condition; None for all.
+    :param blocks: how large it is, in blocks.
+    :param after: the progress behind it, unless it is ``whole``: then nothing of the table is left to be read.
+    """
+
+    source: Table | None
+    first: int
+    last: int
+    places: sql.Composed | None
+    blocks: int
+    after: LiveProgress
+    whole: bool
 
 
 @dataclass(slots=True)
@@ -173,39 +195,46 @@ class Reading(threading.Thread):
             return self._sweep(connection, oid)
         found = self._begin(connection, oid)
         version = self._version(found)
-        table, at, file = found.table, self._at, _file(found)
-        number, first = divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)
-        if at.filenode and at.filenode != file:
-            log.info("%s was rewritten, or has other partitions: it is read again from its start.", table.qualified)
         self._partitions[oid] = partitions.remembered(found.partitions)
-        self.extent.pages[oid] = table.pages
-        # a partitioned table without a partition has no rows
-        part = found.parts[number] if found.parts else None
-        last, places = self._next(connection, part, first)
+        self.extent.pages[oid] = found.table.pages
+        piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
         try:
-            blocks = list(self._read(connection, version, part, first, last, places)) if part else []
+            blocks = list(self._read(connection, version, piece))
         except _TooLarge:
             self._disconnect()
-            self._blocks = max(1, min(self._blocks, last - first) // 4)
+            self._blocks = max(1, min(self._blocks, piece.blocks) // 4)
             return
         # on this connection, which a crash ends: what the snapshot has seen is then on disk, and is not lost any more
         wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
         connection.execute("COMMIT")
-        read = at.bytes + (last - first) * BLOCK
-        if part is not None and last >= part.pages:
-            number, last = number + 1, 0
-        whole = number >= len(found.parts)
-        if whole and self._request.sweep:
-            self._at = replace(at, filenode=SWEEPING, upto=0, bytes=read)
-        elif whole:
-            self._at = replace(at, done=at.done + 1, filenode=0, upto=0, bytes=read)
-        else:
-            self._at = replace(at, filenode=file, upto=number * (LAST_BLOCK + 1) + last, bytes=read)
-        if blocks or whole:
+        self._at = piece.after
+        if piece.whole and self._request.sweep:
+            self._at = replace(self._at, filenode=SWEEPING, upto=0, key=())
+        elif piece.whole:
+            self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())
+        if blocks or piece.whole:
             self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at))
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
         self._pace(blocks)
+
+    def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> _Piece:
+        """What is read next, in the order of the table's blocks."""
+        table, at, file = found.table, self._at, _file(found)
+        number, first = divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)
+        if at.filenode and at.filenode != file:
+            log.info("%s was rewritten, or has other partitions: it is read again from its start.", table.qualified)
+        # a partitioned table without a partition has no rows
+        part = found.parts[number] if found.parts else None
+        last, places = self._next(connection, part, first)
+        blocks, empty = last - first, part is None or (places is not None and not len(places.tids))
+        where = places.condition(connection) if places is not None and not empty else None
+        # behind a partition's last block comes the next partition's first
+        ends = part is not None and last >= part.pages
+        number, upto = (number + 1, 0) if ends else (number, last)
+        size = at.bytes + blocks * BLOCK
+        after = replace(at, filenode=file, upto=number * (LAST_BLOCK + 1) + upto, bytes=size)
+        return _Piece(None if empty else part, first, last, where, blocks, after, number >= len(found.parts))
 
     def _next(self, connection: Connection, part: Table | None, first: int) -> tuple[int, Places | None]:
         """The block behind the last one of the next chunk, and the places of its rows, if they are known."""
@@ -220,6 +249,15 @@ class Reading(threading.Thread):
                 places, last = found.take(first, self._blocks)
                 return max(behind, first) if last is None else last, places
         return min(first + self._blocks, behind), None
+
+    def _by_key(self, connection: Connection, found: OwnSnapshot) -> _Piece:
+        """What is read next, in the order of the table's keys."""
+        table, at, blocks = found.table, self._at, min(self._blocks, _MOST_BLOCKS_BY_KEY)
+        upto = bound(connection, table, at.key, blocks * _ROWS_OF_A_BLOCK)
+        pages = sum(self.extent.pages.get(oid, 0) for oid in at.tables[: at.done + 1])
+        # how much of the table this is cannot be told before its end
+        after = replace(at, key=upto or (), bytes=at.bytes if upto else pages * BLOCK)
+        return _Piece(table, 0, LAST_BLOCK, between(table, at.key, upto or ()), blocks, after, upto is None)
 
     def _sweep(self, connection: Connection, oid: int) -> None:
         """Find the keys of the topic that the table does not have, and hand them over."""
@@ -296,19 +334,17 @@ class Reading(threading.Thread):
         self._versions[table.oid] = version
         return version
 
-    def _read(
-        self, connection: Connection, version: Version, part: Table, first: int, last: int, places: Places | None
-    ) -> Iterator[Block]:
-        if places is not None and not len(places.tids):
+    def _read(self, connection: Connection, version: Version, piece: _Piece) -> Iterator[Block]:
+        if piece.source is None:
             return
         condition = sql.SQL(self._request.where) if self._request.where else None  # type: ignore[arg-type]
-        at = None if places is None else places.condition(connection)
-        query = copy_query(part, select_list(version.table), first, last, condition, places=at)
+        columns = select_list(version.table)
+        query = copy_query(piece.source, columns, piece.first, piece.last, condition, places=piece.places)
         size = 0
         for block in copy.rows(connection, query, idle=self._check):
             used = int(block.offsets[-1])
             size += used
-            if size > _LARGEST and min(self._blocks, last - first) > 1:
+            if size > _LARGEST and min(self._blocks, piece.blocks) > 1:
                 raise _TooLarge
             yield Block(block.data[:used].copy(), block.offsets.copy())
 

@@ -43,6 +43,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
     :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds }}' AND day <
         '{{ data_interval_end | ds }}'``; empty for all. (templated)
     :param sweep: also publish tombstones for keys that the tables do not have.
+    :param by_key: read in the order of the keys instead of the table's blocks: the reading goes on where it was if the table is rewritten.
     :param new_key: first take the tables up with the keys that they have now, or as successors of dropped tables; no job may run then,
         and the next one reads them.
     :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for. (templated)
@@ -69,6 +70,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         tables: Sequence[str] | str,
         where: str = "",
         sweep: bool = False,
+        by_key: bool = False,
         new_key: bool = False,
         rows_per_second: float | str = 0.0,
         bytes_per_second: float | str = 0.0,
@@ -100,6 +102,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         )
         self.where = where
         self.sweep = sweep
+        self.by_key = by_key
         self.new_key = new_key
         self.rows_per_second = rows_per_second
         self.bytes_per_second = bytes_per_second
@@ -182,6 +185,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             pipeline.tables,
             str(self.where or ""),
             self.sweep or self.new_key,
+            self.by_key,
             rows_per_second=number("rows_per_second", self.rows_per_second) or 0.0,
             bytes_per_second=number("bytes_per_second", self.bytes_per_second) or 0.0,
         )

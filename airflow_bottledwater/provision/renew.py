@@ -179,13 +179,12 @@ def _boundary(pipeline: Pipeline, connection: Connection, oldest_xid: int) -> Bo
 
 
 def _lives(known: PipelineState, oids: Mapping[int, int]) -> dict[str, LiveProgress]:
-    """The records of live snapshots of tables that have a successor now: they go on with that one, from its start."""
+    """The records of live snapshots of these tables: they go on with their successors, and from the start of the one that is being read."""
     changed = {}
     for request_id, progress in known.lives.items():
         tables = tuple(oids.get(oid, oid) for oid in progress.tables)
-        current = progress.tables[progress.done : progress.done + 1]
-        if current != tables[progress.done : progress.done + 1]:
-            changed[live_key(request_id)] = replace(progress, tables=tables, filenode=0, upto=0)
+        if not oids.keys().isdisjoint(progress.tables[progress.done : progress.done + 1]):
+            changed[live_key(request_id)] = replace(progress, tables=tables, filenode=0, upto=0, key=())
         elif tables != progress.tables:
             changed[live_key(request_id)] = replace(progress, tables=tables)
     return changed

@@ -221,6 +221,7 @@ class SnapshotRequest:
     :param tables: names or patterns, as in the pipeline's settings.
     :param where: a condition on the tables' own columns, as SQL; empty for all rows.
     :param sweep: whether keys that a table does not have (any more) get a tombstone.
+    :param by_key: whether rows are read in the order of their keys instead of their blocks.
     :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for.
     :param bytes_per_second: the same in bytes.
     :param paused: whether it is to wait; ``cancelled``: whether it is to end. What is published stays.
@@ -230,6 +231,7 @@ class SnapshotRequest:
     tables: tuple[str, ...]
     where: str = ""
     sweep: bool = False
+    by_key: bool = False
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
     paused: bool = False

@@ -266,6 +266,7 @@ class LiveProgress:
     :param done: how many of them are done.
     :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has not begun.
     :param upto: the block of it behind the last one that is published.
+    :param key: of a reading in the order of keys: that of the last row that is published, as text.
     :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
@@ -276,6 +277,7 @@ class LiveProgress:
     done: int = 0
     filenode: int = 0
     upto: int = 0
+    key: tuple[str, ...] = ()
     rows: int = 0
     newer: int = 0
     dead_letters: int = 0

@@ -23,6 +23,7 @@ NAMES = (
     "sweep",
     "verify",
     "live",
+    "executors",
     "parts",
 )
 

@@ -54,6 +54,7 @@ def _slow_down(patch: pytest.MonkeyPatch, dice: random.Random) -> None:
     patch.setattr(Reading, "_connect", connect)
     # a chunk is a few blocks, so that there are many
     patch.setattr(reading, "_FIRST_BLOCKS", dice.choice((1, 3)))
+    patch.setattr(reading, "_MOST_BLOCKS_BY_KEY", dice.choice((1, 3)))
     patch.setattr(reading, "_MOST_BLOCKS", dice.choice((3, 8, 20)))
 
 
@@ -76,7 +77,12 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
             for _ in range(2):
                 where = dice.choice(("", "", "id % 3 = 0", "n > 0 OR version % 2 = 0", "id < 250"))
                 asked.append(
-                    flow.ask(*dice.choice((TABLES, TABLES[:1], ("?",))), where=where, sweep=dice.random() < 0.4)
+                    flow.ask(
+                        *dice.choice((TABLES, TABLES[:1], ("?",))),
+                        where=where,
+                        sweep=dice.random() < 0.4,
+                        by_key=dice.random() < 0.3,
+                    )
                 )
             # the last one may be left for the run that follows
             done = asked if dice.random() < 0.7 else asked[:-1]

@@ -1187,6 +1187,20 @@ MUTANTS = (
         "tests/integration/test_live_slices.py::test_the_rows_are_those_that_the_condition_means[False]",
     ),
     Mutant(
+        "chunks by key are bounded in the order of the keys' texts",
+        "live/keys.py",
+        "[sql.Identifier(table.schema, table.name, name) for name in table.key]",
+        "[sql.Identifier(name) for name in table.key]",
+        "tests/integration/test_live_by_key.py::test_a_table_is_divided_by_its_keys[bigint]",
+    ),
+    Mutant(
+        "a chunk by key begins with the last one's last row",
+        "live/keys.py",
+        '((">", after), ("<=", upto))',
+        '((">=", after), ("<=", upto))',
+        "tests/integration/test_live_by_key.py::test_it_goes_on_where_it_was_when_the_table_is_rewritten[False]",
+    ),
+    Mutant(
         "what was committed before a table was taken up again is published",
         "provision/renew.py",
         "oldest_xid, filtered=True)",

@@ -1,0 +1,136 @@
+"""Live snapshots in the order of the keys: each row once, whatever the key is made of, and wherever its reading is interrupted."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+
+from airflow_bottledwater.live import reading
+from airflow_bottledwater.live.keys import between, bound
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.state.claim import read_state
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.waiting import until
+from tests.support.writers import Writers, audit, make_tables, state_topic
+
+#: key columns, and an expression over g for each of them
+KEYS = {
+    "bigint": ("id bigint", "g * 7"),
+    "two": ('a text COLLATE "C", b int', "left(md5(g::text), 2), g"),
+    "descending": ("a numeric(12, 3), b date", "-g / 7.0, date '2020-01-01' + g % 5"),
+    "text": ("name text", "chr(80 + g % 40) || repeat('x', g % 3) || E'\\'\"\\\\ü' || g"),
+    "uuid": ("id uuid", "md5(g::text)::uuid"),
+    "timestamptz": ("at timestamptz", "timestamptz '1999-12-31 23:59:59.999999+00' + g * interval '1 microsecond'"),
+    "bytea": ("b bytea", "decode(md5(g::text), 'hex')"),
+    "float": ("f float8", "CASE g WHEN 1 THEN 'NaN' WHEN 2 THEN '-Infinity' ELSE 1 / g::float8 END"),
+    "char": ("c char(8)", "g::text"),
+    "enum": ("e color, n int", "(enum_range(null::color))[1 + g % 3], g"),
+    "domain": ("p positive", "g"),
+    "array": ("l int[]", "ARRAY[g % 3, g]"),
+    "bits": ("b bit varying(20)", "g::bit(20)"),
+    "time": ("t timetz", "timetz '00:00:00+03' + g * interval '17 seconds'"),
+    "network": ("i inet", "inet '10.0.0.0' + g"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_table_is_divided_by_its_keys(database: str, make_flow: MakeFlow, kind: str) -> None:
+    columns, values = KEYS[kind]
+    flow = make_flow(tables="t")
+    key = ", ".join(column.split()[0] for column in columns.split(", ") if not column.startswith("3)"))
+    flow.execute(
+        "CREATE TYPE color AS ENUM ('red', 'green', 'blue')",
+        "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
+        f"CREATE TABLE t ({columns}, PRIMARY KEY ({key}))",
+        f"INSERT INTO t SELECT {values} FROM generate_series(1, 700) g",
+    )
+    with connect(flow.dsn) as connection:
+        oid = catalog.resolve(connection, ["t"], (), via_root=True)
+        (table,) = catalog.load(connection, oid)
+        after: tuple[str, ...] = ()
+        found = []
+        while True:
+            upto = bound(connection, table, after, 64)
+            rows = connection.execute(
+                b"SELECT t::text FROM public.t WHERE " + between(table, after, upto or ()).as_bytes(connection)
+            ).fetchall()
+            found += rows
+            if upto is None:
+                break
+            assert len(rows) == 64
+            after = upto
+        assert len(found) == len(set(found)) == 700
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_it_goes_on_where_it_was_when_the_table_is_rewritten(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, partitioned: bool
+) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 2)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS_BY_KEY", 4)
+    flow = make_flow(tables="t")
+    if partitioned:
+        flow.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, text text) PARTITION BY HASH (id)",
+            *(f"CREATE TABLE t{i} PARTITION OF t FOR VALUES WITH (MODULUS 3, REMAINDER {i})" for i in range(3)),
+        )
+    else:
+        flow.execute("CREATE TABLE t (id int PRIMARY KEY, text text)")
+    flow.execute("INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 20000) g")
+    flow.create()
+    flow.snapshot()
+    asked = flow.ask("t", by_key=True, rows_per_second=10000, where="id % 2 = 0")
+    for _ in range(3):
+        with flow.streaming() as errors:
+            before = _rows(flow, asked)
+            until(lambda before=before: _rows(flow, asked) > before, "some rows", failed=errors)
+            flow.execute("VACUUM FULL t", "UPDATE t SET text = 'changed' WHERE id % 1000 = 0")
+            time.sleep(0.2)
+        if flow.reported(asked).ended:
+            break
+    flow.stream()
+    report = flow.reported(asked)
+    assert report.state == "finished" and report.bytes == report.total_bytes
+    again = [m.key["id"] for m in flow.read("t") if m.snapshot]
+    assert len(again) == len(set(again)) == report.rows
+    assert report.rows + report.newer == 10000
+    messages = flow.read("t")
+    assert_exactly_once_in_order(messages)
+    assert flow.compare("t").equal
+
+
+def _rows(flow: Flow, asked: str) -> int:
+    found = read_state(flow.pipeline, state_topic(flow)).live(asked)
+    return 0 if found is None else found.rows + found.newer
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_under_writers_no_key_goes_back_in_time(
+    database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS_BY_KEY", dice.choice((1, 4)))
+    flow = Flow(database, kafka, None, tables=("a", "b"), xid_header=True, partitions=dice.choice((1, 3)))
+    make_tables(flow, ("a", "b"), 1500)
+    with Writers(flow.dsn, ("a", "b"), seed, 1500):
+        flow.create()
+        flow.snapshot()
+        with flow.streaming() as errors:
+            asked = flow.ask("?", by_key=True, sweep=seed % 2 == 0)
+            until(lambda: _ended(flow, asked), "the live snapshot ends", 120, pause=0.5, failed=errors)
+    flow.stream()
+    assert flow.reported(asked).state == "finished", json.dumps(flow.reported(asked).error)
+    assert audit(flow, ("a", "b")).check().statistics.live_rows >= 300
+
+
+def _ended(flow: Flow, asked: str) -> bool:
+    try:
+        return flow.reported(asked).ended
+    except (AssertionError, KeyError):
+        return False

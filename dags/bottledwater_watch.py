@@ -1,7 +1,8 @@
 """Prove every night that topics equal their tables, while the stream of the DAG ``bottledwater`` runs.
 
-The task ``verify`` fails if a topic differs; its log has the first keys that do. Give it the same connections and settings as the pipeline,
-and an alert on failure (``on_failure_callback``, or Airflow's notifiers).
+The task ``verify`` fails if a topic differs; its log has the first keys that do, and says how to mend them. Scheduled runs take the values
+of the form as they are set in the DAG's file: give them those of the pipeline. Add an alert on failure (``on_failure_callback``, or Airflow's
+notifiers).
 """
 
 from __future__ import annotations
@@ -21,21 +22,53 @@ with DAG(
     tags=["cdc", "postgresql", "kafka"],
     render_template_as_native_obj=True,
     params={
-        "postgres_conn_id": Param("postgres_default", type="string", title="Postgres connection"),
-        "slot": Param("bottledwater", type="string", title="Replication slot", pattern="^[a-z0-9_]{1,63}$"),
-        "kafka_conn_id": Param("kafka_default", type="string", title="Kafka connection"),
-        "schema_registry_conn_id": Param(
-            "schema_registry_default", type=["string", "null"], title="Schema registry connection"
+        "postgres_conn_id": Param(
+            "postgres_default",
+            type="string",
+            title="Postgres connection",
+            description="The pipeline's connection of type Postgres.",
         ),
-        "spark_conn_id": Param("spark_default", type="string", title="Spark connection"),
-        "topic_prefix": Param("", type=["string", "null"], title="Topic prefix", description="Of the pipeline."),
-        "output_format": Param("avro", type="string", enum=["avro", "json"], title="Format"),
+        "slot": Param(
+            "bottledwater",
+            type="string",
+            title="Replication slot",
+            pattern="^[a-z0-9_]{1,63}$",
+            description="Names the pipeline.",
+        ),
+        "kafka_conn_id": Param(
+            "kafka_default",
+            type="string",
+            title="Kafka connection",
+            description="The pipeline's connection of type Apache Kafka.",
+        ),
+        "schema_registry_conn_id": Param(
+            "schema_registry_default",
+            type=["string", "null"],
+            title="Schema registry connection",
+            description="The pipeline's connection of type Schema Registry. Not used with format json.",
+        ),
+        "spark_conn_id": Param(
+            "spark_default",
+            type="string",
+            title="Spark connection",
+            description="Connection of type Spark that submits the job.",
+        ),
+        "topic_prefix": Param(
+            "", type=["string", "null"], title="Topic prefix", description="The pipeline's prefix of topics."
+        ),
+        "output_format": Param(
+            "avro",
+            type="string",
+            enum=["avro", "json"],
+            title="Format",
+            description="The pipeline's format of keys and values.",
+        ),
         "verify_tables": Param(
             [],
             type=["array", "null"],
             items={"type": "string"},
             title="Tables",
-            description="Of the pipeline, [schema.]table, one a line, with * and ?; empty: all.",
+            description="Which are compared: [schema.]table, one a line, with * and ?; empty: all of the pipeline.",
         ),
         "sample": Param(
             1.0,

@@ -21,7 +21,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.warm import warm_up
 
-DAG, SLOT, DATABASE, ROLE = "bottledwater", "flights", "nyc", "bottledwater"
+# the slot is the default of all forms, so that the other DAGs need nothing filled in
+DAG, SLOT, DATABASE, ROLE = "bottledwater", "bottledwater", "nyc", "bottledwater"
 
 console = Console(highlight=False)
 
@@ -146,7 +147,7 @@ def up() -> None:
         f"\nAirflow:    {stack.airflow.url}   user {stack.airflow.user}, password {stack.airflow.password}",
         f"PostgreSQL: {stack.data.postgres.dsn(DATABASE)}",
         f"Kafka:      {stack.data.kafka.bootstrap}\nRegistry:   {stack.data.registry.url}\n",
-        f"Trigger the DAG {DAG!r} (slot {SLOT!r}, tables {', '.join(flights.TABLES)}). `bottledwater down` stops everything;"
+        f"Trigger the DAG {DAG!r}: its form fits as it is. `bottledwater down` stops everything;"
         f" the data stay in {_kept()}.",
     ]
     for line in lines:  # not wrapped, so that they can be copied

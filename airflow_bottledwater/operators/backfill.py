@@ -112,7 +112,11 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         self._asked: dict[str, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Ask for the live snapshot and wait for its end; returns the counts of rows."""
+        """Ask for the live snapshot and wait for its end; returns how many rows were published (``rows``), and how many were left out,
+        since the stream has published newer versions of them (``left_out``).
+
+        :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long.
+        """
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             self._asked = asked = self._ask(context, pipeline)
@@ -138,13 +142,14 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                 time.sleep(min(1.0, self.poll_interval))
         finally:
             watch.close()
-        return self._give_up(context, pipeline)
+        with failing():
+            return self._give_up(context, pipeline)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event.
 
-        :raises JobFailed: the live snapshot was cancelled, it took too long, or the event is not known.
-        :raises AirflowFailException: it failed.
+        :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long.
+        :raises JobFailed: the event is not known.
         """
         with failing():
             pipeline = self.pipeline_hook.pipeline()
@@ -175,7 +180,13 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             asked = {"name": name, "request_id": uuid.uuid4().hex[:12]}
             store.set(_ASKED, asked, retention=NEVER_EXPIRE)
         (renew if self.new_key else live.ask)(pipeline, request, asked["request_id"])
-        self.log.info("Live snapshot %s is asked for. %s", asked["request_id"], live.publishes(pipeline, asked["name"]))
+        self.log.info(
+            "The rows of %s%s are to be published again, as live snapshot %s. %s",
+            ", ".join(request.tables),
+            f" where {request.where}" if request.where else "",
+            asked["request_id"],
+            live.publishes(pipeline, asked["name"]),
+        )
         return asked
 
     def _request(self, pipeline: Pipeline) -> SnapshotRequest:
@@ -206,8 +217,25 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             raise JobFailed("The live snapshot was cancelled before its end.", "Clear the task to ask for it again.")
         if report["state"] != "finished":
             raise AirflowFailException(f"The live snapshot failed: {report['error']}")
-        names = ("tables", "rows", "newer", "swept", "dead_letters", "boundary")
-        return {each: report[each] for each in names}
+        found = {
+            "tables": report["tables"],
+            "rows": report["rows"],
+            "left_out": report["newer"],
+            "removed_keys": report["swept"],
+            "dead_letters": report["dead_letters"],
+            "boundary": report["boundary"],
+        }
+        self.log.info(
+            "%s rows of %s are published again; %s are left out, since the stream has published newer versions of them.",
+            f"{found['rows']:,}",
+            ", ".join(found["tables"]),
+            f"{found['left_out']:,}",
+        )
+        if self.sweep or self.new_key:
+            self.log.info("%s keys that the tables do not have are removed.", f"{found['removed_keys']:,}")
+        if found["dead_letters"]:
+            self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
+        return found
 
     def _give_up(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
         store: Any = context["task_state_store"]

@@ -17,6 +17,9 @@ from airflow_bottledwater.state.verification import Verification
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+#: keys of a table that are in the task's error; the log has more of them
+_KEYS = 3
+
 
 class VerifyTopicsOperator(BottledWaterSparkOperator):
     """Compare topics with their tables, at one moment, while the stream runs; fail if they differ.
@@ -156,7 +159,20 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
             for difference in table.differences:
                 self.log.warning("%s: %s", table.table, difference)
         if found.different and self.fail_on_difference:
-            raise AirflowFailException(found.advice())
+            raise AirflowFailException(f"{_first_keys(found)} {found.advice()}")
         if advice := found.advice():
             self.log.warning("%s", advice)
         return found.summary()
+
+
+def _first_keys(found: Verification) -> str:
+    """The first keys that differ, as a sentence: whoever is alerted sees where to look."""
+    told = []
+    for table in found.different:
+        keys = [
+            ", ".join(f"{name} = {value}" for name, value in each.key.items()) for each in table.differences[:_KEYS]
+        ]
+        if sum(table.counts.values()) > len(keys):
+            keys.append("…")
+        told.append(f"{table.table} ({'; '.join(keys)})")
+    return f"The first keys that differ: {', '.join(told)}."

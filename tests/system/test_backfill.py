@@ -1,22 +1,22 @@
-"""Scheduled backfills in a real Airflow: ten days that are created at once, each published again once, while the stream runs; and a slice
-that waits for the next bounded run."""
+"""Scheduled backfills in a real Airflow: ten days that are created at once, each published again once, while the stream runs; a damaged
+topic that the watch finds and a backfill mends; and a slice that waits for the next bounded run. All DAGs have the defaults of their forms."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from tests.system.test_dag import System, until
+from tests.support.verifying import found_equal, holds_snapshot, start_watch, verified_in_airflow, watched
+from tests.system.test_dag import DAG, TASKS, System, Topics, until
 
 pytestmark = pytest.mark.long
 
 BACKFILL, ROWS = "bottledwater_backfill", 200
-CONF = {"tables": ["flights"], "drop_slot": "never", "output_format": "json"}
+CONF = {"tables": ["flights"], "drop_slot": "never"}
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         started.start()
         started.client.wait_for_dag(BACKFILL)
         started.execute(
-            "CREATE TABLE public.flights (id bigint PRIMARY KEY, day date NOT NULL, delay int)",
-            "INSERT INTO public.flights SELECT g, date '2026-03-01' + (g % 10)::int, g % 60"
+            "CREATE TABLE public.flights (id bigint PRIMARY KEY, time_hour timestamptz NOT NULL, delay int)",
+            "INSERT INTO public.flights SELECT g, timestamptz '2026-03-01 23:59Z' + (g % 10) * interval '1 day', g % 60"
             f" FROM generate_series(1, {10 * ROWS}) g",
             "ALTER TABLE public.flights OWNER TO cdc",
         )
@@ -37,8 +37,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         started.stop()
 
 
-def _published_again(system: System) -> Counter[tuple[str, str]]:
-    """How many rows each live snapshot has published, by its id and their day."""
+def _records(system: System) -> list[Message]:
+    """All committed records of the topic."""
     consumer = Consumer(
         {
             "bootstrap.servers": system.data.kafka.bootstrap, "group.id": "test", "isolation.level": "read_committed",
@@ -46,16 +46,37 @@ def _published_again(system: System) -> Counter[tuple[str, str]]:
         }
     )  # fmt: skip
     consumer.assign([TopicPartition("flights", 0, 0)])
-    found: Counter[tuple[str, str]] = Counter()
+    found: list[Message] = []
     while True:
         for message in consumer.consume(5000, 1.0):
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 consumer.close()
                 return found
-            label = dict(message.headers() or []).get("snapshot")
-            if label:
-                found[label.decode().partition("/")[0], json.loads(message.value())["day"]] += 1
+            found.append(message)
+
+
+def _published_again(system: System) -> Counter[tuple[str, str]]:
+    """How many rows each live snapshot has published, by its id and their day."""
+    topics = Topics(system.data, "flights")
+    found: Counter[tuple[str, str]] = Counter()
+    for message in _records(system):
+        label = dict(message.headers() or []).get("snapshot")
+        if label:
+            day = topics.decode(message.value())["time_hour"].strftime("%Y-%m-%d")
+            found[label.decode().partition("/")[0], day] += 1
+    topics.close()
+    return found
+
+
+def _damage(system: System, damaged: int, other: int) -> None:
+    """Publish the row of another id under an id's key, as a program that has no business to write to the topic."""
+    topics = Topics(system.data, "flights")
+    known = {topics.decode(message.key())["id"]: message for message in _records(system)}
+    topics.close()
+    producer = Producer({"bootstrap.servers": system.data.kafka.bootstrap})
+    producer.produce("flights", known[other].value(), known[damaged].key(), 0)
+    assert not producer.flush(10)
 
 
 def _backfills(system: System) -> list[dict[str, Any]]:
@@ -72,16 +93,31 @@ def _why(system: System) -> str:
     return "\n".join(system.client.task_log(BACKFILL, each, "backfill", 1)[-3000:] for each in failed[:2])
 
 
-def _set(system: System, **variables: str) -> None:
-    for key, value in variables.items():
-        system.client.request("POST", "variables", json={"key": key, "value": value})
+def _slice(system: System, day: str) -> str:
+    """The run of a day."""
+    return next(run for run in _backfills(system) if run["data_interval_start"].startswith(day))["dag_run_id"]
+
+
+def _again(system: System, run: str, timeout: float) -> dict[str, Any]:
+    """Wait for a cleared slice; returns its task's result."""
+    until("it has ended", lambda: system.client.task_instances(BACKFILL, run)[0]["state"] == "success", timeout)
+    path = f"dags/{BACKFILL}/dagRuns/{run}/taskInstances/backfill/xcomEntries/return_value"
+    return dict(system.client.request("GET", path, params={"deserialize": True})["value"])
+
+
+def _stream(system: System) -> str:
+    runs = system.client.request("GET", f"dags/{DAG}/dagRuns", params={"limit": 100})["dag_runs"]
+    (running,) = (run["dag_run_id"] for run in runs if run["state"] == "running")
+    return str(running)
 
 
 def test_ten_days_are_published_again_once_each(system: System) -> None:
-    _set(system, bottledwater_format="json")
-    first = system.client.trigger("bottledwater", {**CONF, "bounded": True})
-    assert system.client.wait_run("bottledwater", first, 300)["state"] == "success", system.why(first)
-    stream = system.client.trigger("bottledwater", CONF)
+    first = system.client.trigger(DAG, {**CONF, "bounded": True})
+    assert system.client.wait_run(DAG, first, 300)["state"] == "success", system.why(first)
+    assert {t["task_id"]: t["state"] for t in system.client.task_instances(DAG, first)} == dict.fromkeys(
+        TASKS, "success"
+    )
+    stream = system.client.trigger(DAG, CONF)
     until("it streams", lambda: system.task(stream, "stream")["state"] == "deferred", 200)
     # what the choice Backfill of the trigger dialog sends
     system.client.request("PATCH", f"dags/{BACKFILL}", json={"is_paused": False})
@@ -101,18 +137,38 @@ def test_ten_days_are_published_again_once_each(system: System) -> None:
     assert {day: days[day] for day in (f"2026-03-{n:02d}" for n in range(1, 11))} == {
         f"2026-03-{n:02d}": 1 for n in range(1, 11)
     }
-    system.client.set_task_state("bottledwater", stream, "stream", "failed")
+    assert verified_in_airflow(system.client, {})["rows"] == 10 * ROWS
+
+
+def test_the_watch_names_a_damaged_row_and_publishing_its_day_again_mends_it(system: System) -> None:
+    _damage(system, damaged=7, other=8)
+    state, _, log = watched(system.client, start_watch(system.client, {}))
+    assert state == "failed"
+    assert "Topics differ from their tables: public.flights: 1 different" in log
+    assert "The first keys that differ: public.flights (id = 7)." in log
+    assert "public.flights: different: id = 7: id is 8 in the topic and 7 in the table" in log
+    again = _slice(system, "2026-03-08")
+    system.client.clear(BACKFILL, again, ["backfill"])
+    until("it runs", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] != "success", 30)
+    found = _again(system, again, 120)
+    assert (found["rows"], found["left_out"]) == (ROWS, 0)
+    verified_in_airflow(system.client, {})
+    system.client.set_task_state(DAG, _stream(system), "stream", "failed")
     until("the job has ended", lambda: not system.jobs(), 60)
 
 
 def test_a_slice_waits_for_the_next_bounded_run(system: System) -> None:
     before = _published_again(system)
-    again = next(run for run in _backfills(system) if run["data_interval_start"].startswith("2026-03-04"))["dag_run_id"]
+    again = _slice(system, "2026-03-04")
     system.client.clear(BACKFILL, again, ["backfill"])
     until("it waits", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] == "deferred", 60)
+    # so does the verification
+    verification = start_watch(system.client, {})
+    until("it holds its snapshot", lambda: holds_snapshot(system.execute, "flights"), 120)
     # its schedule runs it at once
     system.client.request("PATCH", "dags/bottledwater_scheduled", json={"is_paused": False})
-    until("it has ended", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] == "success", 300)
-    system.client.request("PATCH", "dags/bottledwater_scheduled", json={"is_paused": True})
+    _again(system, again, 300)
     more = _published_again(system) - before
     assert {day: n for (_, day), n in more.items()} == {"2026-03-04": ROWS}
+    found_equal(system.client, verification)
+    system.client.request("PATCH", "dags/bottledwater_scheduled", json={"is_paused": True})

@@ -29,13 +29,18 @@ from airflow_bottledwater import processes
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import control
 from tests.support.processes import job_processes, proc
+from tests.support.verifying import verified_in_airflow
 
 DAG = "bottledwater"
 MARKER = "Ma9ker7"
 #: asked for by scram; all characters that libpq, JSON or a shell could trip over
 PASSWORD = MARKER + " '\\\"%41@/:$x"
 DAGS = Path(__file__).parents[2] / "dags"
+TASKS = ("preflight", "create_slot", "snapshot", "stream", "wait_caught_up", "watch_errors", "drop_slot")
 
 
 def until(what: str, found: Callable[[], Any], timeout: float = 60.0) -> Any:
@@ -100,10 +105,11 @@ class Topics:
         while time.monotonic() < deadline and (messages := self._consumer.consume(5000, wait)):
             for message in messages:
                 assert message.error() is None, message.error()
-                self.records[message.topic()].append((self._decode(message.key()), self._decode(message.value())))
+                self.records[message.topic()].append((self.decode(message.key()), self.decode(message.value())))
         return self.records
 
-    def _decode(self, data: bytes | None) -> Any:
+    def decode(self, data: bytes | None) -> Any:
+        """A key or a value."""
         if data is None:
             return None
         number = int.from_bytes(data[1:5], "big")
@@ -197,6 +203,20 @@ class System:
         assert {*found.values()} <= set(self.jobs())
         return {**found, "jvm": jvm}
 
+    def retire(self, name: str) -> None:
+        """Stop the stream of a slot for good, as ``bottledwater stop --retire`` does."""
+        dsn = self.data.postgres.dsn("shop")
+        pipeline = Pipeline(postgres=dsn, kafka={"bootstrap.servers": self.data.kafka.bootstrap}, slot=name)
+        with connect(dsn) as connection:
+            assert control.request_stop(pipeline, identify(connection), retire=True) is not None
+
+    def streams(self, run_id: str, slot: str) -> bool:
+        """Whether the run's stream reads from the slot; while a slot is made, it is in use, too."""
+        return self.task(run_id, "stream")["state"] == "deferred" and self.slot(slot) == (True, True)
+
+    def ended(self, run_id: str) -> bool:
+        return self.client.run(DAG, run_id)["state"] in ("success", "failed")
+
     def task(self, run_id: str, task_id: str) -> dict[str, Any]:
         return next(t for t in self.client.task_instances(DAG, run_id) if t["task_id"] == task_id)
 
@@ -221,8 +241,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         started.stop()
 
 
-# ------------------------------------------------------------------ bounded
-def test_a_bounded_run_publishes_the_tables_and_leaves_nothing_behind(system: System) -> None:
+# ------------------------------------------------------------------ a whole life
+def test_a_run_is_verified_and_stopped_for_good_and_leaves_nothing_behind(system: System) -> None:
     system.execute(
         "CREATE TABLE public.small (id bigint PRIMARY KEY, name text, price numeric(8,2))",
         "INSERT INTO public.small SELECT g, 'nö ' || g, g / 4.0 FROM generate_series(1, 3000) g",
@@ -231,30 +251,23 @@ def test_a_bounded_run_publishes_the_tables_and_leaves_nothing_behind(system: Sy
         "ALTER TABLE public.small OWNER TO cdc",
         "ALTER TABLE public.pairs OWNER TO cdc",
     )
-    conf = {
-        "tables": ["small", "pairs"],
-        "slot": "bounded",
-        "bounded": True,
-        "drop_slot": "always",
-        "topic_prefix": "b",
-    }
-    run = system.client.trigger(DAG, conf)
-    ended = system.client.wait_run(DAG, run, 300)
+    pipeline = {"slot": "whole", "topic_prefix": "w"}
+    run = system.client.trigger(DAG, {**pipeline, "tables": ["small", "pairs"]})
+    until("it streams", lambda: system.streams(run, "whole") or system.ended(run), 240)
+    system.execute("UPDATE public.small SET price = -price WHERE id % 10 = 0", "DELETE FROM public.pairs WHERE a > 450")
+    found = verified_in_airflow(system.client, pipeline)
+    counted = {table: each["rows"] for table, each in found["tables"].items()}
+    assert counted == {"public.small": 3000, "public.pairs": 450}
+    system.retire("whole")
+    ended = system.client.wait_run(DAG, run, 120)
     assert ended["state"] == "success", system.why(run)
-    assert {t["task_id"]: t["state"] for t in system.client.task_instances(DAG, run)} == dict.fromkeys(
-        ("preflight", "create_slot", "snapshot", "stream", "wait_caught_up", "watch_errors", "drop_slot"), "success"
-    )
-    topics = Topics(system.data, "b.small", "b.pairs")
-    found = topics.read(2.0)
+    assert {t["task_id"]: t["state"] for t in system.client.task_instances(DAG, run)} == dict.fromkeys(TASKS, "success")
+    topics = Topics(system.data, "w.small", "w.pairs")
+    records = topics.read(2.0)
     topics.close()
-    assert len(found["b.small"]) == 3000 and len(found["b.pairs"]) == 500
-    assert sorted((key["id"], value["id"], value["name"], value["price"]) for key, value in found["b.small"]) == sorted(
-        (i, i, name, price) for i, name, price in system.execute("SELECT id, name, price FROM public.small")
-    )
-    assert sorted((key["b"], key["a"], value["at"]) for key, value in found["b.pairs"]) == sorted(
-        (b, a, at) for a, b, at in system.execute("SELECT a, b, at FROM public.pairs")
-    )
-    assert system.slot("bounded") == (False, False)
+    # nothing twice: the rows, the updates and the deletes
+    assert (len(records["w.small"]), len(records["w.pairs"])) == (3000 + 300, 500 + 50)
+    assert system.slot("whole") == (False, False)
     assert system.publications() == []
     assert system.jobs() == {}
     assert list((system.airflow.folder / "bottledwater").iterdir()) == []
@@ -586,6 +599,8 @@ def test_another_run_goes_on_and_always_drops_a_slot_that_is_in_use(system: Syst
         stream.gone()
     stream.begin("always")
     stream.nothing_lost_or_twice()
+    # after all that was done to it, and while the tables are written to
+    verified_in_airflow(system.client, {"slot": stream.slot, "topic_prefix": stream.slot})
     system.client.set_run_state(DAG, stream.run_id, "failed")
     until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"))
     assert stream.task("drop_slot")["state"] == "success", system.why(stream.run_id)

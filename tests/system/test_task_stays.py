@@ -19,6 +19,7 @@ from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.state import control
 from tests.support.processes import job_processes
 from tests.support.topics import Flow
+from tests.support.verifying import verified_by_command
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
@@ -107,6 +108,7 @@ def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_p
     driver = json.loads(next(tmp_path.glob("bottledwater/stream-*/driver.json")).read_text())["pid"]
     os.kill(driver, signal.SIGKILL)
     _streams(flow, 40)
+    assert verified_by_command(flow).rows == 40
     with connect(flow.dsn) as connection:
         assert control.request_stop(flow.pipeline, identify(connection)) is not None
     assert last.wait(60) == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,8 +17,10 @@ from airflow.sdk import BaseHook, BaseOperator, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
 
 from airflow_bottledwater.get_provider_info import get_provider_info
+from airflow_bottledwater.local import demo_stack
 
 ROOT = Path(__file__).parents[2]
+DAGS = sorted((ROOT / "dags").glob("*.py"))
 INFO = get_provider_info()
 ROOMS = ("operators", "sensors", "triggers", "hooks")
 LISTED = [module for room in ROOMS for entry in INFO[room] for module in entry["python-modules"]]
@@ -93,7 +96,7 @@ def test_operators_do_without_the_packages_of_the_data_plane(tmp_path: Path) -> 
     code = f"""
 import importlib, json, runpy, sys
 loaded = {{}}
-for name in {names!r} + [{str(ROOT / "dags" / "bottledwater.py")!r}, {str(ROOT / "dags" / "bottledwater_watch.py")!r}]:
+for name in {names!r} + {[str(path) for path in DAGS]!r}:
     runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
     loaded[name] = [heavy for heavy in {HEAVY!r} if heavy in sys.modules]
 print(json.dumps(loaded))
@@ -119,15 +122,29 @@ def test_the_dags_have_no_errors(tmp_path: Path) -> None:
     )
 
 
-def test_every_field_of_the_form_is_named_and_described(tmp_path: Path) -> None:
+def form(folder: Path, name: str) -> dict[str, Any]:
+    """The fields of a DAG's form."""
     code = (
         "import json, runpy, sys\nparams = runpy.run_path(sys.argv[1])['dag'].params\n"
-        "print(json.dumps({n: {**(p := params.get_param(n)).schema, 'description': p.description} for n in params}))"
+        "fields = {n: params.get_param(n) for n in params}\n"
+        "print(json.dumps({n: {**p.schema, 'description': p.description, 'default': p.value} for n, p in fields.items()}))"
     )
-    form = json.loads(python(code, tmp_path, str(ROOT / "dags" / "bottledwater.py")).splitlines()[-1])
-    assert all(field["title"] and field["description"].endswith(".") for field in form.values())
-    # what has no section is open when the form comes up
+    return dict(json.loads(python(code, folder, str(ROOT / "dags" / f"{name}.py")).splitlines()[-1]))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in DAGS])
+def test_every_field_of_a_form_is_named_and_described(tmp_path: Path, name: str) -> None:
+    fields = form(tmp_path, name)
+    assert all(field["title"] and field["description"].endswith(".") for field in fields.values())
+    # so that what was filled in for the pipeline is found again, and the demo's pipeline needs nothing filled in
+    assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "output_format"} <= set(fields)
+    assert fields["slot"]["default"] == demo_stack.SLOT
+
+
+def test_what_a_pipeline_needs_is_open_when_the_form_comes_up(tmp_path: Path) -> None:
+    fields = form(tmp_path, "bottledwater")
+    # which has no section
     assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "spark_conn_id", "slot", "tables"} <= {
-        name for name, field in form.items() if "section" not in field
+        name for name, field in fields.items() if "section" not in field
     }
-    assert [*dict.fromkeys(field.get("section") for field in form.values())] == [None, "Behaviour", "Advanced"]
+    assert [*dict.fromkeys(field.get("section") for field in fields.values())] == [None, "Behaviour", "Advanced"]

@@ -11,6 +11,7 @@ import psycopg
 
 from tests.support.clusters.servers import ReachableServers
 from tests.support.topics import Flow
+from tests.support.verifying import verified_beside_a_stream
 from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables
 
 TABLES = ("a", "b")
@@ -43,11 +44,11 @@ def writers(flow: Flow) -> Writers:
 
 @contextlib.contextmanager
 def live(flow: Flow, rows: int = ROWS) -> Iterator[LiveReader]:
-    """Slot, tables with rows, writers, and a consumer that reads along. Behind the block, what is left is streamed here, and each row
-    and each change must have come once and in order."""
+    """Slot, tables with rows, writers, and a consumer that reads along. Behind the block, what is left is streamed here; each topic
+    must be its table, and each row and each change must have come once and in order."""
     make_tables(flow, TABLES, rows)
     flow.create()
     with writers(flow), LiveReader(flow, TABLES) as reader:
         yield reader
-    flow.stream()
+    verified_beside_a_stream(flow)
     audit(flow, TABLES, resumed=True).check()

@@ -21,6 +21,7 @@ from tests.support.clusters.celery import CeleryAirflow
 from tests.support.clusters.hosts import available
 from tests.support.processes import job_processes
 from tests.support.topics import read
+from tests.support.verifying import verified_in_airflow
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long]
@@ -240,6 +241,8 @@ def test_a_job_that_hangs_is_replaced_and_publishes_nothing_when_it_wakes(system
 
 def test_a_run_that_is_ended_leaves_nothing(system: System, stream: Stream) -> None:
     stream.deferred()
+    conf = {"slot": stream.name, "topic_prefix": "x", "output_format": "json"}
+    verified_in_airflow(system.client, conf)
     system.client.set_run_state(DAG, stream.run_id, "failed")
     until(lambda: not system.jobs(), "no process of a job lives", 90)
     until(lambda: stream.task("drop_slot")["state"] in ("success", "failed"), "the teardown has ended", 120)

@@ -22,6 +22,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from tests.support.clusters.kubernetes import FakeKubernetes
 from tests.support.clusters.tasks import Task
 from tests.support.topics import Flow
+from tests.support.verifying import verified_by_command
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
@@ -139,6 +140,7 @@ def test_the_job_is_submitted_watched_and_stopped(
     second = kubelet.run(kubelet.pod(1))
     flow.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 200) g")
     until(lambda: len(flow.read("a")) == 200 or ended.done(), "the rows are published")
+    assert verified_by_command(flow).rows == 200
     _retire(flow)
     assert ended.result(60)["stopped"] and second.wait(30) == 0
 

@@ -55,12 +55,13 @@ def test_in_a_checkout_it_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.M
     assert artifacts.cache_folder() == tmp_path / "cache" / "bottledwater"
 
 
-def test_the_dag_is_found_and_the_wheel_has_it_where_it_is_looked_for() -> None:
+def test_the_dags_are_found_and_the_wheel_has_them_where_they_are_looked_for() -> None:
     assert demo_stack.dags_folder() == ROOT / "dags"
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
     forced = configuration["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     beside = Path(demo_stack.__file__).parent.relative_to(ROOT)
-    assert forced[f"dags/{demo_stack.DAG}.py"] == os.fspath(beside / "dags" / f"{demo_stack.DAG}.py")
+    for path in (ROOT / "dags").glob("*.py"):
+        assert forced[f"dags/{path.name}"] == os.fspath(beside / "dags" / path.name)
 
 
 def test_what_does_not_come_in_time_is_said() -> None:

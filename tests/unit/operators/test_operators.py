@@ -487,7 +487,8 @@ def test_a_verification_returns_the_counts(verified: SimpleNamespace) -> None:
 def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: SimpleNamespace) -> None:
     verified.end = Ended(Outcome(ok=True, counts=DIFFERENT))
     with pytest.raises(
-        AirflowFailException, match=r"public\.a: 1 missing.*bottledwater snapshot --tables public\.a --sweep"
+        AirflowFailException,
+        match=r"keys that differ: public\.a \(id = secret\)\. .*public\.a: 1 missing.*bottledwater snapshot --tables public\.a --sweep$",
     ):
         verify_of()
     found = verify_of(fail_on_difference=False)

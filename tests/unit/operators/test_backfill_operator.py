@@ -1,0 +1,138 @@
+"""What becomes of a backfill's task when its live snapshot has ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.provision import live, renew
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state.control_records import SnapshotRequest
+
+REPORT = {
+    "state": "finished", "tables": ["public.orders"], "rows": 1200, "newer": 3, "swept": 2, "dead_letters": 0, "boundary": "0/10",
+    "error": "",
+}  # fmt: skip
+ASKED = {"name": "pipeline", "request_id": "id"}
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The live snapshots whose records were removed."""
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(snapshots, "forget", lambda pipeline, name, request_id: found.append((name, request_id)))
+    monkeypatch.setattr(BackfillToKafkaOperator, "pipeline_hook", SimpleNamespace(pipeline=lambda: None))
+    return found
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines of the task's log."""
+    lines: list[str] = []
+
+    def write(text: str, *arguments: Any) -> None:
+        lines.append(text % arguments)
+
+    monkeypatch.setattr(BackfillToKafkaOperator, "log", SimpleNamespace(info=write, warning=write))
+    return lines
+
+
+def conclude(*, sweep: bool = False, **report: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {"bottledwater_backfill": ASKED}
+    store = SimpleNamespace(get=values.get, delete=values.pop)
+    operator = BackfillToKafkaOperator(task_id="t", tables="orders", sweep=sweep)
+    event = {"status": "ended", "report": {**REPORT, **report}}
+    found = operator.execute_complete({"task_state_store": store}, event)  # type: ignore[typeddict-item]
+    assert values == {}
+    return found
+
+
+def test_the_result_and_the_log_say_what_was_published(forgotten: list[tuple[str, str]], told: list[str]) -> None:
+    assert conclude() == {
+        "tables": ["public.orders"], "rows": 1200, "left_out": 3, "removed_keys": 2, "dead_letters": 0, "boundary": "0/10",
+    }  # fmt: skip
+    (line,) = told
+    assert line.startswith("1,200 rows of public.orders are published again; 3 are left out")
+    assert forgotten == [("pipeline", "id")]
+
+
+def test_the_log_has_keys_that_were_removed_and_rows_that_could_not_be_published(
+    forgotten: list[tuple[str, str]], told: list[str]
+) -> None:
+    conclude(sweep=True, dead_letters=1)
+    assert told[1:] == [
+        "2 keys that the tables do not have are removed.",
+        "1 rows could not be published, and are dead letters.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "match"),
+    [({"state": "cancelled"}, "cancelled"), ({"state": "failed", "error": "no such table"}, "no such table")],
+)
+def test_a_live_snapshot_that_did_not_finish_fails_the_task_without_a_retry(
+    forgotten: list[tuple[str, str]], report: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=match):
+        conclude(**report)
+
+
+# ---------------------------------------------------------------------- asking
+class Store(dict[str, Any]):
+    """A task's state."""
+
+    def set(self, name: str, value: Any, retention: Any = None) -> None:
+        self[name] = value
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, SnapshotRequest, str]]:
+    """What was asked for: how, what, and under which id."""
+    found: list[tuple[str, SnapshotRequest, str]] = []
+    monkeypatch.setattr(live, "check", lambda pipeline, request: "pipeline")
+    monkeypatch.setattr(live, "name_of", lambda pipeline: "pipeline")
+    monkeypatch.setattr(live, "publishes", lambda pipeline, name: "")
+    monkeypatch.setattr(snapshots, "reports", lambda pipeline, name: {each[2]: (each[1], None) for each in found})
+    monkeypatch.setattr(live, "ask", lambda pipeline, request, each: found.append(("read again", request, each)))
+    monkeypatch.setattr(renew, "renew", lambda pipeline, request, each: found.append(("new key", request, each)))
+    return found
+
+
+def ask(store: Store, *, try_number: int = 1, **options: Any) -> dict[str, str]:
+    operator = BackfillToKafkaOperator(task_id="t", tables="orders", retries=3, **options)
+    context = {"task_state_store": store, "ti": SimpleNamespace(try_number=try_number, max_tries=3)}
+    return operator._ask(context, Pipeline.of(postgres="host=db", tables="orders"))  # type: ignore[arg-type]
+
+
+def test_a_retry_follows_what_was_asked_for(asked_for: list[Any]) -> None:
+    store = Store()
+    first = ask(store)
+    assert ask(store, try_number=2) == first
+    assert [how for how, _, _ in asked_for] == ["read again"]
+
+
+def test_a_retry_asks_if_the_try_before_it_died_before_it_could(asked_for: list[Any]) -> None:
+    store = Store()
+    first = ask(store)
+    asked_for.clear()
+    assert ask(store, try_number=2) == first
+    assert [each for _, _, each in asked_for] == [first["request_id"]]
+
+
+def test_a_table_with_a_new_key_is_taken_up_again_and_swept(asked_for: list[Any]) -> None:
+    ask(Store(), new_key=True, rows_per_second=10)
+    ((how, request, _),) = asked_for
+    assert (how, request.sweep, request.rows_per_second) == ("new key", True, 10.0)
+
+
+def test_a_slice_of_a_table_with_a_new_key_is_refused(asked_for: list[Any]) -> None:
+    store = Store()
+    with pytest.raises(SettingError, match="new_key"):
+        ask(store, new_key=True, where="id = 1")
+    assert not asked_for and not store

@@ -50,6 +50,8 @@ _ROWS_OF_A_BLOCK, _MOST_BLOCKS_BY_KEY = 64, 1 << 10
 _LARGEST = 8 << 20
 #: seconds for which publishing a chunk should hold up the stream
 _HOLD_UP = 0.02
+#: blocks of a chunk that are not worth dividing: most of the time is then the commit's, whatever it takes
+_LEAST_BLOCKS = 32
 #: seconds that others may wait behind our wait for a lock
 _LOCK = 1.0
 #: bytes of a block of a table, see airflow_bottledwater.snapshot.progress
@@ -155,7 +157,7 @@ class Reading(threading.Thread):
     def took(self, seconds: float) -> None:
         """Take note of how long the last chunk held up the stream; it decides how large the next one is."""
         factor = min(2.0, max(0.5, _HOLD_UP / max(seconds, 0.001)))
-        self._blocks = int(min(_MOST_BLOCKS, max(1, self._blocks * factor)))
+        self._blocks = int(min(_MOST_BLOCKS, max(min(self._blocks, _LEAST_BLOCKS), self._blocks * factor)))
 
     # ------------------------------------------------------------------ the thread
     def run(self) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
+from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import Outage, PreflightError, Refused
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import slot
@@ -84,6 +86,29 @@ def test_a_table_with_another_key_is_taken_up_again(
     flow.execute("UPDATE t SET text = 'later'", "DELETE FROM u WHERE id = 2")
     flow.stream()
     assert flow.compare("t").equal and flow.compare("u").equal
+
+
+def test_the_command_takes_a_table_up_again(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow)
+    flow.execute(TO_OTHER)
+    command = ["snapshot", "--postgres", flow.dsn, "--broker", flow.kafka.bootstrap, "--output-format", "json"]
+    command += [
+        "--slot",
+        flow.pipeline.slot,
+        "--topic-prefix",
+        flow.pipeline.topic_prefix,
+        "--tables",
+        "t",
+        "--new-key",
+        "--no-wait",
+    ]
+    refused = CliRunner().invoke(cli, [*command, "--where", "id = 1"])
+    assert refused.exit_code == 1 and "read as a whole" in refused.output
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0 and "No job" in done.output, done.output
+    flow.execute("UPDATE t SET other = other + 1 WHERE id = 100")
+    flow.stream()
+    assert flow.compare("t").equal
 
 
 def test_changes_of_before_are_left_out_whatever_their_definition_was(make_flow: MakeFlow) -> None:

@@ -148,6 +148,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
     def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
         """Ask for the live snapshot, unless an earlier try of this task has."""
         from airflow_bottledwater.provision import live
+        from airflow_bottledwater.state import snapshots
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
         store: Any = context["task_state_store"]
@@ -169,7 +170,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         # its id is stored first: if the task dies in between, a retry asks for the same one
         asked = {"name": live.check(pipeline, request), "request_id": uuid.uuid4().hex[:12]}
         store.set(_ASKED, asked, retention=NEVER_EXPIRE)
-        live.ask(pipeline, request, asked["request_id"])
+        snapshots.ask(pipeline, asked["name"], asked["request_id"], request)
         self.log.info("Live snapshot %s is asked for. %s", asked["request_id"], live.publishes(pipeline, asked["name"]))
         return asked
 

@@ -179,7 +179,10 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             name = live.name_of(pipeline) if self.new_key else live.check(pipeline, request)
             asked = {"name": name, "request_id": uuid.uuid4().hex[:12]}
             store.set(_ASKED, asked, retention=NEVER_EXPIRE)
-        (renew if self.new_key else live.ask)(pipeline, request, asked["request_id"])
+        if self.new_key:
+            renew(pipeline, request, asked["request_id"])
+        else:
+            snapshots.ask(pipeline, asked["name"], asked["request_id"], request)
         self.log.info(
             "The rows of %s%s are to be published again, as live snapshot %s. %s",
             ", ".join(request.tables),

@@ -50,13 +50,12 @@ def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
         return cluster.pipeline(pipeline.slot)
 
 
-def ask(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") -> tuple[str, str]:
+def ask(pipeline: Pipeline, request: SnapshotRequest) -> tuple[str, str]:
     """Ask for a live snapshot; returns the pipeline's name and the request's id.
 
-    :param request_id: empty for a new one.
     :raises BottledWaterError: see :func:`check`; nothing was asked for.
     """
-    name, request_id = check(pipeline, request), request_id or uuid.uuid4().hex[:12]
+    name, request_id = check(pipeline, request), uuid.uuid4().hex[:12]
     snapshots.ask(pipeline, name, request_id, request)
     return name, request_id
 

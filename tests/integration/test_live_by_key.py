@@ -123,14 +123,7 @@ def test_under_writers_no_key_goes_back_in_time(
         flow.snapshot()
         with flow.streaming() as errors:
             asked = flow.ask("?", by_key=True, sweep=seed % 2 == 0)
-            until(lambda: _ended(flow, asked), "the live snapshot ends", 120, pause=0.5, failed=errors)
+            until(lambda: flow.reported(asked).ended, "the live snapshot ends", 120, pause=0.5, failed=errors)
     flow.stream()
     assert flow.reported(asked).state == "finished", json.dumps(flow.reported(asked).error)
     assert audit(flow, ("a", "b")).check().statistics.live_rows >= 300
-
-
-def _ended(flow: Flow, asked: str) -> bool:
-    try:
-        return flow.reported(asked).ended
-    except (AssertionError, KeyError):
-        return False

@@ -15,7 +15,6 @@ import pytest
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.state import snapshots
 from tests.support.topics import Flow
 from tests.support.waiting import until
 from tests.support.writers import Writers, audit, make_tables
@@ -87,7 +86,7 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
             # the last one may be left for the run that follows
             done = asked if dice.random() < 0.7 else asked[:-1]
             until(
-                lambda: all(_ended(flow, each) for each in done),
+                lambda: all(flow.reported(each).ended for each in done),
                 "the live snapshots end",
                 120,
                 pause=0.5,
@@ -99,8 +98,3 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
     assert counted.live_rows >= 300, f"seed {seed} proves nothing: {counted}"
     left_out = sum(flow.reported(each).newer for each in asked)
     assert left_out >= 1, f"seed {seed} proves nothing: no row was older than the stream"
-
-
-def _ended(flow: Flow, request_id: str) -> bool:
-    report = snapshots.reports(flow.pipeline, flow.name)[request_id][1]
-    return report is not None and report.ended

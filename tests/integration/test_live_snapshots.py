@@ -177,37 +177,32 @@ def test_a_commit_that_was_published_before_others_can_see_it_is_not_undone(tmp_
         until(lambda: [m for m in flow.read("items") if m.op == "u"] or (flow.stream() and None), "it is published", 30)
         request_id = flow.ask("items")
         with flow.streaming() as errors:
-            until(lambda: _state(flow, request_id) == "waiting", "it waits", 30, failed=errors)
+            until(lambda: flow.reported(request_id).state == "waiting", "it waits", 30, failed=errors)
             assert "older than it" in flow.reported(request_id).what
             assert _again(flow, request_id) == []
             flow.execute(
                 "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
             )
-            until(lambda: _state(flow, request_id) == "finished", "it ends", 30, failed=errors)
+            until(lambda: flow.reported(request_id).state == "finished", "it ends", 30, failed=errors)
         waits.join(10)
         assert next(m for m in _again(flow, request_id) if m.value["id"] == 1).value["name"] == "new"
-
-
-def _state(flow: Flow, request_id: str) -> str:
-    report = snapshots.reports(flow.pipeline, flow.name)[request_id][1]
-    return "" if report is None else report.state
 
 
 def test_it_is_paused_resumed_and_cancelled(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
     first, second = flow.ask("items", rows_per_second=500.0), flow.ask("items", where="id = 1")
     with flow.streaming() as errors:
-        until(lambda: flow.reported(first).rows > 0 if _state(flow, first) else False, "rows", 30, failed=errors)
+        until(lambda: flow.reported(first).rows > 0, "rows", 30, failed=errors)
         snapshots.change(flow.pipeline, flow.name, first, paused=True)
-        until(lambda: _state(flow, first) == "paused", "it is paused", 30, failed=errors)
+        until(lambda: flow.reported(first).state == "paused", "it is paused", 30, failed=errors)
         # the next one is taken meanwhile
-        until(lambda: _state(flow, second) == "finished", "the other one ends", 30, failed=errors)
+        until(lambda: flow.reported(second).state == "finished", "the other one ends", 30, failed=errors)
         snapshots.change(flow.pipeline, flow.name, first, paused=False, rows_per_second=0.0)
-        until(lambda: _state(flow, first) == "finished", "it ends", 30, failed=errors)
+        until(lambda: flow.reported(first).state == "finished", "it ends", 30, failed=errors)
         third = flow.ask("items", rows_per_second=100.0)
-        until(lambda: _state(flow, third) == "reading", "it reads", 30, failed=errors)
+        until(lambda: flow.reported(third).state == "reading", "it reads", 30, failed=errors)
         snapshots.change(flow.pipeline, flow.name, third, cancelled=True)
-        until(lambda: _state(flow, third) == "cancelled", "it is cancelled", 30, failed=errors)
+        until(lambda: flow.reported(third).state == "cancelled", "it is cancelled", 30, failed=errors)
     assert sorted(m.value["id"] for m in _again(flow, first)) == list(range(1, ROWS + 1))
 
 
@@ -244,7 +239,7 @@ def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeyp
     monkeypatch.setattr(Reading, "_step", step)
     request_id = flow.ask("items")
     with flow.streaming() as errors:
-        until(lambda: _state(flow, request_id) == "finished", "it ends", 60, failed=errors)
+        until(lambda: flow.reported(request_id).state == "finished", "it ends", 60, failed=errors)
     assert len(_again(flow, request_id)) == ROWS
     assert flow.reported(request_id).newer == 0
 
@@ -292,6 +287,6 @@ def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reading.Topics, "ends", late)
     request_id = flow.ask("items", sweep=True)
     with flow.streaming() as errors:
-        until(lambda: _state(flow, request_id) == "finished", "it ends", 60, failed=errors)
+        until(lambda: flow.reported(request_id).state == "finished", "it ends", 60, failed=errors)
     assert done and flow.reported(request_id).swept == 0
     assert [m.value for m in flow.read("items") if m.key["id"] == 5][-2:] != [None, None]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.verify import driver
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -33,7 +32,7 @@ def test_what_is_damaged_is_found_and_mended_while_the_stream_runs(make_flow: Ma
         flow.damage("items", {"id": 9999}, {"id": 9999, "name": "nowhere"})
         assert _counts(flow) == {"different": 1, "missing": 1, "surplus": 1}
         request_id = flow.ask("items", sweep=True)
-        until(lambda: _ended(flow, request_id), "the live snapshot ends", 60, failed=errors)
+        until(lambda: flow.reported(request_id).ended, "the live snapshot ends", 60, failed=errors)
         assert flow.reported(request_id).swept == 1
         assert _counts(flow) == {}
 
@@ -43,8 +42,3 @@ def _counts(flow: Flow) -> dict[str, Any]:
     (table,) = driver.run(pipeline, driver.in_threads(pipeline)).tables
     assert table.verdict == ("different" if table.counts else "equal")
     return table.counts
-
-
-def _ended(flow: Flow, request_id: str) -> bool:
-    report = snapshots.reports(flow.pipeline, flow.name)[request_id][1]
-    return report is not None and report.ended

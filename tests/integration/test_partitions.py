@@ -19,9 +19,7 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import coverage, status
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS
 from airflow_bottledwater.state.records import INTENT, Intent, encode
-from airflow_bottledwater.state.snapshots import reports
 from airflow_bottledwater.state.store import state_topic_name
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
 from tests.support.waiting import until
@@ -282,18 +280,13 @@ def test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot(
         until_told(flow, set(names.split(",")), errors)
         assert said in caplog.text
         request = flow.ask("p", sweep=True)
-        until(lambda: ended(flow, request), "the live snapshot", failed=errors)
+        until(lambda: flow.reported(request).ended, "the live snapshot", failed=errors)
         assert flow.reported(request).state == "finished", flow.reported(request).error
         until_told(flow, set(), errors)
     flow.stream()
     assert flow.compare("p").differences == []
     with flow.streaming() as errors:
         told_nothing(flow, errors)
-
-
-def ended(flow: Flow, request: str) -> bool:
-    report = reports(flow.pipeline, flow.name).get(request, (None, None))[1]
-    return report is not None and report.state in SNAPSHOT_ENDS
 
 
 def test_the_truncation_of_the_whole_table_is_an_event_and_nothing_else(make_flow: MakeFlow) -> None:

@@ -201,10 +201,8 @@ class Flow:
         assert not producer.flush(10)
 
     def reported(self, request_id: str) -> SnapshotReport:
-        """The report on a live snapshot."""
-        report = snapshots.reports(self.pipeline, self.name)[request_id][1]
-        assert report is not None
-        return report
+        """The report on a live snapshot; one without a state, if nothing was reported yet."""
+        return snapshots.reports(self.pipeline, self.name)[request_id][1] or SnapshotReport("")
 
     @property
     def name(self) -> str:

@@ -99,7 +99,9 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, SnapshotReques
     monkeypatch.setattr(live, "name_of", lambda pipeline: "pipeline")
     monkeypatch.setattr(live, "publishes", lambda pipeline, name: "")
     monkeypatch.setattr(snapshots, "reports", lambda pipeline, name: {each[2]: (each[1], None) for each in found})
-    monkeypatch.setattr(live, "ask", lambda pipeline, request, each: found.append(("read again", request, each)))
+    monkeypatch.setattr(
+        snapshots, "ask", lambda pipeline, name, each, request: found.append(("read again", request, each))
+    )
     monkeypatch.setattr(renew, "renew", lambda pipeline, request, each: found.append(("new key", request, each)))
     return found
 

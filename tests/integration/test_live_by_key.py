@@ -109,6 +109,7 @@ def _rows(flow: Flow, asked: str) -> int:
     return 0 if found is None else found.rows + found.newer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_under_writers_no_key_goes_back_in_time(
     database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, seed: int

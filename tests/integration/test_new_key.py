@@ -28,7 +28,7 @@ from tests.support.waiting import until
 from tests.support.writers import state_topic
 
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "1")))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "3")))
 TO_OTHER = "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD CONSTRAINT t_pkey PRIMARY KEY (other)"
 TO_ID = "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD CONSTRAINT t_pkey PRIMARY KEY (id)"
 
@@ -309,6 +309,7 @@ def _writers(dsn: str, seed: int) -> Iterator[None]:
             thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_under_writers_the_topic_becomes_the_table_again(make_flow: MakeFlow, seed: int) -> None:
     dice = random.Random(seed)

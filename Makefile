@@ -58,7 +58,7 @@ test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, r
 test-clusters: setup ## YARN, Spark standalone and Celery workers on other hosts, and what is asked of Kubernetes; needs root
 	@$(PYTEST) tests/system/clusters -q
 
-test-long: setup ## the verification, partitioned tables, and live snapshots under writers
+test-long: setup ## the verification, partitioned tables, new keys, and live snapshots under writers
 	@$(PYTEST) tests/integration -q -m long -n 2 --dist loadfile
 
 test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies

@@ -38,6 +38,7 @@ KEYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_table_is_divided_by_its_keys(database: str, make_flow: MakeFlow, kind: str) -> None:
     columns, values = KEYS[kind]

@@ -88,6 +88,7 @@ def test_a_table_with_another_key_is_taken_up_again(
     assert flow.compare("t").equal and flow.compare("u").equal
 
 
+@pytest.mark.long
 def test_the_command_takes_a_table_up_again(make_flow: MakeFlow) -> None:
     flow = _make(make_flow)
     flow.execute(TO_OTHER)
@@ -111,6 +112,7 @@ def test_the_command_takes_a_table_up_again(make_flow: MakeFlow) -> None:
     assert flow.compare("t").equal
 
 
+@pytest.mark.long
 def test_changes_of_before_are_left_out_whatever_their_definition_was(make_flow: MakeFlow) -> None:
     flow = _make(make_flow)
     flow.execute("ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET text = 'full' WHERE id = 3")
@@ -143,6 +145,7 @@ def test_a_transaction_across_the_moment_is_published(make_flow: MakeFlow, monke
     assert flow.compare("t").equal
 
 
+@pytest.mark.long
 def test_older_transactions_are_waited_for(make_flow: MakeFlow) -> None:
     """They may have written to a successor before it was published: what is not in the WAL as a change must be in the boundary."""
     flow = _make(make_flow)
@@ -176,6 +179,7 @@ def test_a_successor_gets_the_topic(make_flow: MakeFlow) -> None:
     assert flow.compare("t").equal
 
 
+@pytest.mark.long
 def test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor(make_flow: MakeFlow) -> None:
     flow = _make(make_flow)
     flow.execute("INSERT INTO t SELECT g, g, 'many' FROM generate_series(10000, 60000) g")
@@ -191,6 +195,7 @@ def test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor(make_flow
     assert flow.compare("t").equal
 
 
+@pytest.mark.long
 def test_a_renamed_table_keeps_its_topic(make_flow: MakeFlow) -> None:
     flow = _make(make_flow, tables="*")
     flow.execute("ALTER TABLE t RENAME TO renamed", TO_OTHER.replace("TABLE t ", "TABLE renamed "))
@@ -219,6 +224,7 @@ def test_a_job_that_dies_before_it_asks_is_made_up_for(make_flow: MakeFlow, monk
     assert flow.reported("abc").swept >= 100 and flow.compare("t").equal
 
 
+@pytest.mark.long
 def test_what_nobody_asks_for_is_read_with_a_sweep(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = _make(make_flow)
     flow.execute(TO_OTHER)

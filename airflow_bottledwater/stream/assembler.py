@@ -184,19 +184,19 @@ class TransactionAssembler:
         foreign = message.oid not in self._current and message.oid not in self._refused
         if known == message and (message.identity != "f" or foreign):
             return  # it is repeated in every session, and after ANALYZE
-        self._messages[message.oid] = message
-        current = self._current.get(message.oid)
+        current, refused = self._current.get(message.oid), self._refused.get(message.oid)
         try:
             version = self._resolve(message, None if current is None else self._versions[current])
+            self._refused.pop(message.oid, None)
         except Refused as error:
             # the changes that follow may all be left out: those of before a table was taken up again, with an earlier key
-            self._refused[message.oid] = error
-            self._index(message.oid)
-            return
-        refused = self._refused.pop(message.oid, None)
+            version, self._refused[message.oid] = None, error
+        # not before: after an outage, the next session sends the same message, which is not resolved yet
+        self._messages[message.oid] = message
         if version is None:
-            if message.oid in self._boundaries:
-                self._index(message.oid)  # it was dropped, and another one with its name was taken up
+            # if it has a boundary, it was dropped, and another one with its name was taken up
+            if message.oid in self._refused or message.oid in self._boundaries:
+                self._index(message.oid)
             return
         if known == message and current is not None and refused is None and version is self._versions[current]:
             return  # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same

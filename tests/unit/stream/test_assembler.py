@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.errors import ProtocolError
+from airflow_bottledwater.errors import Outage, ProtocolError
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
@@ -415,6 +415,37 @@ def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
     )
     assert assembler.cut() is None
     assert assembler.flush(empty=True) is None
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["a changed table", "the first message"])
+def test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again(first: int) -> None:
+    """The next session sends it again, as it was."""
+    calls: list[tuple[int, int]] = []
+    resolved, outages = resolver(calls), [Outage("Too many clients.")]
+
+    def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version:
+        if message.columns[1].name == "v1" and outages:
+            raise outages.pop()
+        return resolved(message, current)
+
+    def transaction(final: int, version: int) -> list[bytes]:
+        sent = [w.xlog(w.begin(final, 7)), w.xlog(relation(1, version)), w.xlog(w.insert(1, b"1", b"x"))]
+        return [*sent, w.xlog(w.commit(final, final + 1))]
+
+    assembler = TransactionAssembler(Position(0, 0), {}, resolve, batch_bytes=10**6, largest_transaction=10**6)
+    if not first:
+        assembler.add(w.block(transaction(100, 0)))
+        assert assembler.cut() is None
+        assert assembler.flush(empty=False) is not None
+    assembler.add(w.block(transaction(200, 1)))
+    with pytest.raises(Outage):
+        assembler.cut()
+    assembler.restart()
+    assembler.add(w.block(transaction(200, 1)))
+    assert assembler.cut() is None
+    batch = assembler.flush(empty=False)
+    assert batch is not None
+    assert [change[2] for change in content(batch)] == [(1, 1)]
 
 
 def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch() -> None:

@@ -122,6 +122,15 @@ _error_code = external(_library, "rd_kafka_error_code", types.int32, types.intp)
 _error_destroy = external(_library, "rd_kafka_error_destroy", types.void, types.intp)
 #: for compiled code
 message_destroy = external(_library, "rd_kafka_message_destroy", types.void, types.intp)
+compiled_message_headers = external(_library, "rd_kafka_message_headers", types.int32, types.intp, types.intp)
+compiled_header_get_last = external(
+    _library, "rd_kafka_header_get_last", types.int32, types.intp, types.intp, types.intp, types.intp
+)
+msg_partitioner_murmur2 = external(
+    _library,
+    "rd_kafka_msg_partitioner_murmur2",
+    types.int32, types.intp, types.intp, types.intp, types.int32, types.intp, types.intp,
+)  # fmt: skip
 
 #: names and constant values of headers, as C strings, at these places
 _STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0snapshot\0", dtype=np.uint8)

@@ -21,6 +21,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
+from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Meter, Report
@@ -224,38 +225,16 @@ class _Driver:
         """Run the lanes, and meanwhile watch the holder, the sessions that wait for its locks, and the progress."""
         if not tasks:
             return []
-        outcome: list[list[dict[str, int]] | BaseException] = []
-
-        def work() -> None:
-            try:
-                outcome.append(self._run_lanes(tasks))
-            except BaseException as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=work, name="lanes", daemon=True)
-        thread.start()
-        queued_since = 0.0
-        checked = time.monotonic()
-        while thread.is_alive():
-            thread.join(0.5)
-            if self._controller.stopped.is_set():
-                raise StopRequested("The snapshot was asked to stop; finished ranges stay.")
-            if time.monotonic() - checked < 2.0:
-                continue
-            checked = time.monotonic()
-            holder.alive()
-            self._measure(meter)
-            queue = holder.waiting_behind()
-            queued_since = (queued_since or checked) if queue else 0.0
-            if queue and checked - queued_since > self._pipeline.lock_queue_limit:
-                raise Outage(
-                    f"The snapshot's locks blocked others for {self._pipeline.lock_queue_limit:.0f} s: {'; '.join(queue)}.",
-                    "It ended for their sake. Run it again, finished ranges stay; or raise lock_queue_limit.",
-                )
-        result = outcome[0]
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        watch = HolderWatch(
+            holder,
+            self._pipeline.lock_queue_limit,
+            self._controller.stopped,
+            what="The snapshot",
+            again="Run it again, finished ranges stay;",
+            kept="; finished ranges stay",
+            meanwhile=lambda: self._measure(meter),
+        )
+        return watch.work(lambda: self._run_lanes(tasks))
 
     def _measure(self, meter: Meter) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import Outage, Refused, StateError, StopRequested
+from airflow_bottledwater.errors import Outage, Refused, StateError
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -20,6 +20,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, slot
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, end_of_wal, pause
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
+from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import PinnedTable
@@ -118,7 +119,7 @@ class Moments:
         :raises Outage: it has not in time.
         """
         deadline = time.monotonic() + self._pipeline.verify_timeout
-        watch = Watch(self._pipeline, holder)
+        watch = self._watch(holder)
         while True:
             self._state.poll(0.2)
             position = PipelineState(dict(self._state.values)).position
@@ -190,49 +191,11 @@ class Moments:
         :raises Outage: the holder's session was lost, or its locks have blocked others for too long.
         :raises StopRequested: the job is to end.
         """
-        outcome: list[T | BaseException] = []
+        return self._watch(holder).work(do)
 
-        def run() -> None:
-            try:
-                outcome.append(do())
-            except BaseException as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=run, name="verify", daemon=True)
-        thread.start()
-        watch = Watch(self._pipeline, holder)
-        while thread.is_alive():
-            thread.join(0.1)
-            if self._stopped.is_set():
-                raise StopRequested("The verification was asked to stop.")
-            watch.look()
-        (found,) = outcome
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-
-class Watch:
-    """Watches the holder of a snapshot, and who waits behind its locks, about every two seconds."""
-
-    def __init__(self, pipeline: Pipeline, holder: SnapshotExporter) -> None:
-        self._limit, self._holder = pipeline.lock_queue_limit, holder
-        self._looked, self._since = time.monotonic(), 0.0
-
-    def look(self) -> None:
-        """:raises Outage: the holder's session was lost, or others have waited for too long."""
-        now = time.monotonic()
-        if now - self._looked < 2.0:
-            return
-        self._looked = now
-        self._holder.alive()
-        queue = self._holder.waiting_behind()
-        self._since = (self._since or now) if queue else 0.0
-        if queue and now - self._since > self._limit:
-            raise Outage(
-                f"The verification's locks blocked others for {self._limit:.0f} s: {'; '.join(queue)}.",
-                "It ended for their sake. Verify again, or raise lock_queue_limit.",
-            )
+    def _watch(self, holder: SnapshotExporter) -> HolderWatch:
+        limit = self._pipeline.lock_queue_limit
+        return HolderWatch(holder, limit, self._stopped, what="The verification", again="Verify again,")
 
 
 def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable]) -> None:

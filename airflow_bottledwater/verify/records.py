@@ -3,28 +3,13 @@ since every record of a topic is looked at."""
 
 from __future__ import annotations
 
-import ctypes
-
-import confluent_kafka
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
-from airflow_bottledwater.compiled import compiled, external, memcpy, types
+from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import Block
-
-_library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
-_headers = external(_library, "rd_kafka_message_headers", types.int32, types.intp, types.intp)
-_last_header = external(
-    _library, "rd_kafka_header_get_last", types.int32, types.intp, types.intp, types.intp, types.intp
-)
-#: librdkafka's own partitioner: not the one of the kernels that published the record
-_partitioner = external(
-    _library,
-    "rd_kafka_msg_partitioner_murmur2",
-    types.int32, types.intp, types.intp, types.intp, types.int32, types.intp, types.intp,
-)  # fmt: skip
 
 _POS = np.frombuffer(b"pos\0", dtype=np.uint8).copy()
 #: the characters of a position: sixteen hex digits, a slash, eight hex digits
@@ -60,9 +45,11 @@ def _position(text, lsns, ordinals, i):
 def _read_positions(addresses, name, scratch, text, lsns, ordinals):
     for i in range(addresses.size):
         lsns[i] = ordinals[i] = 0
-        if _headers(addresses[i], scratch.ctypes.data) != 0:
+        if rd.compiled_message_headers(addresses[i], scratch.ctypes.data) != 0:
             continue
-        found = _last_header(scratch[0], name.ctypes.data, scratch.ctypes.data + 8, scratch.ctypes.data + 16)
+        found = rd.compiled_header_get_last(
+            scratch[0], name.ctypes.data, scratch.ctypes.data + 8, scratch.ctypes.data + 16
+        )
         if found == 0 and scratch[2] == _LENGTH:
             memcpy(text.ctypes.data, scratch[1], _LENGTH)
             _position(text, lsns, ordinals, i)
@@ -71,7 +58,8 @@ def _read_positions(addresses, name, scratch, text, lsns, ordinals):
 @compiled
 def _read_partitions(messages, count, out):
     for i in range(messages.size):
-        out[i] = _partitioner(0, messages[i].key, messages[i].key_len, np.int32(count), 0, 0)
+        # not the partitioner of the kernels that published the record
+        out[i] = rd.msg_partitioner_murmur2(0, messages[i].key, messages[i].key_len, np.int32(count), 0, 0)
 
 
 def positions(block: Block) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:

@@ -1,0 +1,74 @@
+"""Work under an exported snapshot, while the session that holds it is watched, and the sessions that wait for its locks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from airflow_bottledwater.errors import Outage, StopRequested
+from airflow_bottledwater.postgres.snapshot import SnapshotExporter
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class HolderWatch:
+    """Watches the holder of a snapshot, and who waits behind its locks, about every two seconds.
+
+    :param limit: seconds that others may wait.
+    :param what: whose locks they are, for messages; ``again`` is what to do after an outage, ``kept`` what a stop leaves.
+    :param meanwhile: called each time that the holder was seen.
+    """
+
+    holder: SnapshotExporter
+    limit: float
+    stopped: threading.Event
+    what: str
+    again: str
+    kept: str = ""
+    meanwhile: Callable[[], None] = lambda: None
+    _looked: float = field(default_factory=time.monotonic, init=False)
+    _since: float = field(default=0.0, init=False)
+
+    def look(self) -> None:
+        """:raises Outage: the holder's session was lost, or others have waited for too long."""
+        now = time.monotonic()
+        if now - self._looked < 2.0:
+            return
+        self._looked = now
+        self.holder.alive()
+        self.meanwhile()
+        queue = self.holder.waiting_behind()
+        self._since = (self._since or now) if queue else 0.0
+        if queue and now - self._since > self.limit:
+            raise Outage(
+                f"{self.what}'s locks blocked others for {self.limit:.0f} s: {'; '.join(queue)}.",
+                f"It ended for their sake. {self.again} or raise lock_queue_limit.",
+            )
+
+    def work(self, do: Callable[[], T]) -> T:
+        """Do something in another thread, and watch until it is done.
+
+        :raises Outage: see :meth:`look`.
+        :raises StopRequested: it was asked to stop.
+        """
+        done = futures.Future[T]()
+
+        def run() -> None:
+            try:
+                done.set_result(do())
+            except BaseException as error:
+                done.set_exception(error)
+
+        # not a pool's thread, which the interpreter would wait for at its exit
+        threading.Thread(target=run, name="under the snapshot", daemon=True).start()
+        while not done.done():
+            futures.wait([done], 0.1)
+            if self.stopped.is_set():
+                raise StopRequested(f"{self.what} was asked to stop{self.kept}.")
+            self.look()
+        return done.result()

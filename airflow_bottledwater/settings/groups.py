@@ -166,7 +166,7 @@ class Pace:
         float,
         Number(0.01, 1.0, "0.01 to 1"),
         "The share of the stream's time that a live snapshot may take while the stream has work, too.",
-    ] = 0.5
+    ] = 0.25
     executor_timeout: Annotated[
         Seconds, "How long the executors of a cluster have for a first task, in which they try what they need."
     ] = 60.0

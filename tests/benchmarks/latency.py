@@ -41,6 +41,8 @@ _RATE = 200
 _SECONDS = 60
 #: at the start: JITs, caches
 _IGNORED_SECONDS = 3.0
+#: times of commits, and milliseconds
+Delays = list[tuple[float, float]]
 _PLAIN = Path(__file__).parent / "plain_publisher.py"
 
 
@@ -105,7 +107,18 @@ def measure(
     *,
     table: str = "bench",
 ) -> dict[str, Any]:
-    """The latencies of the module's transactions.
+    """The latencies of the module's transactions; for the parameters see :func:`observe`."""
+    found, committed, uncommitted = observe(source, topic, identify, first, job, table=table)
+    for delays, suffix in ((committed, ""), (uncommitted, "_uncommitted")):
+        found |= {f"p{p}{suffix}_ms": value for p, value in percentiles([ms for _, ms in delays]).items()}
+    return found
+
+
+def observe(
+    source: Workload, topic: str, identify: Callable[[bytes], int], first: int, job: Job | None, *, table: str
+) -> tuple[dict[str, Any], Delays, Delays]:
+    """Run the module's transactions, and see when they arrive; returns what was used meanwhile, and for a ``read_committed`` and a
+    ``read_uncommitted`` consumer the time of each commit and the milliseconds from then on.
 
     :param topic: the topic of the table that they insert into.
     :param identify: the id in the bytes of a key.
@@ -131,10 +144,10 @@ def measure(
         "transactions": transactions, "rate": (len(done) - 1) / (done[-1][1] - begun), "commits": commits, "cpu": used,
         "broker_ms_per_commit": 1000 * used["broker"] / commits,
     }  # fmt: skip
-    for watch, suffix in zip(watches, ("", "_uncommitted"), strict=True):
-        values = [(watch.seen[i] - at) * 1000 for i, at in done if at - begun > _IGNORED_SECONDS]
-        found |= {f"p{p}{suffix}_ms": value for p, value in percentiles(values).items()}
-    return found
+    committed, uncommitted = (
+        [(at, (watch.seen[i] - at) * 1000) for i, at in done if at - begun > _IGNORED_SECONDS] for watch in watches
+    )
+    return found, committed, uncommitted
 
 
 def _reference(stack: DataStack) -> dict[str, Any]:

@@ -449,7 +449,7 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
         assert "Kept" in drop(flow.pipeline, when="retired")
         asked = control.request_stop(flow.pipeline, cluster, retire=True)
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, cluster, asked.job.id, timeout=60)
+        ended = control.wait_ended(flow.pipeline, cluster, asked.job, timeout=60)
         assert ended is not None
         assert ended.state == "stopped"
     assert not errors

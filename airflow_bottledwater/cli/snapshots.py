@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -121,13 +122,13 @@ def snapshots_command(as_json: bool, pause: str | None, resume: str | None, canc
 
     pipeline = pipeline_of(values)
     name = live.name_of(pipeline)
-    for request_id, changes, word in (
-        (pause, {"paused": True}, "wait"),
-        (resume, {"paused": False}, "go on"),
-        (cancel, {"cancelled": True}, "end"),
+    for request_id, change, word in (
+        (pause, functools.partial(snapshots.change, paused=True), "wait"),
+        (resume, functools.partial(snapshots.change, paused=False), "go on"),
+        (cancel, live.cancel, "end"),
     ):
         if request_id is not None:
-            snapshots.change(pipeline, name, request_id, **changes)
+            change(pipeline, name, request_id)
             click.echo(f"Live snapshot {request_id} is asked to {word}.", err=True)
             return
     found = snapshots.reports(pipeline, name)

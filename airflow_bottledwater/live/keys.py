@@ -1,7 +1,9 @@
-"""The keys of a table: as they are in its topic, by their hashes; and as places to read it from."""
+"""The keys of a table: as they are in its topic, by their hashes; and as places to read it from, and what these hold for."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +16,9 @@ from airflow_bottledwater.kafka.hashes import hash_records
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, copy_query
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, copy_query
 from airflow_bottledwater.publish.encode import BlockEncoder
 from airflow_bottledwater.publish.session import LARGEST
 
@@ -39,6 +42,28 @@ def bound(connection: Connection, table: Table, after: tuple[str, ...], rows: in
         sql.Literal(rows - 1),
     )
     return connection.execute(query).fetchone()
+
+
+def files(found: OwnSnapshot) -> int:
+    """A number that is another one when a table, or one of its partitions, has got another file: its filenode if it has no partitions."""
+    if not found.table.partitioned:
+        return found.table.filenode
+    return zlib.crc32(repr([(part.oid, part.filenode) for part in found.parts]).encode()) | 1
+
+
+def place(connection: Connection, table: Table, partitions: Sequence[Partition]) -> int:
+    """A number that is another one when rows may lie behind a key that were not there before: a partition was attached that was not made
+    empty, or the keys are sorted by another collation, or another version of it. It is not 0."""
+    order = connection.execute(
+        """
+        SELECT a.attname, a.attcollation::int8,
+               CASE WHEN a.attcollation <> 0 THEN pg_collation_actual_version(a.attcollation) END
+        FROM pg_attribute a WHERE a.attrelid = %s AND a.attname = ANY (%s) ORDER BY a.attname
+        """,
+        (table.oid, list(table.key)),
+    ).fetchall()
+    attached = sorted(each.oid for each in partitions if not each.created)
+    return zlib.crc32(repr((order, attached)).encode()) | 1
 
 
 def between(table: Table, after: tuple[str, ...], upto: tuple[str, ...]) -> sql.Composed:

@@ -7,7 +7,6 @@ import logging
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +22,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.live.keys import between, bound, key_hashes, keys_query
+from airflow_bottledwater.live.keys import between, bound, files, key_hashes, keys_query, place
 from airflow_bottledwater.live.slices import Places, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
@@ -49,7 +48,7 @@ _ROWS_OF_A_BLOCK, _MOST_BLOCKS_BY_KEY = 64, 1 << 10
 #: bytes of a chunk's rows at most, unless they are in a single block
 _LARGEST = 8 << 20
 #: seconds for which publishing a chunk should hold up the stream
-_HOLD_UP = 0.02
+_HOLD_UP = 0.01
 #: blocks of a chunk that are not worth dividing: most of the time is then the commit's, whatever it takes
 _LEAST_BLOCKS = 32
 #: seconds that others may wait behind our wait for a lock
@@ -155,9 +154,9 @@ class Reading(threading.Thread):
         self._ended.set()
 
     def took(self, seconds: float) -> None:
-        """Take note of how long the last chunk held up the stream; it decides how large the next one is."""
-        factor = min(2.0, max(0.5, _HOLD_UP / max(seconds, 0.001)))
-        self._blocks = int(min(_MOST_BLOCKS, max(min(self._blocks, _LEAST_BLOCKS), self._blocks * factor)))
+        """Take note of how long the last chunk held up the stream. The size of the next ones follows in small steps: some are read already."""
+        factor = min(1.1, max(0.7, _HOLD_UP / seconds))
+        self._blocks = int(min(_MOST_BLOCKS, max(min(self._blocks, _LEAST_BLOCKS), self._blocks * factor + 1)))
 
     # ------------------------------------------------------------------ the thread
     def run(self) -> None:
@@ -206,8 +205,7 @@ class Reading(threading.Thread):
             self._disconnect()
             self._blocks = max(1, min(self._blocks, piece.blocks) // 4)
             return
-        # on this connection, which a crash ends: what the snapshot has seen is then on disk, and is not lost any more
-        wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
+        self._flushed(connection, found)
         connection.execute("COMMIT")
         self._at = piece.after
         if piece.whole and self._request.sweep:
@@ -220,15 +218,19 @@ class Reading(threading.Thread):
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
         self._pace(blocks)
 
+    def _flushed(self, connection: Connection, found: OwnSnapshot) -> None:
+        """Wait, on the connection that reads, which a crash ends, until what the snapshot shows is on disk, and cannot be lost."""
+        wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
+
     def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> _Piece:
         """What is read next, in the order of the table's blocks."""
-        table, at, file = found.table, self._at, _file(found)
+        table, at, file = found.table, self._at, files(found)
         number, first = divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)
         if at.filenode and at.filenode != file:
             log.info("%s was rewritten, or has other partitions: it is read again from its start.", table.qualified)
         # a partitioned table without a partition has no rows
         part = found.parts[number] if found.parts else None
-        last, places = self._next(connection, part, first)
+        last, places = self._next(connection, found, part, first)
         blocks, empty = last - first, part is None or (places is not None and not len(places.tids))
         where = places.condition(connection) if places is not None and not empty else None
         # behind a partition's last block comes the next partition's first
@@ -238,7 +240,9 @@ class Reading(threading.Thread):
         after = replace(at, filenode=file, upto=number * (LAST_BLOCK + 1) + upto, bytes=size)
         return _Piece(None if empty else part, first, last, where, blocks, after, number >= len(found.parts))
 
-    def _next(self, connection: Connection, part: Table | None, first: int) -> tuple[int, Places | None]:
+    def _next(
+        self, connection: Connection, snapshot: OwnSnapshot, part: Table | None, first: int
+    ) -> tuple[int, Places | None]:
         """The block behind the last one of the next chunk, and the places of its rows, if they are known."""
         if part is None:
             return 1, None
@@ -246,7 +250,10 @@ class Reading(threading.Thread):
         if self._request.where:
             if self._found is None or self._found[:2] != (part.oid, part.filenode):
                 condition = sql.SQL(self._request.where)  # type: ignore[arg-type]
-                self._found = (part.oid, part.filenode, find(connection, part, condition, idle=self._check))
+                places = find(connection, part, condition, idle=self._check)
+                # they hold as long as what they were found by is not undone by a crash
+                self._flushed(connection, snapshot)
+                self._found = (part.oid, part.filenode, places)
             if (found := self._found[2]) is not None:
                 places, last = found.take(first, self._blocks)
                 return max(behind, first) if last is None else last, places
@@ -255,10 +262,14 @@ class Reading(threading.Thread):
     def _by_key(self, connection: Connection, found: OwnSnapshot) -> _Piece:
         """What is read next, in the order of the table's keys."""
         table, at, blocks = found.table, self._at, min(self._blocks, _MOST_BLOCKS_BY_KEY)
+        now = place(connection, table, found.partitions)
+        if at.key and at.filenode != now:
+            log.info("%s has rows in other places, or another order: it is read again from its start.", table.qualified)
+            at = replace(at, key=())
         upto = bound(connection, table, at.key, blocks * _ROWS_OF_A_BLOCK)
         pages = sum(self.extent.pages.get(oid, 0) for oid in at.tables[: at.done + 1])
         # how much of the table this is cannot be told before its end
-        after = replace(at, key=upto or (), bytes=at.bytes if upto else pages * BLOCK)
+        after = replace(at, filenode=now, key=upto or (), bytes=at.bytes if upto else pages * BLOCK)
         return _Piece(table, 0, LAST_BLOCK, between(table, at.key, upto or ()), blocks, after, upto is None)
 
     def _sweep(self, connection: Connection, oid: int) -> None:
@@ -277,7 +288,7 @@ class Reading(threading.Thread):
             version = self._version(found)
             for rows in copy.rows(connection, keys_query(version.table), idle=self._check):
                 latest.find(key_hashes(rows, version, self._pipeline.output_format))
-            wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
+            self._flushed(connection, found)
             connection.execute("COMMIT")
             for records in self._topic(topic, reached):
                 keys = [
@@ -387,10 +398,3 @@ class Reading(threading.Thread):
                 self._connection.cancel_safe(timeout=2)
             self._connection.close()
         self._connection = None
-
-
-def _file(found: OwnSnapshot) -> int:
-    """A number that is another one when a table, or one of its partitions, has got another file: its filenode if it has no partitions."""
-    if not found.table.partitioned:
-        return found.table.filenode
-    return zlib.crc32(repr([(part.oid, part.filenode) for part in found.parts]).encode()) | 1

@@ -72,7 +72,9 @@ class LiveSnapshots:
         self._reading: Reading | None = None
         self._chunk: Chunk | None = None
         self._rows: RowEncoder | None = None
+        #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before = 0.0
+        self._shared = False
         self._untidy = True
 
     def close(self) -> None:
@@ -101,6 +103,7 @@ class LiveSnapshots:
     # ------------------------------------------------------------------ the stream tells what it does
     def publishing(self, encoded: EncodedBatch) -> None:
         """Note the changes of a batch before it is published."""
+        self._shared = self._shared or len(encoded.records.table) > 0
         if self._noting:
             oldest = None if self._chunk is None or self._chunk.stale else self._chunk.snapshot
             self._touched.note(encoded, self._session.index, oldest)
@@ -133,7 +136,7 @@ class LiveSnapshots:
             progress = self._session.state.live(request_id)
             if progress is not None and progress.ended:
                 self._end(request_id, progress, progress.ended, progress.error)
-            elif request.cancelled:
+            elif request.cancelled and not (progress is not None and progress.owed):
                 self._end(request_id, progress, "cancelled")
             elif request.paused:
                 self._reports.tell(request_id, "paused", progress)
@@ -199,7 +202,7 @@ class LiveSnapshots:
         position = self._session.state.position
         if self._chunk is None or position is None or position.lsn < self._chunk.insert_lsn:
             return  # the stream has not published yet all that the chunk shows
-        if time.monotonic() < self._not_before:
+        if self._shared and time.monotonic() < self._not_before:
             return
         self._publish(self._chunk, progress)
 
@@ -229,7 +232,7 @@ class LiveSnapshots:
         except RecordRefused as error:
             self._find_refused(chunk, error, {key: progress})
             return
-        self._chunk = None
+        self._chunk, self._shared = None, False
         took = time.monotonic() - began
         assert self._reading is not None
         self._reading.chunks.task_done()
@@ -306,7 +309,8 @@ class LiveSnapshots:
         if not self._untidy or not self._requests.complete:
             return
         self._untidy = False
-        ended = {each for each, progress in self._session.state.lives.items() if progress.ended}
+        lives = self._session.state.lives.items()
+        ended = {each for each, progress in lives if progress.ended and not progress.still_owed}
         if gone := ended - self._requests.open.keys():
             self._write({live_key(each): None for each in gone})
 

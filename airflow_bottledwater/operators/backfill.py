@@ -167,7 +167,8 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
 
         store: Any = context["task_state_store"]
         asked: dict[str, str] | None = store.get(_ASKED)
-        if asked is not None and is_first_try(context["ti"], self.retries):
+        # with a new key, the topic lacks rows until the live snapshot has finished: it goes on, and is followed
+        if asked is not None and not self.new_key and is_first_try(context["ti"], self.retries):
             backfill.cancel(pipeline, **asked)
             asked = None
         if asked is not None and asked["request_id"] in snapshots.reports(pipeline, asked["name"]):
@@ -242,6 +243,11 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
 
     def _give_up(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
         store: Any = context["task_state_store"]
+        if self.new_key:
+            raise JobFailed(
+                f"The live snapshot did not end within {self.timeout:.0f} s; it goes on.",
+                "See whether the stream runs ('bottledwater status'), or raise timeout. Clear the task to follow it further.",
+            )
         if (asked := store.get(_ASKED)) is not None:
             backfill.cancel(pipeline, **asked)
             store.delete(_ASKED)
@@ -251,8 +257,8 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         )
 
     def on_kill(self) -> None:
-        """Cancel the live snapshot."""
-        if self._asked is None:
+        """Cancel the live snapshot, unless its rows are owed: with a new key it goes on."""
+        if self._asked is None or self.new_key:
             return
         try:
             backfill.cancel(self.pipeline_hook.pipeline(), **self._asked)

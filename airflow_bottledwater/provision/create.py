@@ -221,7 +221,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
             values |= partition_records(connection, added)
         if live:
-            values[live_key(live)] = LiveProgress(tuple(t.oid for t in added))
+            values[live_key(live)] = LiveProgress(tuple(t.oid for t in added), owed=True)
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
@@ -310,15 +310,13 @@ def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], old
         missing = [name for name in (events, letters, *by_topic) if name not in present]
         topics.make(*(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication) for name in missing))
         present = topics.describe(list(by_topic))
-    control = store.Control(pipeline.kafka)
-    owners = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    owners = store.read_control(pipeline.kafka)
     owner = cluster.pipeline(pipeline.slot)
     pinned = []
-    for name in by_topic:
-        # written once only: written again, it would have a later offset than a record of a pipeline that came after it
-        if decode(OwnerRecord, owners.get(owner_key(name, owner))) is None:
-            control.write(owner_key(name, owner), encode(OwnerRecord(owner, time.time())))
-    control.close()
+    keys = [owner_key(name, owner) for name in by_topic]
+    # written once only: written again, it would have a later offset than a record of a pipeline that came after it
+    unowned = [key for key in keys if decode(OwnerRecord, owners.get(key)) is None]
+    store.write_control(pipeline.kafka, dict.fromkeys(unowned, encode(OwnerRecord(owner, time.time()))))
     ids = _schema_ids(pipeline, by_topic)
     for name, table in by_topic.items():
         topic = present[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.live.wanted import wanted
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import identify, session
@@ -58,6 +58,23 @@ def ask(pipeline: Pipeline, request: SnapshotRequest) -> tuple[str, str]:
     name, request_id = check(pipeline, request), uuid.uuid4().hex[:12]
     snapshots.ask(pipeline, name, request_id, request)
     return name, request_id
+
+
+def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
+    """Ask for the end of a live snapshot; what it has published stays.
+
+    :raises Refused: without it, topics would lack rows for good.
+    :raises StateError: there is no such request, or it is answered already.
+    :raises Outage: Kafka does not answer.
+    """
+    progress = read_state(pipeline, store.state_topic_name(_cluster(pipeline).database, pipeline.slot)).live(request_id)
+    if progress is not None and progress.still_owed:
+        raise Refused(
+            f"Live snapshot {request_id!r} reads tables that were added, or taken up again with another key: without it, their topics "
+            "would lack rows for good.",
+            "Let it wait instead (bottledwater snapshots --pause), or set a limit for its pace when you ask for one.",
+        )
+    snapshots.change(pipeline, name, request_id, cancelled=True)
 
 
 def publishes(pipeline: Pipeline, name: str) -> str:

@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,9 +22,9 @@ import numpy as np
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro, layout, types, wire
-from airflow_bottledwater.errors import RecordError, SchemaRefused, SlotInUse, StateError
+from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, SlotInUse, StateError
 from airflow_bottledwater.kafka.errors import RecordRefused
-from airflow_bottledwater.kafka.publisher import Records, single
+from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
 from airflow_bottledwater.kafka.topics import Topics
@@ -33,15 +33,16 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.provision.held import Held, compare
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import Found, row_key, with_key
+from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.records import pins, stream_id
+from airflow_bottledwater.state.records import PinnedTable, pins, stream_id
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ _SNAPSHOT = "r"
 _PORTION_BYTES = 32 << 20
 #: records that are read at once: dead letters may be large
 _BLOCK, _LARGE_BLOCK = 10_000, 100
+_NOTHING = tombstones(0, [])
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Result:
 
     :param published: published and removed.
     :param overtaken: dropped, since the source today has another row of that key or none, their key has a newer record, or their
-        table was truncated since.
+        table was truncated since, or taken up again with another key.
     :param failed: still refused; they stay in the dead-letter topic.
     :param incomplete: without their row, which was too large for a dead letter; they stay.
     """
@@ -116,7 +118,7 @@ def redrive(pipeline: Pipeline) -> Result:
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = ToastResolver(pipeline.postgres, backoff.wait)
         try:
-            return _Redrive(pipeline, publishing, completer).run(set(topics))
+            return _Redrive(pipeline, publishing, completer, claim.state.tables).run(set(topics))
         finally:
             publishing.close()
             completer.close()
@@ -143,8 +145,18 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
 
 
 class _Redrive:
-    def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: ToastResolver) -> None:
-        self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
+    """
+    :param tables: the pipeline's tables by oid, as they are published today.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        publishing: PublishSession,
+        completer: ToastResolver,
+        tables: Mapping[int, PinnedTable],
+    ) -> None:
+        self._pipeline, self._publishing, self._completer, self._tables = pipeline, publishing, completer, tables
         self._dead_letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]
 
@@ -163,6 +175,10 @@ class _Redrive:
         for dead_letter in dead_letters:
             if "again" not in dead_letter.content:
                 result.incomplete += 1
+                continue
+            if self._replaced(dead_letter):
+                self._send(dead_letter, _NOTHING)
+                result.overtaken += 1
                 continue
             try:
                 ready.append((dead_letter, self._encode(dead_letter)))
@@ -200,6 +216,18 @@ class _Redrive:
             else:
                 result.published += bool(rows)
                 result.overtaken += not rows
+
+    def _replaced(self, dead_letter: _DeadLetter) -> bool:
+        """Whether its table has got another key since, or a successor: a live snapshot has read all rows then, under the new key, and has
+        removed the keys of before."""
+        table = Version.from_json(dead_letter.content["again"]).table
+        pinned = self._tables.get(table.oid)
+        try:
+            if pinned is not None:
+                pinned.check_key(table)
+        except Refused:
+            return True
+        return pinned is None
 
     def _places(self, topics: set[str]) -> Iterable[_Place]:
         """The dead letters of this pipeline's topics."""
@@ -300,7 +328,7 @@ class _Redrive:
                         found[topic, key] = max(found.get((topic, key), ""), event["pos"])
         return found
 
-    def _current(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[bytes, _Held]:
+    def _current(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[bytes, Held]:
         """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a relation version."""
         by_table: dict[tuple[str, bool], list[tuple[_DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
         for dead_letter, _ in ready:
@@ -309,14 +337,14 @@ class _Redrive:
             if table.key:
                 message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
                 by_table[json.dumps(again["table"]), dead_letter.copied].append((dead_letter, table, message))
-        held: dict[bytes, _Held] = {}
+        held: dict[bytes, Held] = {}
         for (_, copied), dead_letters in by_table.items():
             table = dead_letters[0][1]
             converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
             keys = {row_key(table, side) for _, _, m in dead_letters for side in (m.old, m.new) if side is not None}
             found = self._completer.current.read(table, sorted(keys), range(len(table.columns)), as_text=converted)
             for dead_letter, _, message in dead_letters:
-                held[dead_letter.key] = _held(table, message, found, converted)
+                held[dead_letter.key] = compare(table, message, found, converted)
         return held
 
     @staticmethod
@@ -342,46 +370,6 @@ def _portion(places: Sequence[_Place]) -> int:
     """How many dead letters are treated at once: at least one, and as many as memory is for."""
     sizes = itertools.accumulate(place.size for place in places)
     return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the source holds today for a dead letter's keys.
-
-    :param gone: whether no row has the key that the change deleted, or changed to another one.
-    :param same: whether the row that the change wrote exists unchanged.
-    :param unknown: why this is not known; empty if it is.
-    """
-
-    gone: bool
-    same: bool
-    unknown: str = ""
-
-    def allows(self, records: Records, i: int) -> bool:
-        """Whether a record of the dead letter may be published."""
-        return self.gone if records.table[i]["value_length"] < 0 else self.same
-
-
-def _held(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> _Held:
-    """Compare a dead letter's row with what the source holds today.
-
-    :param converted: columns whose values a snapshot's dead letter contains as the server's text; they are not compared.
-    """
-    lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
-    if lost:
-        return _Held(gone=False, same=False, unknown=lost[0])
-    gone = message.old is None or row_key(table, message.old) not in found.rows
-    if message.new is None:
-        return _Held(gone, same=False)
-    row = found.rows.get(row_key(table, message.new))
-    if row is None:
-        return _Held(gone, same=False)
-    comparable = (
-        (value, row[c])
-        for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))
-        if value.kind in "nb" and c not in found.unreadable and column.name not in converted
-    )
-    return _Held(gone, same=all((None if value.kind == "n" else value.data) == now for value, now in comparable))
 
 
 def _key(records: Records, i: int) -> bytes | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.live.wanted import check_order
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.relation import Table
@@ -67,8 +68,8 @@ def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") ->
     :param request: of whole tables; it is made one with a sweep.
     :param request_id: empty for a new one.
     :raises PreflightError: the source, the broker or the registry is not ready, or a pattern matches nothing; nothing was changed.
-    :raises Refused: a job runs, the stream is inside a large transaction, or a table has no key, is not the pipeline's, or would get the
-        topic of a table that still exists; nothing was changed.
+    :raises Refused: a job runs, the stream is inside a large transaction, or a table has no key, or none whose order it can be read in,
+        is not the pipeline's, or would get the topic of a table that still exists; nothing was changed.
     """
     pipeline = pipeline.with_(tables=request.tables, schemas=())
     findings = preflight.run(pipeline, renewing=True)
@@ -85,6 +86,8 @@ def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") ->
         claim = Claim(pipeline, cluster, "create", Backoff(pipeline.outage_timeout))
         try:
             with session(pipeline.postgres, "Taking tables up again") as connection:
+                for table in findings.tables if request.by_key else ():
+                    check_order(connection, table.oid, table.qualified)
                 _renew(pipeline, connection, claim, findings.tables, request_id)
         finally:
             claim.close()
@@ -115,7 +118,7 @@ def _renew(pipeline: Pipeline, connection: Connection, claim: Claim, tables: Seq
     done = {*complete.tables, *oids} - {each.before for each in renewals if each.before not in oids}
     values |= {
         COMPLETE: replace(complete, tables=tuple(sorted(done)), at=time.time()),
-        live_key(request_id): LiveProgress(oids, sweep=True),
+        live_key(request_id): LiveProgress(oids, sweep=True, owed=True),
     }
     if known.coverage is not None:
         today = coverage.read(connection, publication.names(pipeline.publication_name), list(oids))

@@ -264,12 +264,15 @@ class LiveProgress:
 
     :param tables: the oids of its tables, in the order in which they are read.
     :param done: how many of them are done.
-    :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has not begun.
+    :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has not begun. In the
+        order of keys, a number for what that order holds for (:func:`airflow_bottledwater.live.keys.place`).
     :param upto: the block of it behind the last one that is published.
     :param key: of a reading in the order of keys: that of the last row that is published, as text.
     :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
+    :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that were added, or
+        taken up again. It cannot be cancelled, and is tried again at each start of the stream.
     :param ended: finished, cancelled or failed; empty until then.
     """
 
@@ -284,8 +287,14 @@ class LiveProgress:
     swept: int = 0
     bytes: int = 0
     sweep: bool = False
+    owed: bool = False
     ended: str = ""
     error: str = ""
+
+    @property
+    def still_owed(self) -> bool:
+        """Whether its rows are owed, and it is not finished."""
+        return self.owed and self.ended != "finished"
 
 
 StateRecord = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,9 @@ from airflow_bottledwater.state.control_records import (
     snapshots_prefix,
 )
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import LiveProgress
+
+log = logging.getLogger(__name__)
 
 #: seconds between two looks of a job for new requests
 _INTERVAL = 0.3
@@ -85,12 +89,12 @@ class SnapshotRequests:
         for key, raw in list(reader.values.items()):
             report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
             if report is not None and report.ended and time.time() - report.at > _KEPT:
-                _write(self._pipeline, key, None)
+                store.write_control(self._pipeline.kafka, {key: None})
 
     def remove(self, request_id: str) -> None:
         """Remove a request that is answered."""
         self.open.pop(request_id, None)
-        _write(self._pipeline, snapshot_key(self._name, request_id), None)
+        store.write_control(self._pipeline.kafka, {snapshot_key(self._name, request_id): None})
 
     def close(self) -> None:
         """Close the reader."""
@@ -123,7 +127,19 @@ def ask(pipeline: Pipeline, name: str, request_id: str, request: SnapshotRequest
     :param name: the pipeline's name, see :meth:`~airflow_bottledwater.model.slot.Cluster.pipeline`.
     :raises Outage: Kafka does not take the request.
     """
-    _write(pipeline, snapshot_key(name, request_id), encode(replace(request, at=time.time())))
+    store.write_control(pipeline.kafka, {snapshot_key(name, request_id): encode(replace(request, at=time.time()))})
+
+
+def owed(known: PipelineState) -> dict[str, LiveProgress]:
+    """The live snapshots that have ended although their rows are owed, as they are to be tried again."""
+    failed = {each: progress for each, progress in known.lives.items() if progress.ended and progress.still_owed}
+    for each, progress in failed.items():
+        log.warning(
+            "Live snapshot %s has not finished (%s). It is tried again: without it, its topics lack rows.",
+            each,
+            progress.error or progress.ended,
+        )
+    return {each: replace(progress, ended="", error="") for each, progress in failed.items()}
 
 
 def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> None:
@@ -134,7 +150,7 @@ def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> Non
     open_ones = {each: progress for each, progress in known.lives.items() if not progress.ended}
     if not open_ones:
         return
-    asked = _read(pipeline)
+    asked = store.read_control(pipeline.kafka)
     for each, progress in open_ones.items():
         if snapshot_key(name, each) not in asked:
             tables = tuple(known.tables[oid].table.qualified for oid in progress.tables)
@@ -147,13 +163,13 @@ def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> No
     :raises StateError: there is no such request, or it is answered already.
     :raises Outage: Kafka does not answer.
     """
-    found = decode(SnapshotRequest, _read(pipeline).get(snapshot_key(name, request_id)))
+    found = decode(SnapshotRequest, store.read_control(pipeline.kafka).get(snapshot_key(name, request_id)))
     if found is None:
         raise StateError(
             f"There is no live snapshot {request_id!r} that could be changed.",
             "It has ended, or it is another pipeline's: see 'bottledwater snapshots'.",
         )
-    _write(pipeline, snapshot_key(name, request_id), encode(replace(found, **changes)))
+    store.write_control(pipeline.kafka, {snapshot_key(name, request_id): encode(replace(found, **changes))})
 
 
 def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | None, SnapshotReport | None]]:
@@ -161,7 +177,7 @@ def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | 
 
     :raises Outage: Kafka does not answer.
     """
-    records = _read(pipeline)
+    records = store.read_control(pipeline.kafka)
     requests, told = snapshots_prefix(name), reading_key(name, "")
     ids = {key.removeprefix(prefix) for prefix in (requests, told) for key in records if key.startswith(prefix)}
     return {
@@ -175,7 +191,7 @@ def forget(pipeline: Pipeline, name: str, request_id: str) -> None:
 
     :raises Outage: Kafka does not take it.
     """
-    _write(pipeline, reading_key(name, request_id), None)
+    store.write_control(pipeline.kafka, {reading_key(name, request_id): None})
 
 
 def forget_all(pipeline: Pipeline, name: str) -> None:
@@ -183,18 +199,6 @@ def forget_all(pipeline: Pipeline, name: str) -> None:
 
     :raises Outage: Kafka does not take it.
     """
-    for request_id in reports(pipeline, name):
-        _write(pipeline, snapshot_key(name, request_id), None)
-        _write(pipeline, reading_key(name, request_id), None)
-
-
-def _read(pipeline: Pipeline) -> store.RawRecords:
-    return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
-
-
-def _write(pipeline: Pipeline, key: str, value: dict[str, Any] | None) -> None:
-    control = store.Control(pipeline.kafka)
-    try:
-        control.write(key, value)
-    finally:
-        control.close()
+    ids = reports(pipeline, name)
+    keys = [key(name, each) for each in ids for key in (snapshot_key, reading_key)]
+    store.write_control(pipeline.kafka, dict.fromkeys(keys))

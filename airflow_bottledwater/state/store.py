@@ -264,3 +264,24 @@ class Control:
     def close(self) -> None:
         """Send records that are still queued, for at most 2 seconds."""
         self._producer.flush(2)
+
+
+def read_control(config: Mapping[str, str]) -> RawRecords:
+    """All records of the shared state topic.
+
+    :raises Outage: Kafka does not answer.
+    """
+    return read_records(config, CONTROL_TOPIC, committed=False)
+
+
+def write_control(config: Mapping[str, str], records: Mapping[str, dict[str, Any] | None]) -> None:
+    """Write some records to the shared state topic, or tombstones, one after the other.
+
+    :raises Outage: Kafka does not take one; those behind it are not written.
+    """
+    control = Control(config)
+    try:
+        for key, value in records.items():
+            control.write(key, value)
+    finally:
+        control.close()

@@ -17,7 +17,7 @@ from airflow_bottledwater.state import coverage, snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COVERAGE, Pin, pins, stream_id
+from airflow_bottledwater.state.records import COVERAGE, Pin, live_key, pins, stream_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ def begin(pipeline: Pipeline) -> Start:
                 claimed.write(more)
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
-            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), known)
+            if again := snapshots.owed(known):
+                claimed.write({live_key(each): progress for each, progress in again.items()})
+            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
             return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, not_taken)
         finally:
             claimed.close()

@@ -13,6 +13,7 @@ from airflow_bottledwater.live.keys import between, bound
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import read_state
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 from tests.support.waiting import until
@@ -68,12 +69,15 @@ def test_a_table_is_divided_by_its_keys(database: str, make_flow: MakeFlow, kind
         assert len(found) == len(set(found)) == 700
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-def test_it_goes_on_where_it_was_when_the_table_is_rewritten(
-    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, partitioned: bool
-) -> None:
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_FIRST_BLOCKS", 2)
     monkeypatch.setattr(reading, "_MOST_BLOCKS_BY_KEY", 4)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_it_goes_on_where_it_was_when_the_table_is_rewritten(make_flow: MakeFlow, partitioned: bool) -> None:
     flow = make_flow(tables="t")
     if partitioned:
         flow.execute(
@@ -103,6 +107,72 @@ def test_it_goes_on_where_it_was_when_the_table_is_rewritten(
     messages = flow.read("t")
     assert_exactly_once_in_order(messages)
     assert flow.compare("t").equal
+
+
+def _interrupted(flow: Flow, *statements: str) -> str:
+    """Read all rows of ``t`` again, and execute something after some of them; returns the id of the live snapshot."""
+    flow.create()
+    flow.snapshot()
+    asked = flow.ask("t", by_key=True, sweep=True, rows_per_second=5000)
+    with flow.streaming() as errors:
+        until(lambda: _rows(flow, asked) > 1000, "some rows", failed=errors)
+        assert _rows(flow, asked) < 10000
+        flow.execute(*statements)
+        snapshots.change(flow.pipeline, flow.name, asked, rows_per_second=0.0)
+        until(lambda: flow.reported(asked).ended, "the live snapshot ends", 120, failed=errors)
+    assert flow.reported(asked).state == "finished"
+    return asked
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_rows_that_are_attached_behind_it_are_read(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="t")
+    flow.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, text text) PARTITION BY RANGE (id)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (1000) TO (100000)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1001, 11000) g",
+        "CREATE TABLE t0 (id int PRIMARY KEY, text text)",
+        "INSERT INTO t0 SELECT g, 'row ' || g FROM generate_series(1, 900) g",
+    )
+    _interrupted(flow, "ALTER TABLE t ATTACH PARTITION t0 FOR VALUES FROM (0) TO (1000)")
+    assert {m.key["id"] for m in flow.read("t")} == {*range(1, 901), *range(1001, 11001)}
+    assert flow.compare("t").equal
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_with_another_order_of_the_keys_it_begins_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="t")
+    flow.execute(
+        'CREATE TABLE t (k text COLLATE "C" PRIMARY KEY, text text)',
+        "INSERT INTO t SELECT chr(CASE g % 2 WHEN 0 THEN 65 ELSE 97 END + g % 26) || g, 'row' FROM generate_series(1, 10000) g",
+    )
+    asked = _interrupted(flow, 'ALTER TABLE t ALTER k TYPE text COLLATE "POSIX"')
+    again = [m.key["k"] for m in flow.read("t") if m.snapshot.startswith(asked)]
+    assert len(again) > len(set(again)) == 10000
+
+
+def test_keys_that_are_sorted_in_a_way_of_their_own_are_refused(make_flow: MakeFlow) -> None:
+    """As those of an extension are: citext, say."""
+    flow = make_flow(tables="t")
+    flow.execute(
+        "CREATE FUNCTION backwards(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT btint4cmp($2, $1)'",
+        "CREATE OPERATOR CLASS backwards FOR TYPE int USING btree AS OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, OPERATOR 4 <=, "
+        "OPERATOR 5 <, FUNCTION 1 backwards(int, int)",
+        "CREATE TABLE t (k int NOT NULL)",
+        "CREATE UNIQUE INDEX t_k ON t (k backwards)",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX t_k",
+        "INSERT INTO t SELECT generate_series(1, 50)",
+    )
+    flow.create()
+    flow.snapshot()
+    refused = flow.ask("t", by_key=True)
+    flow.stream()
+    assert (flow.reported(refused).state, flow.reported(refused).rows) == ("failed", 0)
+    assert "column k (integer) is not sorted by PostgreSQL's own operators" in flow.reported(refused).error
+    # as it advises
+    asked = flow.ask("t")
+    flow.stream()
+    assert (flow.reported(asked).state, flow.reported(asked).rows) == ("finished", 50)
 
 
 def _rows(flow: Flow, asked: str) -> int:

@@ -28,7 +28,7 @@ from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import begin
-from tests.support.topics import Flow, Message
+from tests.support.topics import Flow, MakeFlow, Message
 from tests.support.waiting import until
 
 ROWS = 3000
@@ -74,6 +74,19 @@ def test_a_slice(flow: Flow) -> None:
     flow.stream()
     assert {m.value["day"] for m in _again(flow, request_id)} == {"2026-01-03"}
     assert flow.reported(request_id).rows == ROWS // 10
+
+
+def test_beside_a_stream_without_changes_it_may_take_all_the_time(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a hundredth of it, each of the hundred chunks would be followed by a second in which nothing is published."""
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    flow = _make(make_flow(tables="items", live_share=0.01), 15000)
+    with flow.streaming() as errors:
+        asked = flow.ask("items")
+        until(lambda: flow.reported(asked).ended, "the live snapshot ends", 45, pause=0.5, failed=errors)
+    assert flow.reported(asked).rows == 15000
 
 
 def test_several_queue_and_a_later_change_is_not_undone(flow: Flow) -> None:

@@ -19,11 +19,13 @@ from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import Outage, PreflightError, Refused
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.provision import live, redrive
 from airflow_bottledwater.provision import renew as renewal
 from airflow_bottledwater.provision.renew import renew
+from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records
 from tests.support.waiting import until
 from tests.support.writers import state_topic
 
@@ -158,6 +160,48 @@ def test_older_transactions_are_waited_for(make_flow: MakeFlow) -> None:
     _renew(flow)
     flow.stream()
     assert flow.compare("t").equal
+
+
+@pytest.mark.parametrize("how", ["another key", "a successor"])
+def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str) -> None:
+    """Nothing would ever remove a record of the earlier key; and a tombstone of the table before would remove its successor's row."""
+    flow = _make(make_flow, on_error="log", topic_config={"max.message.bytes": "20000"})
+    flow.execute("UPDATE t SET text = repeat('x', 30000), id = 500 WHERE id = 5")
+    flow.stream()
+    assert len(flow.dead_letters()) == 1
+    if how == "another key":
+        flow.execute(TO_OTHER)
+    else:
+        flow.execute(
+            "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, text text)", "INSERT INTO t VALUES (5, 'new')"
+        )
+    _renew(flow)
+    limit_records(flow, "t", 100_000)
+    flow.stream()
+    assert flow.compare("t").equal
+    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=1)
+    assert redrive.redrive(flow.pipeline) == redrive.Result()
+    assert flow.compare("t").equal
+
+
+def test_what_the_topic_lacks_cannot_be_cancelled_and_is_tried_again(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, topic_config={"max.message.bytes": "20000"})
+    # left out by the stream, since it was written before
+    flow.execute(TO_OTHER, "UPDATE t SET text = repeat('x', 30000) WHERE id = 5")
+    asked = _renew(flow)
+    with pytest.raises(Refused, match=r"would lack rows for good.*--pause"):
+        live.cancel(flow.pipeline, flow.name, asked)
+    snapshots.change(flow.pipeline, flow.name, asked, cancelled=True)  # as an older version does
+    flow.stream()
+    assert flow.reported(asked).state == "failed" and "public.t" in flow.reported(asked).error
+    assert not flow.compare("t").equal
+    flow.stream()
+    assert flow.reported(asked).state == "failed"
+    flow.execute("UPDATE t SET text = 'small' WHERE id = 5")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    assert flow.compare("t").equal
+    live.cancel(flow.pipeline, flow.name, flow.ask("t"))
 
 
 def test_a_successor_gets_the_topic(make_flow: MakeFlow) -> None:

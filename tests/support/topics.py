@@ -17,12 +17,13 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import Result
-from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state import snapshots, status
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from airflow_bottledwater.stream import engine
 from tests.support.compare import Comparison, compare
@@ -205,10 +206,21 @@ class Flow:
         return snapshots.reports(self.pipeline, self.name)[request_id][1] or SnapshotReport("")
 
     @property
+    def cluster(self) -> Cluster:
+        """The source's."""
+        with connect(self.dsn) as connection:
+            return identify(connection)
+
+    @property
     def name(self) -> str:
         """The pipeline's name."""
-        with connect(self.dsn) as connection:
-            return identify(connection).pipeline(self.pipeline.slot)
+        return self.cluster.pipeline(self.pipeline.slot)
+
+    @property
+    def state(self) -> str:
+        """Of the pipeline's job, as it said last; empty if none has."""
+        job = status.report(self.pipeline).job
+        return job.state if job else ""
 
     def topic(self, table: str) -> str:
         """The topic of a table of the public schema."""

@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.provision import live, renew
 from airflow_bottledwater.settings import Pipeline
@@ -131,6 +132,25 @@ def test_a_table_with_a_new_key_is_taken_up_again_and_swept(asked_for: list[Any]
     ask(Store(), new_key=True, rows_per_second=10)
     ((how, request, _),) = asked_for
     assert (how, request.sweep, request.rows_per_second) == ("new key", True, 10.0)
+
+
+def test_what_a_topic_lacks_is_followed_further_and_not_cancelled(
+    asked_for: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled, it would leave a hole for good."""
+    monkeypatch.setattr(BackfillToKafkaOperator, "pipeline_hook", SimpleNamespace(pipeline=lambda: None))
+    monkeypatch.setattr(backfill, "cancel", lambda *_, **__: pytest.fail("it is cancelled"))
+    store = Store()
+    first = ask(store, new_key=True)
+    # the task was cleared
+    assert ask(store, new_key=True) == first
+    assert len(asked_for) == 1
+    operator = BackfillToKafkaOperator(task_id="t", tables="orders", new_key=True, timeout=60)
+    operator._asked = first
+    operator.on_kill()
+    with pytest.raises(AirflowFailException, match="it goes on"):
+        operator.execute_complete({"task_state_store": store}, {"status": "timeout"})  # type: ignore[typeddict-item]
+    assert ask(store, new_key=True) == first
 
 
 def test_a_slice_of_a_table_with_a_new_key_is_refused(asked_for: list[Any]) -> None:

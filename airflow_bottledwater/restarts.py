@@ -24,11 +24,13 @@ class Restarts:
 
     :param at: when it was started, in seconds since 1970.
     :param position: the LSN up to which the slot was confirmed when the job before it ended; None if that is not known.
+    :param before: when the job before it was started, in seconds since 1970; 0 if that is not known, or there was none.
     """
 
     count: int = 0
     at: float = 0.0
     position: int | None = None
+    before: float = 0.0
 
     @property
     def pause(self) -> float:
@@ -45,7 +47,7 @@ class Restarts:
         """
         count = 1 if self._was_well(kind, reached, now, published) else self.count + 1
         again = Restarts(count, now, self.position if reached is None else reached)
-        return Restarts(count, now + again.pause, again.position)
+        return Restarts(count, now + again.pause, again.position, self.at)
 
     def _was_well(self, kind: str, reached: int | None, now: float, published: bool) -> bool:
         """Whether the job has made progress before it ended, so that its end does not count as a repetition of the last failure.

@@ -154,9 +154,12 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
         if not others:
             raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
         return
-    ended = control.wait_ended(pipeline, cluster, asked.job.id, timeout=timeout)
+    ended = control.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
     if ended is not None:
         click.echo(f"The job is {ended.state}.", err=True)
+        if not ended.over:
+            minutes = control.REQUEST_HOLDS / 60
+            click.echo(f"A job that continues it within {minutes:.0f} minutes stops, too.", err=True)
         return
     log.warning("The job did not answer within %.0f s.", timeout)
     if fence(pipeline, asked.job.id):

@@ -7,8 +7,9 @@ import logging
 import signal
 import tempfile
 import threading
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,7 @@ class _Work:
 
     :param stopped: set when the command is to end.
     :param published: whether the last job has published rows of a snapshot.
+    :param begun: when the command began, in seconds since 1970.
     """
 
     pipeline: Pipeline
@@ -92,6 +94,7 @@ class _Work:
     position: str | None
     stopped: threading.Event
     published: bool = False
+    begun: float = field(default_factory=time.time)
 
     def once(self) -> None:
         """Make what is missing, and run a job until it ends.
@@ -116,6 +119,8 @@ class _Work:
                 # in order, so that Spark removes its own folders, in which a copy of the settings may be
                 undo.callback(supervise.stop, folder, timeout=10)
                 snapshot = self._prepare()
+                if self.asked():
+                    self.stopped.set()
                 if self.stopped.is_set():
                     raise StopRequested("The command was asked to end.")
                 undo.pop_all()
@@ -125,6 +130,14 @@ class _Work:
             progress = run_directory.read(folder, run_directory.Progress)
             self.published = progress is not None and progress.rows_per_second > 0
             check_outcome(folder, self.stopped)
+
+    def asked(self) -> bool:
+        """Whether the pipeline was asked to stop while no job ran, since the command began."""
+        from airflow_bottledwater.postgres.connect import stoppable
+        from airflow_bottledwater.provision import stop
+
+        with stoppable(self.stopped):
+            return stop.asked_meanwhile(self.pipeline, self.begun)
 
     def _prepare(self) -> bool:
         """Make what is missing; returns whether there is a snapshot to take."""

@@ -27,9 +27,12 @@ class Work(Protocol):
     def once(self) -> None:
         """Do it, until it ends or fails."""
 
+    def asked(self) -> bool:
+        """Whether it is not to be done again, since somebody has asked for its end."""
+
 
 def keep_running(work: Work, pipeline: Pipeline, stopped: threading.Event) -> None:
-    """Do the work until it ends without an error; after a transient failure again, with back-off.
+    """Do the work until it ends without an error; after a transient failure again, with back-off, unless the pipeline was asked to stop.
 
     :param stopped: set when the command is to end; it ends a pause at once.
     :raises BottledWaterError: it failed for good, or too often without progress in between.
@@ -52,6 +55,9 @@ def keep_running(work: Work, pipeline: Pipeline, stopped: threading.Event) -> No
             log.warning(
                 "The job died: %s\nIt is started again in %.0f s (%d of %d).", error, last.pause, last.count, RESTARTS
             )
-        if stopped.wait(last.at - time.time()):
+        if not stopped.wait(last.at - time.time()) and work.asked():
+            log.info("The pipeline was asked to stop: its job is not started again.")
+            return
+        if stopped.is_set():
             log.info("Terminated, shutting down...")
             return

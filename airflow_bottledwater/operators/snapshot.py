@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import JobFailed
-from airflow_bottledwater.hooks.job_watch import Ended
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.settings import Pipeline
@@ -89,12 +88,12 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
             conn_id=conn_id,
             deploy_mode=deploy_mode,
             name=name,
+            deferrable=deferrable,
             poll_interval=poll_interval,
             start_timeout=start_timeout,
             settings_file=settings_file,
             **kwargs,
         )
-        self.deferrable: bool | None = deferrable  # type: ignore[assignment]
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns rows, ranges and seconds."""
@@ -103,43 +102,24 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
             if pipeline.skip_snapshot:
                 self.log.info("The snapshot is skipped, as set.")
                 return {"skipped": True}
-            place = self._place(detached=bool(self.deferrable))
+            place = self._place()
             found = self._earlier(context, pipeline)
             if not isinstance(found, dict):
                 if self._is_complete(pipeline):
                     return _COMPLETE
                 found = self._submit(context, pipeline, place)
-            identity: Identity = found
-            self._identity = identity
-        if place.cluster if self.deferrable is None else self.deferrable:
-            self._defer_until_end(identity)
-        with failing():
-            ended = self._wait(pipeline, identity)
-            assert ended is not None, "there is no time-out"
-            self._conclude(pipeline, identity, ended)
-        return self._finish(ended.outcome)
+        return self._follow(pipeline, place, found)
 
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Handle the trigger's event: the job has ended.
+    def _finish(self, outcome: Outcome) -> dict[str, Any]:
+        """Turn an ended job's outcome into that of the task.
 
-        :raises JobFailed: the job failed for a transient reason, was stopped, or the event is not known.
-        :raises AirflowFailException: the job failed for good.
+        :raises JobFailed: the job failed for a transient reason.
+        :raises AirflowFailException: it failed for good, or was stopped.
         """
-        if event is None or event.get("status") != "ended":
-            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
         with failing():
-            identity, ended = self._ended(event)
-            self._conclude(self.pipeline_hook.pipeline(), identity, ended)
-        return self._finish(ended.outcome)
-
-    def _conclude(self, pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
-        """Remove what is left of the job.
-
-        :raises JobFailed: it was stopped.
-        """
-        self._leave(pipeline, identity, ended)
-        if ended.outcome.stopped:
-            raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
+            if outcome.stopped:
+                raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
+        return super()._finish(outcome)
 
     def _is_complete(self, pipeline: Pipeline) -> bool:
         from airflow_bottledwater.state.status import snapshot_is_complete

@@ -20,7 +20,13 @@ from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.hooks.places import Place
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, is_first_try
+from airflow_bottledwater.operators.base import (
+    PIPELINE_FIELDS,
+    PIPELINE_RENDERERS,
+    PipelineMixin,
+    failing,
+    is_first_try,
+)
 from airflow_bottledwater.settings import SETTINGS, Pipeline
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.triggers.job import JobTrigger
@@ -57,7 +63,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
     :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
     :param name: the job's name in Spark; None: ``bottledwater-snapshot`` or ``bottledwater-stream``. (templated)
-    :param deferrable: whether the task is deferred while its job runs.
+    :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only.
     :param poll_interval: seconds between two checks of the job.
     :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
     :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
@@ -102,7 +108,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         conn_id: str = "spark_default",
         deploy_mode: str | None = None,
         name: str | None = None,
-        deferrable: bool = True,
+        deferrable: bool | None = None,
         poll_interval: float = 5.0,
         start_timeout: float = 600.0,
         settings_file: str | None = None,
@@ -148,14 +154,13 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         except RuntimeError as error:  # Kubernetes, without its provider
             raise Refused(f"{error}.", "pip install apache-airflow-providers-cncf-kubernetes") from error
 
-    def _place(self, *, detached: bool) -> Place:
+    def _place(self) -> Place:
         """Where the job is going to run.
 
-        :param detached: whether the job is to outlive the task's process.
         :raises Refused: it cannot run there.
         """
         place = places.find(self.conn_id, mode=self.deploy_mode)
-        places.check(place, detached=detached, executor=self.executor, settings_file=self.settings_file)
+        places.check(place, detached=bool(self.deferrable), executor=self.executor, settings_file=self.settings_file)
         return place
 
     def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
@@ -259,6 +264,30 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             spark_job.forget(identity)
         else:
             job_watch.forget(pipeline, identity)
+
+    def _follow(self, pipeline: Pipeline, place: Place, identity: Identity) -> dict[str, Any]:
+        """Defer until the job ends, or wait for it in this process; returns the task's result."""
+        self._identity = identity
+        if place.cluster if self.deferrable is None else self.deferrable:
+            self._defer_until_end(identity)
+        with failing():
+            ended = self._wait(pipeline, identity)
+            assert ended is not None, "there is no time-out"
+            self._leave(pipeline, identity, ended)
+        return self._finish(ended.outcome)
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Handle the trigger's event: the job has ended.
+
+        :raises JobFailed: the job failed for a transient reason, or the event is not known.
+        :raises AirflowFailException: the job failed for good.
+        """
+        if event is None or event.get("status") != "ended":
+            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+        with failing():
+            identity, ended = self._ended(event)
+            self._leave(self.pipeline_hook.pipeline(), identity, ended)
+        return self._finish(ended.outcome)
 
     def _defer_until_end(self, identity: Identity, timeout: float | None = None) -> NoReturn:
         """Defer until the job ends.

@@ -124,7 +124,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()
             self._limits()
-            place = self._place(detached=self.deferrable)
+            place = self._place()
             found = self._earlier(context, pipeline)
             if isinstance(found, Ended):
                 return found.outcome.result
@@ -153,6 +153,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             while time.time() < judged:
                 self._check_killed()
                 time.sleep(min(1.0, max(0.0, judged - time.time())))
+            if self._asked_meanwhile(context):
+                return {}
             identity = self._submit_again(context)
 
     def _limits(self) -> tuple[float | None, int]:
@@ -227,15 +229,28 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         store.set(_RESTARTS, asdict(again), retention=NEVER_EXPIRE)
         return again.at
 
-    def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> NoReturn:
-        """Submit the job again, after the backoff."""
+    def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Submit the job again, after the backoff; or end, if the pipeline was asked to stop meanwhile."""
         if event is None or event.get("status") != "over":
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+        if self._asked_meanwhile(context):
+            return {}
         self._defer_until_end(self._submit_again(context), self._limits()[0])
+
+    def _asked_meanwhile(self, context: Context) -> bool:
+        from airflow_bottledwater.provision import stop
+
+        store: Any = context["task_state_store"]
+        last = policy.Restarts(**(store.get(_RESTARTS) or {}))
+        with failing():
+            asked = stop.asked_meanwhile(self.pipeline_hook.pipeline(), last.before)
+        if asked:
+            self.log.info("The pipeline was asked to stop: its job is not submitted again.")
+        return asked
 
     def _submit_again(self, context: Context) -> Identity:
         with failing():
-            place = self._place(detached=self.deferrable)
+            place = self._place()
             self._identity = self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
         return self._identity
 

@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.hooks.job_watch import Ended
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.state.verification import Verification
@@ -99,12 +99,12 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
             conn_id=conn_id,
             deploy_mode=deploy_mode,
             name=name,
+            deferrable=deferrable,
             poll_interval=poll_interval,
             start_timeout=start_timeout,
             settings_file=settings_file,
             **kwargs,
         )
-        self.deferrable: bool | None = deferrable  # type: ignore[assignment]
         self.verify_tables = verify_tables
         self.sample = sample
         self.fail_on_difference = fail_on_difference
@@ -118,42 +118,23 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         """Run the job to its end; returns the counts by table."""
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()
-            place = self._place(detached=bool(self.deferrable))
+            place = self._place()
             found = self._earlier(context, pipeline)
             if isinstance(found, Ended):
-                return self._judge(found)
-            identity: Identity = found or self._submit(context, pipeline, place)
-            self._identity = identity
-        if place.cluster if self.deferrable is None else self.deferrable:
-            self._defer_until_end(identity)
-        with failing():
-            ended = self._wait(pipeline, identity)
-            assert ended is not None, "there is no time-out"
-            self._leave(pipeline, identity, ended)
-        return self._judge(ended)
+                return self._finish(found.outcome)
+            identity = found or self._submit(context, pipeline, place)
+        return self._follow(pipeline, place, identity)
 
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Handle the trigger's event: the job has ended.
-
-        :raises JobFailed: the job failed for a transient reason, was stopped, or the event is not known.
-        :raises AirflowFailException: the job failed for good, or topics differ.
-        """
-        if event is None or event.get("status") != "ended":
-            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
-        with failing():
-            identity, ended = self._ended(event)
-            self._leave(self.pipeline_hook.pipeline(), identity, ended)
-        return self._judge(ended)
-
-    def _judge(self, ended: Ended) -> dict[str, Any]:
+    def _finish(self, outcome: Outcome) -> dict[str, Any]:
         """Turn what the job has found into the task's outcome; values of rows are in the task's log only.
 
-        :raises JobFailed: the job failed for a transient reason, or was stopped.
-        :raises AirflowFailException: the job failed for good, or topics differ.
+        :raises JobFailed: the job failed for a transient reason.
+        :raises AirflowFailException: the job failed for good or was stopped, or topics differ.
         """
-        if ended.outcome.stopped:
-            raise JobFailed("The verification was stopped before its end.", "Clear the task to verify again.")
-        found = Verification.from_json(self._finish(ended.outcome))
+        with failing():
+            if outcome.stopped:
+                raise JobFailed("The verification was stopped before its end.", "Clear the task to verify again.")
+        found = Verification.from_json(super()._finish(outcome))
         for table in found.tables:
             self.log.info("%s: %s, %s rows", table.table, table.verdict, f"{table.rows:,}")
             for difference in table.differences:

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, identify, session
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
-from airflow_bottledwater.state.control_records import longest_silence, owner_key, status_key
+from airflow_bottledwater.state.control_records import REPORTED, longest_silence, owner_key, status_key
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
@@ -44,19 +45,7 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
             "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
         )
     owner = other.pipeline(pipeline.slot)
-    before = read_status(pipeline, owner)
-    if before is not None and not before.ended:
-        # the clocks of the hosts may differ, so what counts is whether the job writes its status again
-        silence = longest_silence(before.heartbeat)
-        log.info("Waiting up to %.0f s to see whether the job of %r is alive.", silence, owner)
-        began = time.monotonic()
-        while time.monotonic() - began < silence:
-            time.sleep(_LOOK)
-            if (now := read_status(pipeline, owner)) is not None and now.at != before.at:
-                raise StateError(
-                    f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
-                    "Leave it alone, and use another slot name for this database.",
-                )
+    _refuse_alive(pipeline, owner, known.claim)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
         _forget(pipeline, claim, owner)
@@ -65,15 +54,36 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     return f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this database was changed."
 
 
+def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:
+    """Wait until it is sure that no job of a pipeline reports any more.
+
+    :param claim: the last claim in the pipeline's state. If its job reports, but has not yet, it may be starting.
+    :raises StateError: a job reported.
+    """
+    before = read_status(pipeline, owner)
+    starting = claim is not None and claim.kind in REPORTED and (before is None or before.job.epoch < claim.epoch)
+    if not starting and (before is None or before.ended):
+        return
+    # the clocks of the hosts may differ, so what counts is whether the job writes its status again
+    silence = longest_silence(None if before is None else before.heartbeat)
+    log.info("Waiting up to %.0f s to see whether the job of %r is alive.", silence, owner)
+    began = time.monotonic()
+    while time.monotonic() - began < silence:
+        time.sleep(_LOOK)
+        now = read_status(pipeline, owner)
+        if now is not None and (before is None or now.at != before.at):
+            raise StateError(
+                f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
+                "Leave it alone, and use another slot name for this database.",
+            )
+
+
 def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
     """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job stays fenced."""
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
-    control = store.Control(pipeline.kafka)
-    for pinned in tables.values():
-        control.write(owner_key(pinned.topic, owner), None)
-    control.write(status_key(owner), None)
-    control.close()
+    owned = [owner_key(pinned.topic, owner) for pinned in tables.values()]
+    store.write_control(pipeline.kafka, dict.fromkeys([*owned, status_key(owner)]))
     snapshots.forget_all(pipeline, owner)
 
 

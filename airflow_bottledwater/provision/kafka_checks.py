@@ -159,7 +159,7 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str]) -> list[str]:
     """Topics that another pipeline owns: the pipeline whose record has the lowest offset in the shared state topic."""
     mine = cluster.pipeline(pipeline.slot)
-    records = store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    records = store.read_control(pipeline.kafka)
     problems = []
     for topic in topics:
         # records come in the order of their offsets; the times in them are by the clocks of different hosts

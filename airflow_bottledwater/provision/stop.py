@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from typing import Any
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control, store
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control import read_status
-from airflow_bottledwater.state.control_records import encode, status_key
+from airflow_bottledwater.state.control_records import encode, request_key, status_key
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
 #: seconds in which the claim has to succeed; longer outages are not waited out by a stop
 _CLAIM_SECONDS = 10.0
+#: the kind of the claim that fences a job
+_FENCE = "stop"
 
 
 def holds(pipeline: Pipeline, claim: str) -> bool:
@@ -29,7 +33,7 @@ def holds(pipeline: Pipeline, claim: str) -> bool:
     :param claim: the id of the job's claim; empty if it has made none.
     :raises BottledWaterError: a server does not answer.
     """
-    return bool(claim) and _claim(pipeline, _identify(pipeline)) == claim
+    return bool(claim) and _claimed_by(pipeline, _identify(pipeline)) == claim
 
 
 def fence(pipeline: Pipeline, claim: str, *, stopped: bool = True) -> bool:
@@ -41,21 +45,39 @@ def fence(pipeline: Pipeline, claim: str, *, stopped: bool = True) -> bool:
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
     """
     cluster = _identify(pipeline)
-    if not claim or _claim(pipeline, cluster) != claim:
+    if not claim or _claimed_by(pipeline, cluster) != claim:
         return False
-    Claim(pipeline, cluster, "stop", Backoff(_CLAIM_SECONDS)).close()
+    Claim(pipeline, cluster, _FENCE, Backoff(_CLAIM_SECONDS)).close()
     log.info("The slot was claimed: the job publishes nothing any more.")
     name = cluster.pipeline(pipeline.slot)
-    status = read_status(pipeline, name)
+    status = control.read_status(pipeline, name)
+    changes: dict[str, dict[str, Any] | None] = {}
     if status is not None and not status.ended:
         last = replace(status, state="stopped" if stopped else "failed", at=time.time())
         last.error = "" if stopped else "The job does not answer; it was fenced, and is going to be replaced."
-        control = store.Control(pipeline.kafka)
-        try:
-            control.write(status_key(name), encode(last))
-        finally:
-            control.close()
+        changes[status_key(name)] = encode(last)
+    if stopped:
+        changes[request_key(name)] = None  # it is answered
+    store.write_control(pipeline.kafka, changes)
     return True
+
+
+def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
+    """Whether the pipeline was asked to stop while no job ran, so that the next one is not to be started: the request is answered here,
+    or the job that did not answer it was fenced. False if the servers do not answer: a job that is started hears a request, too.
+
+    :param since: seconds since 1970; what was requested before does not count.
+    """
+    try:
+        cluster = _identify(pipeline)
+        answered, status = control.answer_stop(pipeline, cluster, since)
+        if answered or status is None or status.state != "stopped":
+            return answered
+        last = _claim(pipeline, cluster)
+    except BottledWaterError as error:
+        log.info("Whether the pipeline was asked to stop is not known: %s", error)
+        return False
+    return last is not None and last.kind == _FENCE and last.started >= since
 
 
 def free(pipeline: Pipeline) -> None:
@@ -74,9 +96,13 @@ def _identify(pipeline: Pipeline) -> Cluster:
         return identify(connection)
 
 
-def _claim(pipeline: Pipeline, cluster: Cluster) -> str:
-    """The id of the slot's last claim; empty if there is none. An open transaction of the job does not hide it, since uncommitted
-    records are read."""
-    topic = store.state_topic_name(cluster.database, pipeline.slot)
-    found = PipelineState(store.read_records(pipeline.kafka, topic, committed=False)).claim
+def _claimed_by(pipeline: Pipeline, cluster: Cluster) -> str:
+    """The id of the slot's last claim; empty if there is none."""
+    found = _claim(pipeline, cluster)
     return "" if found is None else found.id
+
+
+def _claim(pipeline: Pipeline, cluster: Cluster) -> Job | None:
+    """The slot's last claim. An open transaction of the job does not hide it, since uncommitted records are read."""
+    topic = store.state_topic_name(cluster.database, pipeline.slot)
+    return PipelineState(store.read_records(pipeline.kafka, topic, committed=False)).claim

@@ -42,23 +42,24 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
         return True
     if request.epoch > epoch or request.at is None or not abs(now - request.at) <= REQUEST_HOLDS:
         return False
-    # if the status is that of a later job than the one that was asked, that later job had its chance to answer
-    return status is not None and status.job.epoch == request.epoch and not status.over
+    # a later job than the one that was asked has removed the request if it did not obey it, and also if it ended as it was asked to
+    return status is not None and status.job.epoch >= request.epoch and not status.over
 
 
 class Controller(Reporter):
     """Writes the status of a pipeline's job at every heartbeat, and reads the requests that are made to it.
 
     A request to stop names the pipeline, and by its epoch the job that was seen last. It holds for that job, and for the next one if
-    that continues it: a stop that is requested between a job's death and its restart must not be lost, and an old request that no
-    job answered must not end a job that a person starts on purpose later. So a job obeys
+    that continues it: a stop that is requested between a job's death and its restart, or between the snapshot and the stream, must not
+    be lost, and an old request that no job answered must not end a job that a person starts on purpose later. So a job obeys
 
-    * every request that is written while it listens, if it names the job itself or an earlier one;
-    * a request that was written before, and that no job has answered, if it names the job itself; or if it names an earlier one that
-      neither ended in order nor failed for good, and it is at most :data:`REQUEST_HOLDS` seconds old (a job that died, or failed for
-      a transient reason, is submitted again within that time).
+    * every request that is written while it listens, if it names the job itself, or an earlier one and has a time;
+    * a request that was written before, and that no job has answered, if it names the job itself; or if it names an earlier one, the
+      last job is not over (:attr:`StatusRecord.over`), and the request is at most :data:`REQUEST_HOLDS` seconds old (a job that died,
+      or failed for a transient reason, is submitted again within that time).
 
-    Other requests that were written before are removed, and so is a request once it is obeyed.
+    Other requests that were written before are removed. One that the job obeys is removed after its last status: if the job fails for a
+    transient reason on its way to the end, the request holds for the job that continues it.
 
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
@@ -72,7 +73,7 @@ class Controller(Reporter):
         self.stopped = threading.Event()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
-        self._job = job
+        self._job, self._obeys, self._replaced = job, False, False
 
     def finish(self, result: str, error: BaseException | None = None, *, permanent: bool = False) -> None:
         """End the thread and write the job's last status; a failure to write it is only logged.
@@ -99,36 +100,60 @@ class Controller(Reporter):
 
     def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
         """Obey a request that was written before if it still holds, else remove it."""
-        found = records.get(request_key(self.name))
+        found, status = records.get(request_key(self.name)), decode(StatusRecord, records.get(status_key(self.name)))
+        self._see(status, now=again)
         if found is None:
             return
-        request, status = decode(StopRequest, found), decode(StatusRecord, records.get(status_key(self.name)))
+        request = decode(StopRequest, found)
         if again or (request is not None and holds(request, status, self._job.epoch, time.time())):
             self._hear(request)
         elif request is None or request.epoch < self._job.epoch:
-            log.info("A request to stop that an earlier job did not answer is removed: %s", found)
+            log.info("A request to stop that was made to an earlier job is removed: %s", found)
             self._control.write(request_key(self.name), None, wait=0)
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
         if key == request_key(self.name) and value is not None:
             self._hear(decode(StopRequest, value))
+        elif key == status_key(self.name):
+            self._see(decode(StatusRecord, value), now=True)
+
+    def _see(self, status: StatusRecord | None, *, now: bool) -> None:
+        """A later job has reported, or this one was fenced, and its last status was written in its place.
+
+        :param now: whether it was written while this listened; otherwise an earlier attempt of the same job may have written it.
+        """
+        if status is None or self.status.ended:
+            return
+        if status.job.epoch > self._job.epoch:
+            self._replaced = True
+        elif now and status.job.id == self._job.id and status.ended:
+            # it is written again: a heartbeat of this job may have come behind it
+            self.status = status
 
     def _hear(self, request: StopRequest | None) -> None:
         if request is None or request.epoch > self._job.epoch:
             return  # malformed, or made to a later job
-        log.info("Asked to stop%s.", " for good" if request.retire else "")
-        self.status.retired = request.retire
-        self.interrupted = request.interrupted
+        if request.at is None and request.epoch != self._job.epoch:
+            return  # passed on by the driver of an earlier job, which was asleep, to its own worker
+        if not self._obeys or request.retire > self.status.retired:
+            log.info("Asked to stop%s.", " for good" if request.retire else "")
+        # what was requested before a signal from outside is still requested
+        self.interrupted = request.interrupted if not self._obeys or self.interrupted else 0
+        self.status.retired = self.status.retired or request.retire
+        self._obeys = True
         self.stopped.set()
-        self._control.write(request_key(self.name), None, wait=0)
 
     def _write(self, wait: float) -> None:
+        if self._replaced:
+            return
         self.status.at = time.time()
         self._control.write(status_key(self.name), encode(self.status), wait=wait)
+        if self._obeys and self.status.over:
+            self._control.write(request_key(self.name), None, wait=wait)
 
 
 def _read(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
-    return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False).get(status_key(name))
+    return store.read_control(pipeline.kafka).get(status_key(name))
 
 
 def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
@@ -137,8 +162,8 @@ def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
 
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
-    """Ask the running job of a slot, or the one that continues it, to stop. If the last job has ended in order, or has failed for
-    good, no request is written: no job runs, and none continues it.
+    """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is written: no job runs,
+    and none continues it.
 
     :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
     :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job is asked.
@@ -150,39 +175,56 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     if found is None or status is None:
         return None
     if not status.over:
-        _request(pipeline, name, StopRequest(status.job.epoch, retire))
+        request = StopRequest(status.job.epoch, retire, at=time.time())
+        store.write_control(pipeline.kafka, {request_key(name): encode(request)})
     if retire and status.ended:
-        control = store.Control(pipeline.kafka)
-        try:
-            # keep the fields that a newer version may have written
-            control.write(status_key(name), {**found, **encode(replace(status, retired=True))})
-        finally:
-            control.close()
+        # keep the fields that a newer version may have written
+        retired = {**found, **encode(replace(status, retired=True))}
+        store.write_control(pipeline.kafka, {status_key(name): retired})
     return status
 
 
 def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0) -> None:
-    """Ask one job to stop, whether or not it has reported yet.
+    """Ask one job to stop, whether or not it has reported yet; the request does not hold for the one that continues it.
 
     :param interrupted: the number of a signal from outside the pipeline that is passed on; 0 if a stop was requested.
     :raises Outage: Kafka does not take the request.
     """
-    _request(pipeline, cluster.pipeline(pipeline.slot), StopRequest(job.epoch, interrupted=interrupted))
+    name = cluster.pipeline(pipeline.slot)
+    asked = decode(StopRequest, store.read_control(pipeline.kafka).get(request_key(name)))
+    if asked is None or asked.at is None:  # what somebody has asked for holds longer, and is not overwritten
+        request = StopRequest(job.epoch, interrupted=interrupted)
+        store.write_control(pipeline.kafka, {request_key(name): encode(request)})
 
 
-def _request(pipeline: Pipeline, name: str, request: StopRequest) -> None:
-    control = store.Control(pipeline.kafka)
-    try:
-        control.write(request_key(name), encode(replace(request, at=time.time())))
-    finally:
-        control.close()
+def answer_stop(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:
+    """Answer a request to stop between a job that has ended and the one that would continue it; returns whether there was one, and the
+    pipeline's last status before that.
+
+    :param since: seconds since 1970; what was requested before is not answered.
+    :raises Outage: Kafka does not answer.
+    """
+    name = cluster.pipeline(pipeline.slot)
+    found = store.read_control(pipeline.kafka)
+    request, status = (
+        decode(StopRequest, found.get(request_key(name))),
+        decode(StatusRecord, found.get(status_key(name))),
+    )
+    if status is None or status.over or request is None or request.at is None or request.at < since:
+        return False, status
+    changes: store.RawRecords = {}
+    if status.ended:
+        last = replace(status, state="stopped", error="", retired=status.retired or request.retire, at=time.time())
+        changes[status_key(name)] = encode(last)
+    store.write_control(pipeline.kafka, {**changes, request_key(name): None})
+    return True, status
 
 
-def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: float) -> StatusRecord | None:
-    """Wait until a job has written its last status.
+def wait_ended(pipeline: Pipeline, cluster: Cluster, job: Job, *, timeout: float) -> StatusRecord | None:
+    """Wait until a job, or the one that continues it, has written its last status.
 
     :param timeout: seconds.
-    :returns: the pipeline's last status; it is another job's, or None, if the topic has that instead. Also None after the time-out.
+    :returns: that status; None after the time-out.
     """
     name = cluster.pipeline(pipeline.slot)
     end = Topics(pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
@@ -195,7 +237,7 @@ def wait_ended(pipeline: Pipeline, cluster: Cluster, job_id: str, *, timeout: fl
             return None
         while time.monotonic() < deadline:
             status = decode(StatusRecord, reader.values.get(status_key(name)))
-            if status is None or status.job.id != job_id or status.ended:
+            if status is not None and status.ended and status.job.epoch >= job.epoch:
                 return status
             reader.poll(0.2)
         return None

@@ -16,6 +16,9 @@ import msgspec
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 
+#: the kind of a job that a stream continues, and the kinds of jobs that write a status
+SNAPSHOT = "snapshot"
+REPORTED = frozenset({SNAPSHOT, "stream"})
 #: the last states of a job that ended in order, and of one that did not
 _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"
 #: the last states of a live snapshot
@@ -127,7 +130,10 @@ class StatusRecord:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, and none continues it."""
+        """Whether the job has ended, and none continues it: a stream continues a finished snapshot, and the same job one that failed for
+        a transient reason."""
+        if self.state == "finished":
+            return self.job.kind != SNAPSHOT
         return self.ended_in_order or (self.failed and self.permanent)
 
 

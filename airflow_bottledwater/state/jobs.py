@@ -186,14 +186,6 @@ def application() -> str:
     return socket.gethostname() if os.environ.get("SPARK_APPLICATION_ID") else ""
 
 
-def _write(pipeline: Pipeline, key: str, value: dict[str, Any] | None, *, wait: float = 10.0) -> None:
-    control = store.Control(pipeline.kafka)
-    try:
-        control.write(key, value, wait=wait)
-    finally:
-        control.close()
-
-
 def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, application: str) -> None:
     """Write the record of a job that is going to be submitted, so that it can be found and stopped before it runs.
 
@@ -201,7 +193,7 @@ def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, applicati
     :raises Outage: Kafka does not take it.
     """
     record = JobRecord(kind, pipeline.slot, owner, application=application, at=time.time())
-    _write(pipeline, job_key(job_id), encode(record))
+    store.write_control(pipeline.kafka, {job_key(job_id): encode(record)})
 
 
 def report_end(
@@ -218,7 +210,7 @@ def report_end(
         before.outcome, before.log, before.at = outcome, [line[:_WIDTH] for line in lines[-_LINES:]], time.time()
         before.lines += len(before.log)
         before.asked = before.asked or (outcome.stopped and asked)
-        _write(pipeline, job_key(job_id), encode(before))
+        store.write_control(pipeline.kafka, {job_key(job_id): encode(before)})
 
 
 def request_stop(pipeline: Pipeline, job_id: str) -> None:
@@ -226,7 +218,7 @@ def request_stop(pipeline: Pipeline, job_id: str) -> None:
 
     :raises Outage: Kafka does not take it.
     """
-    _write(pipeline, stop_key(job_id), encode(JobStop(time.time())))
+    store.write_control(pipeline.kafka, {stop_key(job_id): encode(JobStop(time.time()))})
 
 
 def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
@@ -242,8 +234,7 @@ def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
         for each, record in unfinished(records(pipeline), pipeline.slot).items()
         if not claim or record.claim != claim
     ]
-    for job_id in others:
-        _write(pipeline, stop_key(job_id), encode(JobStop(time.time(), name)))
+    store.write_control(pipeline.kafka, {stop_key(each): encode(JobStop(time.time(), name)) for each in others})
     return len(others)
 
 
@@ -252,12 +243,7 @@ def forget(pipeline: Pipeline, job_id: str) -> None:
 
     :raises Outage: Kafka does not take it.
     """
-    control = store.Control(pipeline.kafka)
-    try:
-        control.write(job_key(job_id), None, wait=0)
-        control.write(stop_key(job_id), None)
-    finally:
-        control.close()
+    store.write_control(pipeline.kafka, {job_key(job_id): None, stop_key(job_id): None})
 
 
 def records(pipeline: Pipeline) -> store.RawRecords:
@@ -265,7 +251,7 @@ def records(pipeline: Pipeline) -> store.RawRecords:
 
     :raises Outage: Kafka does not answer.
     """
-    return store.read_records(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+    return store.read_control(pipeline.kafka)
 
 
 def read(pipeline: Pipeline, job_id: str) -> JobRecord | None:

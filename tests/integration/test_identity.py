@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import read_records, state_topic_name
 from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.start import begin
 from tests.support.pipeline import Source
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 
@@ -218,6 +221,27 @@ def test_the_state_of_a_cluster_that_is_gone_is_forgotten_when_it_is_named(sourc
     create(staging.pipeline)
     assert driver.run(staging.pipeline, driver.in_threads(staging.pipeline)).rows == 1
     drop(staging.pipeline, when="always")
+
+
+def test_the_state_of_a_job_that_has_not_reported_yet_is_not_forgotten(source: Source, staging: Source) -> None:
+    """Between its claim and its first status, only the claim shows that a job runs."""
+    create(source.pipeline)
+    driver.run(source.pipeline, driver.in_threads(source.pipeline))
+    claimed = begin(source.pipeline)
+    stopped = threading.Event()
+
+    def stream_later() -> None:
+        time.sleep(2)
+        engine.follow(source.pipeline, claimed, stopped=stopped)
+
+    with ThreadPoolExecutor(1) as pool:
+        streaming = pool.submit(stream_later)
+        try:
+            with pytest.raises(StateError, match="is alive"):
+                forget(staging.pipeline, claimed_by(source.pipeline))
+        finally:
+            stopped.set()
+        streaming.result(60)
 
 
 # ---------------------------------------------------------------------- servers that were set back, or promoted

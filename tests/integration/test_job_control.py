@@ -16,12 +16,11 @@ from confluent_kafka import Producer
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state import control, records, status, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
-from airflow_bottledwater.state.control_records import StopRequest, request_key
+from airflow_bottledwater.state.control_records import StopRequest, encode, request_key
 from airflow_bottledwater.stream import engine
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -35,22 +34,11 @@ def flow(database: str, kafka: KafkaBroker) -> Flow:
     return made
 
 
-def _cluster(flow: Flow) -> Cluster:
-    with connect(flow.dsn) as connection:
-        return identify(connection)
-
-
-def _state(flow: Flow) -> str:
-    """Of the job, as it said last."""
-    job = status.report(flow.pipeline).job
-    return job.state if job else ""
-
-
 @pytest.fixture
 def foreign(flow: Flow) -> Iterator[None]:
     """Records in the shared topic that are none of ours."""
     producer = Producer({"bootstrap.servers": flow.kafka.bootstrap})
-    name = _cluster(flow).pipeline(flow.pipeline.slot)
+    name = flow.cluster.pipeline(flow.pipeline.slot)
     refused: list[object] = []
     for key, value in [
         (b"status/other", b"not json"), (b"\xff", b"{}"), (b"other", b"[]"), (b"status/other", b"17"), (b"status/other", b"\xff"),
@@ -73,10 +61,10 @@ def foreign(flow: Flow) -> Iterator[None]:
 
 def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, foreign: None) -> None:
     with flow.streaming() as errors:
-        until(lambda: _state(flow) == "streaming", "the stream runs", failed=errors)
-        asked = control.request_stop(flow.pipeline, _cluster(flow))
+        until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
+        asked = control.request_stop(flow.pipeline, flow.cluster)
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, _cluster(flow), asked.job.id, timeout=60)
+        ended = control.wait_ended(flow.pipeline, flow.cluster, asked.job, timeout=60)
         assert ended is not None
         assert ended.state == "stopped"
     assert not errors
@@ -96,15 +84,15 @@ def test_an_error_in_the_control_thread_does_not_end_it(
     monkeypatch.setattr(store.Reader, "poll", fails)
     with flow.streaming() as errors:
         until(lambda: len(failed) == 2, "two failures", failed=errors)
-        until(lambda: _state(flow) == "streaming", "the stream runs", failed=errors)
-        control.request_stop(flow.pipeline, _cluster(flow))
-        until(lambda: _state(flow) == "stopped", "the stream stops", failed=errors)
+        until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
+        control.request_stop(flow.pipeline, flow.cluster)
+        until(lambda: flow.state == "stopped", "the stream stops", failed=errors)
     assert not errors
     assert len([r for r in caplog.records if r.exc_info and "Heartbeats" in r.message]) == 1
 
 
 def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
-    cluster = _cluster(flow)
+    cluster = flow.cluster
     earlier, later = _dies(flow, cluster), engine.begin(flow.pipeline)
     control.request_stop_of(flow.pipeline, cluster, later.job)
     late = Controller(flow.pipeline, cluster, earlier.job)
@@ -114,7 +102,7 @@ def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     # not bounded: it ends because it was asked to
     thread = threading.Thread(target=engine.follow, args=(flow.pipeline, later), daemon=True)
     thread.start()
-    until(lambda: _state(flow) == "stopped", "the stream ends", 30)
+    until(lambda: flow.state == "stopped", "the stream ends", 30)
     thread.join(30)
 
 
@@ -129,35 +117,36 @@ def _dies(flow: Flow, cluster: Cluster) -> engine.Start:
 
 
 def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once(flow: Flow) -> None:
-    cluster = _cluster(flow)
+    cluster = flow.cluster
     _dies(flow, cluster)
     assert control.request_stop(flow.pipeline, cluster) is not None
     started = time.monotonic()
     engine.run(flow.pipeline)  # not bounded: it ends because it was asked to
     assert time.monotonic() - started < 60
-    assert _state(flow) == "stopped"
+    assert flow.state == "stopped"
     # whoever starts it again has not asked for that
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)
         # the first heartbeat may come after the first record
-        until(lambda: _state(flow) == "streaming", "the stream runs again", failed=errors)
+        until(lambda: flow.state == "streaming", "the stream runs again", failed=errors)
     assert not errors
 
 
 def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> None:
-    cluster = _cluster(flow)
+    cluster = flow.cluster
     flow.stream()
     asked = control.request_stop(flow.pipeline, cluster)
     assert asked is not None
     assert asked.state in ("stopped", "finished")
     # and one that an older version has left there
-    control._request(flow.pipeline, cluster.pipeline(flow.pipeline.slot), StopRequest(asked.job.epoch))
+    left = StopRequest(asked.job.epoch, at=time.time())
+    store.write_control(flow.pipeline.kafka, {request_key(flow.name): encode(left)})
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)
         # the first heartbeat may come after the first record
-        until(lambda: _state(flow) == "streaming", "the stream runs again", failed=errors)
+        until(lambda: flow.state == "streaming", "the stream runs again", failed=errors)
     assert not errors
 
 
@@ -170,7 +159,7 @@ def _resources() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("cycles", [25, pytest.param(1000, marks=pytest.mark.long)])
 def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycles: int) -> None:
-    cluster = _cluster(flow)
+    cluster = flow.cluster
     claim = Claim(flow.pipeline, cluster, "snapshot", Backoff(20))
     publishing = PublishSession(
         flow.pipeline, claim.job, records.stream_id(claim.prefix), records.pins(claim.state.tables.values()), claim.topic, Backoff(20)

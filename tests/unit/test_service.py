@@ -23,9 +23,10 @@ from rich.console import Console
 
 from airflow_bottledwater import cli
 from airflow_bottledwater import restarts as policy
+from airflow_bottledwater.cli import jobs, restart
 from airflow_bottledwater.cli import log as own_log
-from airflow_bottledwater.cli import restart
 from airflow_bottledwater.errors import BottledWaterError, JobDied, JobFailed, Outage, Refused
+from airflow_bottledwater.provision import stop
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark.log import parse
 from airflow_bottledwater.state import health
@@ -48,6 +49,9 @@ class Work:
         self.done += 1
         if self.failures:
             raise self.failures.pop(0)
+
+    def asked(self) -> bool:
+        return False
 
 
 class Clock(threading.Event):
@@ -106,6 +110,19 @@ def test_a_job_that_took_a_snapshot_for_a_while_counts_as_well(clock: Clock) -> 
     assert clock.pauses == [2] * 15
 
 
+def test_what_was_asked_to_stop_in_a_pause_is_not_done_again(clock: Clock) -> None:
+    work = Work(*(Outage("away") for _ in range(9)))
+    work.asked = lambda: clock.now > 1006  # type: ignore[method-assign]
+    restart.keep_running(work, PIPELINE, clock)
+    assert (work.done, clock.pauses) == (3, [2, 4, 8])
+
+
+def test_only_what_was_asked_since_the_command_began_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "asked_meanwhile", lambda pipeline, since: (pipeline, since) == (PIPELINE, 1000.0))
+    work = jobs._Work(PIPELINE, "local", {}, False, None, threading.Event(), begun=1000.0)
+    assert work.asked()
+
+
 def test_after_a_stop_it_is_not_done_again(clock: Clock) -> None:
     clock.set()
     work = Work(Outage("away"))
@@ -123,6 +140,7 @@ from airflow_bottledwater import cli, restarts
 from airflow_bottledwater.cli import restart
 from airflow_bottledwater.spark import submit
 import airflow_bottledwater.provision.create as creation
+import airflow_bottledwater.provision.stop as stop
 import airflow_bottledwater.state.status as status
 
 restarts._BACKOFF = float(sys.argv.pop(1))
@@ -137,6 +155,7 @@ job = (
     "sys.exit(stand_in.run(work))"
 )
 creation.create = lambda *_, **__: None
+stop.asked_meanwhile = lambda *_: False
 restart.reached = lambda pipeline: None
 status.snapshot_is_complete = lambda pipeline: True
 jobs = sys.argv.pop(1)

@@ -496,12 +496,12 @@ def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: 
     assert "secret" not in str(found)
 
 
-def test_a_verification_that_dies_or_is_stopped_is_tried_again(verified: SimpleNamespace) -> None:
+def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(verified: SimpleNamespace) -> None:
     verified.end = Ended(Outcome(ok=False, error="killed", transient=True))
     with pytest.raises(errors.JobFailed, match="killed"):
         verify_of()
     verified.end = Ended(Outcome(ok=True, stopped=True))
-    with pytest.raises(errors.JobFailed, match="stopped"):
+    with pytest.raises(AirflowFailException, match="Clear the task"):
         verify_of()
 
 

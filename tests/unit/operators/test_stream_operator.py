@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.provision import stop as provision_stop
 from airflow_bottledwater.state import jobs
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 
@@ -55,6 +57,8 @@ class World:
         self.done: list[str] = []
         self.arguments: list[str] = []
         self.reached: int | None = None
+        #: when the pipeline was asked to stop while no job ran
+        self.asked = -math.inf
         #: whether a job that is asked to stop does
         self.answers = True
 
@@ -97,6 +101,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
     monkeypatch.setattr(job_stop, "stop", stop)
     monkeypatch.setattr(restarts, "reached", lambda pipeline: made.reached)
+    monkeypatch.setattr(provision_stop, "asked_meanwhile", lambda pipeline, since: made.asked >= since)
     return made
 
 
@@ -237,6 +242,29 @@ def test_a_timeout_becomes_the_triggers_deadline(world: World, timeout: Any) -> 
 @pytest.mark.parametrize("timeout", [None, "None", "", 0])
 def test_without_a_timeout_there_is_no_deadline(world: World, timeout: Any) -> None:
     assert deferred(lambda: operator(timeout=timeout).execute(context(Store()))).deadline is None
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_asked_to_stop_in_the_pause_it_ends_instead_of_submitting_again(world: World, later: bool) -> None:
+    started = time.time() - 60
+    store = Store(bottledwater_restarts={"count": 3, "at": time.time() + 8, "position": None, "before": started})
+    world.asked = started + (1 if later else -1)
+    if later:
+        assert operator().submit_again(context(store), {"status": "over"}) == {}  # type: ignore[arg-type]
+    else:
+        again(operator(), store)
+    assert world.done == ([] if later else ["start"])
+
+
+def test_a_task_that_stays_ends_when_it_is_asked_to_stop_in_the_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "_BACKOFF", 0.01)
+    ended = Ended(Outcome(ok=False, error="died", transient=True))
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda *_: ended)
+    world.asked = time.time() + 60
+    assert operator(deferrable=False).execute(context(Store())) == {}  # type: ignore[arg-type]
+    assert world.done == ["start tied", "forget new"]
 
 
 # ------------------------------------------------------------------ what is refused

@@ -13,8 +13,8 @@ from tests.support.status import status_of
 NOW = 1_000_000.0
 
 
-def status(epoch: int, state: str = "streaming", *, permanent: bool = False) -> StatusRecord:
-    return status_of(state, epoch=epoch, permanent=permanent)
+def status(epoch: int, state: str = "streaming", *, permanent: bool = False, kind: str = "stream") -> StatusRecord:
+    return status_of(state, epoch=epoch, permanent=permanent, kind=kind)
 
 
 def request(epoch: int, *, age: float = 10.0) -> StopRequest:
@@ -32,7 +32,12 @@ def request(epoch: int, *, age: float = 10.0) -> StopRequest:
         pytest.param(request(6), status(6, "finished"), False, id="to a job that finished"),
         pytest.param(request(6), status(6, "failed", permanent=True), False, id="to a job that failed for good"),
         pytest.param(request(6, age=2 * REQUEST_HOLDS), status(6), False, id="long before a deliberate start"),
-        pytest.param(request(5), status(6), False, id="to a job before the last"),
+        pytest.param(request(6), status(6, "finished", kind="snapshot"), True, id="to a snapshot that finished"),
+        pytest.param(request(6), status(6, "stopped", kind="snapshot"), False, id="to a snapshot that stopped"),
+        pytest.param(
+            request(5), status(6, "failed"), True, id="to a job before one that heard it and failed of an outage"
+        ),
+        pytest.param(request(5), status(6, "finished"), False, id="to a job before one that finished"),
         pytest.param(request(8), status(6), False, id="to a later job"),
         pytest.param(request(6), None, False, id="to a job that left no status"),
         pytest.param(StopRequest(6), status(6), False, id="without a time"),

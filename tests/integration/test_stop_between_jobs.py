@@ -1,0 +1,174 @@
+"""A stop that is asked for between the end of a job and the first status of the one that continues it: it is neither lost nor answered
+for the wrong job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from click.testing import CliRunner, Result
+
+from airflow_bottledwater.cli import cli, jobs, restart
+from airflow_bottledwater.errors import JobDied, Outage
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.state import control, status
+from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.state.control_records import request_key
+from airflow_bottledwater.state.jobs import records
+from airflow_bottledwater.stream import engine
+from tests.support.topics import Flow
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def flow(database: str, kafka: KafkaBroker) -> Flow:
+    made = Flow(database, kafka, None)
+    made.execute("CREATE TABLE a (id bigint PRIMARY KEY, name text)", "INSERT INTO a VALUES (0, 'a')")
+    made.create()
+    made.snapshot()
+    return made
+
+
+def _ends(flow: Flow) -> None:
+    """Start the stream, which is not bounded: it ends because a stop was asked for."""
+    thread = threading.Thread(target=engine.run, args=(flow.pipeline,), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it streams on"
+    assert flow.state == "stopped"
+
+
+def _goes_on(flow: Flow) -> None:
+    """Start the stream on purpose: nothing stops it."""
+    with flow.streaming() as errors:
+        until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
+        flow.execute("INSERT INTO a SELECT max(id) + 1, 'more' FROM a")
+        rows = flow.execute("SELECT count(*) FROM a")[0][0]
+        until(lambda: len({m.key["id"] for m in flow.read("a")}) == rows, "the record", failed=errors)
+    assert not errors
+
+
+def _stop(flow: Flow, *options: str) -> Result:
+    """``bottledwater stop``."""
+    arguments = ["stop", "-d", flow.dsn, "-s", flow.pipeline.slot, "-b", flow.kafka.bootstrap, "-f", "json", *options]
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_a_stop_between_snapshot_and_stream_holds_for_the_stream(flow: Flow) -> None:
+    assert flow.state == "finished"
+    assert control.request_stop(flow.pipeline, flow.cluster) is not None
+    _ends(flow)
+    _goes_on(flow)
+
+
+def _runs(flow: Flow) -> Controller:
+    """A job that has claimed the slot, reports and listens, and does nothing else."""
+    start = engine.begin(flow.pipeline)
+    made = Controller(flow.pipeline, start.cluster, start.job)
+    made.status.state = "streaming"
+    made.start()
+    until(lambda: (job := status.report(flow.pipeline).job) and job.job.id == start.job.id, "its first status")
+    return made
+
+
+def test_a_stop_that_a_job_heard_while_it_failed_holds_for_the_next(flow: Flow) -> None:
+    job = _runs(flow)
+    control.request_stop(flow.pipeline, flow.cluster)
+    assert job.stopped.wait(30)
+    job.finish("failed", Outage("Kafka is away."), permanent=False)
+    _ends(flow)
+    _goes_on(flow)
+
+
+def test_a_stop_is_answered_by_the_job_that_continues_the_one_that_was_asked(flow: Flow) -> None:
+    dead = _runs(flow)
+    dead.abandon()  # without a last word
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(_stop, flow, "--timeout", "60")
+        until(lambda: request_key(flow.cluster.pipeline(flow.pipeline.slot)) in records(flow.pipeline), "the request")
+        next_job = _runs(flow)
+        assert next_job.stopped.wait(30)
+        # it publishes what it has
+        time.sleep(2)
+        assert not answer.done()
+        next_job.finish("stopped")
+        assert answer.result(30).output.strip() == "The job is stopped."
+    _goes_on(flow)
+
+
+def test_what_an_earlier_job_passes_on_to_its_worker_does_not_stop_a_later_one(flow: Flow) -> None:
+    """It was frozen, given up and replaced, and then woke and found that it was asked to stop."""
+    earlier = _runs(flow)
+    earlier.abandon()
+    later = _runs(flow)
+    control.request_stop_of(flow.pipeline, flow.cluster, earlier._job)
+    assert not later.stopped.wait(3)
+    control.request_stop_of(flow.pipeline, flow.cluster, later._job)
+    assert later.stopped.wait(30)
+    later.finish("stopped")
+
+
+def test_a_job_that_was_fenced_does_not_report_itself_alive_again(flow: Flow) -> None:
+    """Its work hangs, but its heart beats; then it is killed."""
+    hangs = _runs(flow)
+    _stop(flow, "--timeout", "2")
+    until(lambda: flow.state == "stopped", "it counts as stopped")
+    time.sleep(3 * flow.pipeline.heartbeat_interval)
+    assert flow.state == "stopped"
+    hangs.abandon()
+    _goes_on(flow)
+
+
+def test_a_signal_that_is_passed_on_does_not_replace_a_stop(flow: Flow) -> None:
+    job = _runs(flow)
+    job.abandon()
+    control.request_stop(flow.pipeline, flow.cluster)
+    control.request_stop_of(flow.pipeline, flow.cluster, job._job, interrupted=15)
+    _ends(flow)
+
+
+class _Work(jobs._Work):
+    """Fails once, and then would run."""
+
+    def __init__(self, flow: Flow, fails: Callable[[], None]) -> None:
+        super().__init__(flow.pipeline, "local", {}, False, None, threading.Event())
+        self.fails, self.done = fails, 0
+
+    def once(self) -> None:
+        self.done += 1
+        if self.done == 1:
+            self.fails()
+            raise JobDied("It died.", kind="Outage")
+
+
+@pytest.mark.parametrize("how", ["failed", "killed"])
+def test_a_stop_in_the_pause_before_a_restart_ends_the_command(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def fails() -> None:
+        job = _runs(flow)
+        if how == "failed":
+            job.finish("failed", Outage("Kafka is away."), permanent=False)
+        else:
+            job.abandon()
+        time.sleep(0.1)
+        assert _stop(flow, "--timeout", "2").exit_code == 0
+
+    work = _Work(flow, fails)
+    restart.keep_running(work, flow.pipeline, work.stopped)
+    assert work.done == 1
+    assert flow.state == "stopped"
+    _goes_on(flow)
+
+
+def test_a_stop_from_before_the_command_does_not_end_it(flow: Flow) -> None:
+    job = _runs(flow)
+    job.abandon()
+    assert _stop(flow, "--timeout", "2").exit_code == 0
+    time.sleep(0.1)
+    work = _Work(flow, lambda: None)
+    restart.keep_running(work, flow.pipeline, work.stopped)
+    assert work.done == 2

@@ -66,9 +66,9 @@ test-faults: setup ## death, zombies and outages at every point FAULTS=10 times,
 	  $(PYTEST) tests/faults tests/integration/test_handover_random.py tests/integration/test_live_random.py tests/integration/test_new_key.py tests/system/clusters/test_pipeline_on_standalone.py -q -n 2 \
 	  --dist loadgroup $(if $(CLASS),-k $(CLASS))
 
-test: lint ## all tests but the long ones, in two processes, the slowest files first
+test: lint ## all tests but the long ones, in three processes, the slowest files first
 	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in each of many processes at the same time
-	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
 	@$(PYTEST) tests/integration/test_security.py -q

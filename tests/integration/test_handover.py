@@ -21,6 +21,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import Outage, PreflightError, SlotError, StateError
+from airflow_bottledwater.live import reading
+from airflow_bottledwater.live.slices import Places
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.process import run
@@ -28,6 +30,7 @@ from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres import snapshot as pg
+from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
@@ -428,6 +431,44 @@ def test_nothing_is_published_that_a_crash_of_the_server_can_undo(
     flow.stream()
     assert_nothing_lost_nothing_twice(flow, "a")
     assert changes(flow.read("a")) == [("u", 1)]
+
+
+def test_a_slice_is_found_by_nothing_that_a_crash_of_the_server_can_undo(
+    fragile: PostgresServer, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Flow(fragile.createdb("slice"), kafka, None, tables="items")
+    flow.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, day int)",
+        "INSERT INTO items SELECT g, g / 200 FROM generate_series(0, 19999) g",
+        "CREATE INDEX ON items (day)",
+        "VACUUM ANALYZE items",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    begin, find, crashed = reading.begin_reading, reading.find, []
+
+    def behind_a_commit(*arguments: Any, **more: Any) -> OwnSnapshot:
+        if not crashed:
+            commit_unflushed(flow, "UPDATE items SET day = 6 WHERE id = 1100")
+        return begin(*arguments, **more)
+
+    def found_before_a_crash(*arguments: Any, **more: Any) -> Places | None:
+        found = find(*arguments, **more)
+        if not crashed:
+            crashed.append(len(found.tids) if found else 0)
+            crash(fragile)
+        return found
+
+    monkeypatch.setattr(reading, "begin_reading", behind_a_commit)
+    monkeypatch.setattr(reading, "find", found_before_a_crash)
+    asked = flow.ask("items", where="day = 5")
+    flow.stream()
+    assert crashed == [199]
+    assert flow.execute("SELECT day FROM items WHERE id = 1100") == [(5,)], (
+        "the commit was on disk: this proves nothing"
+    )
+    assert (flow.reported(asked).state, flow.reported(asked).rows) == ("finished", 200)
     drop(flow.pipeline, when="always")
 
 

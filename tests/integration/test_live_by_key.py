@@ -6,11 +6,15 @@ import json
 import random
 import time
 
+import psycopg
 import pytest
 
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.keys import between, bound
+from airflow_bottledwater.live.wanted import check_order
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.state import snapshots
@@ -173,6 +177,19 @@ def test_keys_that_are_sorted_in_a_way_of_their_own_are_refused(make_flow: MakeF
     asked = flow.ask("t")
     flow.stream()
     assert (flow.reported(asked).state, flow.reported(asked).rows) == ("finished", 50)
+
+
+@pytest.mark.parametrize("kind", ["citext", "ltree"])
+def test_keys_of_an_extension_are_refused(each_postgres: PostgresServer, kind: str) -> None:
+    with connect(each_postgres.createdb(f"by_{kind}")) as connection:
+        try:
+            connection.execute(f"CREATE EXTENSION {kind} SCHEMA public")
+        except psycopg.errors.FeatureNotSupported as error:
+            pytest.skip(str(error))
+        connection.execute(f"CREATE TABLE public.t (a int, k public.{kind}, PRIMARY KEY (a, k))")
+        (oid,) = catalog.resolve(connection, ["t"], (), via_root=True)
+        with pytest.raises(Refused, match=rf"column k \(public\.{kind}\) is not sorted by PostgreSQL's own operators"):
+            check_order(connection, oid, "public.t")
 
 
 def _rows(flow: Flow, asked: str) -> int:

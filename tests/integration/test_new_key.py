@@ -17,6 +17,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import Outage, PreflightError, Refused
+from airflow_bottledwater.live import reading
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.provision import live, redrive
@@ -49,8 +50,8 @@ def _make(make_flow: MakeFlow, registry: SchemaRegistry | None = None, **setting
     return flow
 
 
-def _renew(flow: Flow, *tables: str) -> str:
-    return renew(flow.pipeline, SnapshotRequest(tables or ("t",)))[1]
+def _renew(flow: Flow, *tables: str, by_key: bool = False) -> str:
+    return renew(flow.pipeline, SnapshotRequest(tables or ("t",), by_key=by_key))[1]
 
 
 @pytest.mark.parametrize("output_format", ["json", "avro"])
@@ -88,6 +89,22 @@ def test_a_table_with_another_key_is_taken_up_again(
     flow.execute("UPDATE t SET text = 'later'", "DELETE FROM u WHERE id = 2")
     flow.stream()
     assert flow.compare("t").equal and flow.compare("u").equal
+
+
+def test_it_is_read_in_the_order_of_its_new_key(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS_BY_KEY", 1)
+    flow = _make(make_flow)
+    # the order of the new key is the opposite of that of the rows' places
+    flow.execute("INSERT INTO t SELECT g, 2000 - g, 'more' FROM generate_series(101, 1900) g ON CONFLICT DO NOTHING")
+    flow.execute(TO_OTHER)
+    asked = _renew(flow, by_key=True)
+    flow.execute("UPDATE t SET text = 'after' WHERE other = 1050", "DELETE FROM t WHERE other = 150")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    read = [m.key["other"] for m in flow.read("t") if m.snapshot.startswith(asked) and m.value]
+    assert len(read) > 1500 and max(read[:500]) < min(read[-500:])
+    assert flow.compare("t").equal
 
 
 @pytest.mark.long
@@ -300,6 +317,18 @@ def _foreign(flow: Flow) -> None:
     _renew(flow, "mine")
 
 
+def _sorted_backwards(flow: Flow) -> None:
+    flow.execute(
+        "CREATE FUNCTION backwards(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT btint4cmp($2, $1)'",
+        "CREATE OPERATOR CLASS backwards FOR TYPE int USING btree AS OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, OPERATOR 4 <=, "
+        "OPERATOR 5 <, FUNCTION 1 backwards(int, int)",
+        "CREATE UNIQUE INDEX backwards ON t (other backwards)",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX backwards",
+    )
+    _renew(flow, by_key=True)
+
+
 def _no_such(flow: Flow) -> None:
     _renew(flow, "nowhere")
 
@@ -311,6 +340,7 @@ def _no_such(flow: Flow) -> None:
         (_swapped, r"holds the rows of table public\.old, which still exists"),
         (_unkeyed, r"public\.t cannot be keyed"),
         (_foreign, r"public\.mine is not one of the tables"),
+        (_sorted_backwards, r"column other \(integer\) is not sorted by PostgreSQL's own operators"),
         (_no_such, "nowhere"),
     ],
 )

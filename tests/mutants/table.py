@@ -1152,6 +1152,13 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------ live snapshots
     Mutant(
+        "the places of a slice hold once what they were found by is on disk",
+        "live/reading.py",
+        "self._flushed(connection, snapshot)",
+        "pass",
+        "tests/integration/test_handover.py::test_a_slice_is_found_by_nothing_that_a_crash_of_the_server_can_undo",
+    ),
+    Mutant(
         "a live snapshot shows everything that was published before changes were noted",
         "live/reading.py",
         "if found.snapshot.xmin >= self._oldest_xid:",

@@ -19,6 +19,7 @@ from typing import Any
 from airflow_bottledwater.encoding import names, wire
 from airflow_bottledwater.encoding.types import mapping, numeric_precision
 from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.verify.nested import Unrepresentable, elements, pairs, quoted_parts, ranges
 
 _EPOCH = date(1970, 1, 1).toordinal()
 #: days of one cycle of the Gregorian calendar, 400 years
@@ -105,84 +106,18 @@ def _bytes(unscaled: int) -> bytes:
     return unscaled.to_bytes((abs(unscaled).bit_length() + 8) // 8, "big", signed=True)
 
 
-class Unrepresentable(ValueError):
-    """A value that the column's output type cannot hold."""
-
-
-def _elements(column: ColumnType, text: str) -> Any:
-    """The texts of an array's elements (None: NULL), nested as it is (array_out, src/backend/utils/adt/arrayfuncs.c).
-
-    :raises Unrepresentable: its dimensions are not those that the column declares.
-    """
-    if text.startswith("["):
-        raise Unrepresentable("lower bounds")
-    stack: list[list[Any]] = []
-    depth = at = 0
-    while at < len(text):
-        c = text[at]
-        if c == "{":
-            stack.append([])
-            depth = max(depth, len(stack))
-            at += 1
-        elif c == "}":
-            closed = stack.pop()
-            if not stack:
-                if closed and depth != column.dimensions:
-                    raise Unrepresentable("dimensions")
-                return closed
-            stack[-1].append(closed)
-            at += 1
-        elif c in ",;":
-            at += 1
-        elif c == '"':
-            match = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL).match(text, at)
-            assert match is not None
-            stack[-1].append(re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL))
-            at = match.end()
-        else:
-            match = re.compile(r"[^,;{}]+").match(text, at)
-            assert match is not None
-            stack[-1].append(None if match[0] == "NULL" else match[0])
-            at = match.end()
-    raise AssertionError(text)
-
-
-def _each(column: ColumnType, elements: Any, make: Callable[[ColumnType, str], Any]) -> Any:
-    if isinstance(elements, list):
-        return [_each(column, each, make) for each in elements]
+def _each(column: ColumnType, found: Any, make: Callable[[ColumnType, str], Any]) -> Any:
+    if isinstance(found, list):
+        return [_each(column, each, make) for each in found]
     assert column.element is not None
-    return None if elements is None else make(column.element, elements)
-
-
-def _quoted_parts(text: str) -> list[str | None]:
-    """What stands between commas: quoted (with doubled quotes and backslashes), bare, or nothing (None)."""
-    parts: list[str | None] = []
-    at = 0
-    while True:
-        found, bare = "", at
-        while at < len(text) and text[at] != ",":
-            if text[at] == '"':
-                match = re.compile(r'"((?:[^"\\]|\\.|"")*)"', re.DOTALL).match(text, at)
-                assert match is not None
-                found += re.sub(r'\\(.)|"(")', r"\1\2", match[1], flags=re.DOTALL)
-                at = match.end()
-            elif text[at] == "\\":
-                found += text[at + 1]
-                at += 2
-            else:
-                found += text[at]
-                at += 1
-        parts.append(None if at == bare else found)
-        if at >= len(text):
-            return parts
-        at += 1
+    return None if found is None else make(column.element, found)
 
 
 def _attributes(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any]) -> list[Any]:
     """Of a composite (record_out, src/backend/utils/adt/rowtypes.c)."""
     if not column.attributes:
         return []
-    parts = _quoted_parts(text[1:-1])
+    parts = quoted_parts(text[1:-1])
     return [
         None if part is None else make(attribute.type, part)
         for attribute, part in zip(column.attributes, parts, strict=True)
@@ -193,7 +128,7 @@ def _bounds(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any
     """Of a range (range_deparse, src/backend/utils/adt/rangetypes.c)."""
     assert column.element is not None
     empty = text == "empty"
-    lower, upper = (None, None) if empty else _quoted_parts(text[1:-1])
+    lower, upper = (None, None) if empty else quoted_parts(text[1:-1])
     return {
         "lower": None if lower is None else make(column.element, lower),
         "upper": None if upper is None else make(column.element, upper),
@@ -201,19 +136,6 @@ def _bounds(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any
         "upper_inclusive": text.endswith("]"),
         "empty": empty,
     }
-
-
-def _ranges(text: str) -> list[str]:
-    """Of a multirange (multirange_out, src/backend/utils/adt/multirangetypes.c)."""
-    return [match[0] for match in re.finditer(r'[\[(](?:"(?:[^"\\]|\\.|"")*"|[^\])"])*[\])]', text[1:-1], re.DOTALL)]
-
-
-def _pairs(text: str) -> dict[str, str | None]:
-    """Of an hstore (hstore_out, contrib/hstore/hstore_io.c)."""
-    word = r'"((?:[^"\\]|\\.)*)"'
-    found = re.finditer(rf"{word}=>(?:{word}|NULL)", text, re.DOTALL)
-    plain = functools.partial(re.sub, r"\\(.)", r"\1", flags=re.DOTALL)
-    return {plain(string=match[1]): None if match[2] is None else plain(string=match[2]) for match in found}
 
 
 def _single(text: str) -> float:
@@ -228,7 +150,7 @@ def _nested(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any
     """What is made of other values, each of which ``make`` makes; attributes have the names that ``named`` gives them."""
     opcode = mapping(column).opcode
     if opcode == wire.OP_ARRAY:
-        return _each(column, _elements(column, text), make)
+        return _each(column, elements(column, text), make)
     if opcode == wire.OP_RECORD:
         fields = [named(attribute.name) for attribute in column.attributes]
         return dict(zip(fields, _attributes(column, text, make), strict=True))
@@ -236,9 +158,9 @@ def _nested(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any
         return _bounds(column, text, make)
     if opcode == wire.OP_MULTIRANGE:
         assert column.element is not None
-        return [make(column.element, each) for each in _ranges(text)]
+        return [make(column.element, each) for each in ranges(text)]
     if opcode == wire.OP_MAP:
-        return _pairs(text)
+        return pairs(text)
     return [_single(each) for each in text[1:-1].split(",")]
 
 

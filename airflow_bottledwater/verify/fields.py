@@ -1,4 +1,5 @@
-"""Compiled hashes of rows and records of plain types: a row is the sum of its columns' hashes, each of the value in one canonical form.
+"""Compiled hashes of rows and records of plain types, and of arrays of these: a row is the sum of its columns' hashes, each of the value in
+one canonical form. An array is a sequence of its elements' hashes and of its braces.
 
 What has no canonical form here (a number with too many digits, a record under an unknown schema) makes a hash that the other side does not
 have. Such a key is then looked at one by one, by the way that takes anything.
@@ -17,8 +18,13 @@ from airflow_bottledwater.kafka.hashes import siphash
 #: the kinds of columns
 INT, BOOL, TEXT, DECIMAL, DATE, TIME, STAMP, FLOAT, SINGLE, BYTES = range(1, 11)
 
-#: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale of a decimal
-FIELD = np.dtype([("column", np.int64), ("kind", np.int64), ("nullable", np.int64), ("scale", np.int64)])
+#: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale of a decimal; of an
+#: array, the number of its dimensions and what stands between its elements in PostgreSQL's text: the kind is then that of the elements
+FIELD = np.dtype([(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter")])
+#: dimensions that an array can have (MAXDIM, src/include/utils/array.h)
+MOST_DIMENSIONS = 6
+#: what an array is made of, besides its elements
+OPEN, CLOSE, NULL = np.uint64(1), np.uint64(2), np.uint64(3)
 #: a schema: its id, its fields; ``count`` is -1 if it has a field of another type
 SCHEMA = np.dtype([("id", np.int64), ("start", np.int64), ("count", np.int64)])
 
@@ -26,6 +32,7 @@ _strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types
 _strtof = external(ctypes.CDLL(None), "strtof", types.float32, types.intp, types.intp)
 
 _TAB, _NEWLINE, _BACKSLASH, _QUOTE = ord("\t"), ord("\n"), ord("\\"), ord('"')
+_BRACE, _BRACE_END = ord("{"), ord("}")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _NAN = np.int64(0x7FF8000000000000)
 _DAY = 86_400_000_000
@@ -241,7 +248,7 @@ def _unhex(text, start, end, out):
 def hash_text(text, start, end, field, seed, scratch, spare):
     """(found, hash) of a column's value as text: PostgreSQL's, or that of a JSON string or number.
 
-    :param spare: room for the bytes of a bytea.
+    :param spare: room for the bytes of a bytea; it may be the text's own.
     """
     kind, column = field.kind, field.column
     if kind == TEXT:
@@ -263,6 +270,75 @@ def hash_text(text, start, end, field, seed, scratch, spare):
     else:
         good, value = _moment(text, start, end, kind)
     return good, _hash_number(value, column, seed, scratch[0])
+
+
+# ---------------------------------------------------------------------- arrays
+@compiled
+def fold(state, token, column, seed, work):
+    """The hash of a sequence, and of one more after it."""
+    return _hash_number(np.int64(state * _MIX + token), column, seed, work)
+
+
+@compiled
+def _bare(text, at, end, delimiter):
+    """The end of an element that is not quoted."""
+    while at < end and text[at] != delimiter and text[at] != _BRACE and text[at] != _BRACE_END:
+        at += 1
+    return at
+
+
+@compiled
+def _quoted(text, start, end, out):
+    """(next, size) of an element whose quote is before ``start``."""
+    at, size = start, 0
+    while at < end and text[at] != _QUOTE:
+        at += 1 if text[at] == _BACKSLASH else 0
+        out[size] = text[at]
+        size += 1
+        at += 1
+    return at + 1, size
+
+
+@compiled
+def _hash_array(text, start, end, field, seed, scratch, spare):
+    """(found, hash) of an array as array_out writes it (src/backend/utils/adt/arrayfuncs.c). It is not found if it has lower bounds, or
+    other dimensions than the column declares: the formats cannot hold it."""
+    state, level, deepest, elements, at = np.uint64(0), 0, 0, 0, start
+    good = text[start] == _BRACE
+    while good and at < end:
+        character = text[at]
+        if character == _BRACE:
+            level += 1
+            deepest = max(deepest, level)
+            state = fold(state, OPEN, field.column, seed, scratch[0])
+            at += 1
+        elif character == _BRACE_END:
+            level -= 1
+            state = fold(state, CLOSE, field.column, seed, scratch[0])
+            at += 1
+        elif character == field.delimiter:
+            at += 1
+        else:
+            found = NULL
+            if character == _QUOTE:
+                at, size = _quoted(text, at + 1, end, spare)
+                good, found = hash_text(spare, 0, size, field, seed, scratch, spare)
+            else:
+                behind = _bare(text, at, end, field.delimiter)
+                # an element that reads NULL itself is quoted
+                if behind - at != 4 or text[at] != 78 or text[at + 1] != 85 or text[at + 2] != 76 or text[at + 3] != 76:
+                    good, found = hash_text(text, at, behind, field, seed, scratch, spare)
+                at = behind
+            state = fold(state, found, field.column, seed, scratch[0])
+            elements += 1
+    return good and (deepest == field.dimensions or elements == 0), state
+
+
+@compiled
+def _hash_value(text, start, end, field, seed, scratch, spare):
+    if field.dimensions > 0:
+        return _hash_array(text, start, end, field, seed, scratch, spare)
+    return hash_text(text, start, end, field, seed, scratch, spare)
 
 
 # ---------------------------------------------------------------------- rows
@@ -306,9 +382,9 @@ def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
             if not (end - at == 2 and data[at] == _BACKSLASH and data[at + 1] == ord("N")):
                 if escaped:
                     size = _unescape(data, at, end, texts[0])
-                    good, found = hash_text(texts[0], 0, size, fields[column], seed, scratch, texts[1])
+                    good, found = _hash_value(texts[0], 0, size, fields[column], seed, scratch, texts[1])
                 else:
-                    good, found = hash_text(data, at, end, fields[column], seed, scratch, texts[1])
+                    good, found = _hash_value(data, at, end, fields[column], seed, scratch, texts[1])
                 if not good:
                     found = _hash(data, at, end - at, (1 << 21) + column, seed)
                 row_sum += found

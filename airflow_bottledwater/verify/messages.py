@@ -6,7 +6,17 @@ import numpy as np
 
 from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.verify import fields as f
-from airflow_bottledwater.verify.fields import _finish, _float_bits, _hash, _hash_number, hash_text
+from airflow_bottledwater.verify.fields import (
+    CLOSE,
+    NULL,
+    OPEN,
+    _finish,
+    _float_bits,
+    _hash,
+    _hash_number,
+    fold,
+    hash_text,
+)
 
 _BACKSLASH, _QUOTE = ord("\\"), ord('"')
 
@@ -89,6 +99,43 @@ def _avro_field(data, at, end, field, seed, scratch):
 
 
 @compiled
+def _avro_array(data, at, end, field, seed, scratch):
+    """Like :func:`_avro_field`, of an array of unions with null, as deep as the field says; blocks may be preceded by their size."""
+    column, work, left = field.column, scratch[0], scratch[5]
+    state, level = fold(np.uint64(0), OPEN, column, seed, work), 0
+    left[0] = 0
+    while level >= 0:
+        if left[level] == 0:
+            count, at = _long(data, at, end)
+            if at >= 0 and count < 0:
+                count = -count
+                _, at = _long(data, at, end)
+            if at < 0 or count < 0:
+                return state, np.int64(-1)
+            if count == 0:
+                state = fold(state, CLOSE, column, seed, work)
+                level -= 1
+                continue
+            left[level] = count
+        left[level] -= 1
+        if level < field.dimensions - 1:
+            level += 1
+            left[level] = 0
+            state = fold(state, OPEN, column, seed, work)
+            continue
+        branch, at = _long(data, at, end)
+        if at < 0 or branch < 0 or branch > 1:
+            return state, np.int64(-1)
+        found = NULL
+        if branch == 1:
+            found, at = _avro_field(data, at, end, field, seed, scratch)
+            if at < 0:
+                return state, at
+        state = fold(state, found, column, seed, work)
+    return state, at
+
+
+@compiled
 def _avro(data, size, schema, fields, seed, scratch):
     """(sum of the columns' hashes, whether it fits the schema)."""
     total, at = np.uint64(0), np.int64(5)
@@ -101,7 +148,10 @@ def _avro(data, size, schema, fields, seed, scratch):
                 return total, False
             if branch == 0:
                 continue
-        found, at = _avro_field(data, at, size, fields[n], seed, scratch)
+        if fields[n].dimensions > 0:
+            found, at = _avro_array(data, at, size, fields[n], seed, scratch)
+        else:
+            found, at = _avro_field(data, at, size, fields[n], seed, scratch)
         if at < 0:
             return total, False
         total += found if fields[n].column >= 0 else np.uint64(0)
@@ -185,6 +235,82 @@ def _named(data, at, end, names, name_ends, n):
 
 
 @compiled
+def _is(data, at, end, first, second, third, fourth):
+    return (
+        end - at == 4
+        and data[at] == first
+        and data[at + 1] == second
+        and data[at + 2] == third
+        and data[at + 3] == fourth
+    )
+
+
+@compiled
+def _json_value(data, at, size, field, seed, scratch, text):
+    """(found, hash, next) of a string, a number, true, false or null."""
+    if data[at] == _QUOTE:
+        at, length = _string(data, at + 1, size, text)
+        if at < 0 or field.kind == f.INT or field.kind == f.BOOL:
+            return False, np.uint64(0), at
+        good, found = hash_text(text, 0, length, field, seed, scratch[:3], text)
+        return good, found, at
+    end = at
+    while end < size and data[end] != ord(",") and data[end] != ord("}") and data[end] != ord("]"):
+        end += 1
+    if _is(data, at, end, 110, 117, 108, 108):  # null
+        return True, NULL, end
+    if field.kind == f.BOOL:
+        # true, or f and alse
+        good = _is(data, at, end, 116, 114, 117, 101) or (data[at] == 102 and _is(data, at + 1, end, 97, 108, 115, 101))
+    else:
+        good = field.kind == f.INT or field.kind == f.FLOAT or field.kind == f.SINGLE
+    if not good:
+        return False, np.uint64(0), end
+    good, found = hash_text(data, at, end, field, seed, scratch[:3], text)
+    return good, found, end
+
+
+@compiled
+def _json_array(data, at, size, field, seed, scratch, text):
+    """Like :func:`_json_value`, of an array as deep as the field says."""
+    column, work = field.column, scratch[0]
+    state, level = np.uint64(0), 0
+    ready, fresh = True, False  # whether a value may come, and whether the array has just begun
+    while at < size:
+        character = data[at]
+        if character == ord("["):
+            level += 1
+            if not ready or level > field.dimensions:
+                return False, state, at
+            fresh = True
+            state = fold(state, OPEN, column, seed, work)
+            at += 1
+        elif character == ord("]"):
+            if ready and not fresh:
+                return False, state, at
+            level -= 1
+            ready = fresh = False
+            state = fold(state, CLOSE, column, seed, work)
+            at += 1
+            if level == 0:
+                return True, state, at
+        elif character == ord(","):
+            if ready:
+                return False, state, at
+            ready = True
+            at += 1
+        else:
+            if not ready or level != field.dimensions:
+                return False, state, at
+            good, found, at = _json_value(data, at, size, field, seed, scratch, text)
+            if not good:
+                return False, state, at
+            ready = fresh = False
+            state = fold(state, found, column, seed, work)
+    return False, state, at
+
+
+@compiled
 def _json(data, size, names, name_ends, fields, seed, scratch, text):
     """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack)."""
     total, at, n = np.uint64(0), np.int64(1), 0
@@ -198,23 +324,13 @@ def _json(data, size, names, name_ends, fields, seed, scratch, text):
         at = behind
         if at < 0 or at >= size:
             return total, False
-        field, good, found = fields[n - 1], True, np.uint64(0)
-        if data[at] == _QUOTE:
-            at, length = _string(data, at + 1, size, text)
-            if at < 0 or field.kind == f.INT or field.kind == f.BOOL:
-                return total, False
-            good, found = hash_text(text, 0, length, field, seed, scratch[:3], text)
+        field = fields[n - 1]
+        if field.dimensions > 0 and data[at] == ord("["):
+            good, found, at = _json_array(data, at, size, field, seed, scratch, text)
         else:
-            end = at
-            while end < size and data[end] != ord(",") and data[end] != ord("}"):
-                end += 1
-            if data[at] == ord("n"):
-                good = end - at == 4
-            elif field.kind == f.INT or field.kind == f.BOOL or field.kind == f.FLOAT or field.kind == f.SINGLE:
-                good, found = hash_text(data, at, end, field, seed, scratch[:3], text)
-            else:
-                good = False
-            at = end
+            good, found, at = _json_value(data, at, size, field, seed, scratch, text)
+            # a member that is null is as one that lacks
+            good, found = good and (field.dimensions == 0 or found == NULL), np.uint64(0) if found == NULL else found
         if not good or at >= size:
             return total, False
         total += found

@@ -1,9 +1,9 @@
-"""The compiled way to make hashes, for tables whose columns all have plain types."""
+"""The compiled way to make hashes, for tables whose columns all have plain types, or arrays of these."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
 from airflow_bottledwater.verify.fields import hash_rows
 from airflow_bottledwater.verify.messages import hash_records, schema_ids
+from airflow_bottledwater.verify.nested import delimiter
 from airflow_bottledwater.verify.values import Schemas, unverified
 
 #: opcodes whose values are the same in both formats
@@ -48,43 +49,68 @@ _AVRO: dict[str, tuple[int, ...]] = {
 }
 
 
-def _kind(column: ColumnType, *, as_json: bool) -> tuple[int, int] | None:
-    """Kind and scale of a column; None if it has no compiled form."""
+class _Form(NamedTuple):
+    """How the values of a column are made into hashes; see :data:`~airflow_bottledwater.verify.fields.FIELD`."""
+
+    kind: int
+    scale: int = 0
+    dimensions: int = 0
+    delimiter: str = ","
+
+    def field(self, column: int, *, nullable: bool = False) -> _Field:
+        """As the kernels take it."""
+        return column, self.kind, int(nullable), self.scale, self.dimensions, ord(self.delimiter)
+
+
+#: an element of :data:`~airflow_bottledwater.verify.fields.FIELD`
+_Field = tuple[int, int, int, int, int, int]
+
+
+def _form(column: ColumnType, *, as_json: bool) -> _Form | None:
+    """The form of a column; None if it has no compiled one."""
     mapping = types.mapping(column)
     opcode, argument = mapping.opcode, mapping.argument(column)
+    if opcode == wire.OP_ARRAY and column.element is not None:
+        element = _form(column.element, as_json=as_json)
+        if element is None or element.dimensions or column.dimensions > f.MOST_DIMENSIONS:
+            return None
+        return element._replace(dimensions=column.dimensions, delimiter=delimiter(column.element))
     if opcode == wire.OP_UINT64 and as_json:
         return None  # it may be beyond Avro's long
     if opcode in _KINDS:
-        return _KINDS[opcode], 0
+        return _Form(_KINDS[opcode])
     if opcode in _TEXTS:
-        return (f.TEXT, 0) if argument == 0 else None
+        return _Form(f.TEXT) if argument == 0 else None
     if opcode == wire.OP_DECIMAL:
         precision, scale = types.numeric_precision(column.base_typmod)
         if as_json:
-            return f.TEXT, 0
-        return (f.DECIMAL, scale) if precision <= _DIGITS else None
-    return (f.BYTES, 0) if opcode == wire.OP_BYTEA and not as_json else None
-
-
-def _field(column: int, kind: int, scale: int, *, nullable: bool = False) -> tuple[int, int, int, int]:
-    return column, kind, int(nullable), scale
+            return _Form(f.TEXT)
+        return _Form(f.DECIMAL, scale) if precision <= _DIGITS else None
+    return _Form(f.BYTES) if opcode == wire.OP_BYTEA and not as_json else None
 
 
 def _rows(values: list[Any], kind: np.dtype[Any]) -> Rows:
     return np.array(values or [(0,) * len(kind.names or ())], dtype=kind)
 
 
+def _optional(schema: Any) -> tuple[Any, bool]:
+    """A schema without its union with null, and whether it has one."""
+    if isinstance(schema, list) and len(schema) == 2 and schema[0] == "null":
+        return schema[1], True
+    return schema, False
+
+
 class _Schemas:
     """The schemas under which a topic's keys or values are written, as far as they were met.
 
-    :param columns: the columns by Avro name: number, kind and scale.
+    :param columns: the columns by Avro name, with their numbers.
     """
 
-    def __init__(self, columns: dict[str, tuple[int, int, int]], schemas: Schemas) -> None:
+    def __init__(self, columns: dict[str, tuple[int, _Form]], schemas: Schemas) -> None:
         self._columns, self._schemas = columns, schemas
         self._numbers: dict[int, int] = {}
         self._found: list[tuple[int, int, int]] = []
-        self._fields: list[tuple[int, int, int, int]] = []
+        self._fields: list[_Field] = []
 
     def numbers(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The numbers of schemas by their ids; -1 for none."""
@@ -101,31 +127,32 @@ class _Schemas:
             self._fields += fields or []
         return self._numbers[number]
 
-    def _read(self, text: str | None) -> list[tuple[int, int, int, int]] | None:
+    def _read(self, text: str | None) -> list[_Field] | None:
         schema = json.loads(text or "null")
         if not isinstance(schema, dict) or schema.get("type") != "record":
             return None
         found = [self._read_field(field) for field in schema["fields"]]
         return None if None in found else [field for field in found if field is not None]
 
-    def _read_field(self, field: dict[str, Any]) -> tuple[int, int, int, int] | None:
-        schema = field["type"]
-        nullable = isinstance(schema, list)
-        if isinstance(schema, list):
-            if len(schema) != 2 or schema[0] != "null":
-                return None
-            schema = schema[1]
+    def _read_field(self, field: dict[str, Any]) -> _Field | None:
+        schema, nullable = _optional(field["type"])
+        dimensions, elements = 0, True
+        while isinstance(schema, dict) and schema["type"] == "array":
+            dimensions += 1
+            schema, elements = _optional(schema["items"])
         described = schema if isinstance(schema, dict) else {"type": schema}
         kinds = _AVRO.get(described["type"]) if isinstance(described["type"], str) else None
-        if kinds is None:
+        if kinds is None or not elements or dimensions > f.MOST_DIMENSIONS:
             return None
         known = self._columns.get(field["name"])
         if known is None:  # a column that was dropped
-            return _field(-1, kinds[0], 0, nullable=nullable)
-        column, kind, scale = known
-        if kind not in kinds or (kind == f.DECIMAL and described.get("scale", 0) != scale):
+            return _Form(kinds[0], dimensions=dimensions).field(-1, nullable=nullable)
+        column, form = known
+        if form.kind not in kinds or form.dimensions != dimensions:
             return None
-        return _field(column, kind, scale, nullable=nullable)
+        if form.kind == f.DECIMAL and described.get("scale", 0) != form.scale:
+            return None
+        return form.field(column, nullable=nullable)
 
     def plan(self) -> tuple[Any, ...]:
         """What the kernels take."""
@@ -134,7 +161,7 @@ class _Schemas:
         return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False
 
 
-def _json_plan(columns: list[tuple[str, tuple[int, int, int, int]]]) -> tuple[Any, ...]:
+def _json_plan(columns: list[tuple[str, _Field]]) -> tuple[Any, ...]:
     found = [types.json_key(name) for name, _ in columns]
     ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
     text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
@@ -143,27 +170,28 @@ def _json_plan(columns: list[tuple[str, tuple[int, int, int, int]]]) -> tuple[An
 
 def _scratch() -> tuple[Any, ...]:
     double, single = np.zeros(1, dtype=np.float64), np.zeros(1, dtype=np.float32)
-    return np.zeros(f.ROOM, dtype=np.uint8), double, double.view(np.int64), single, single.view(np.int32)
+    left = np.zeros(f.MOST_DIMENSIONS, dtype=np.int64)
+    return np.zeros(f.ROOM, dtype=np.uint8), double, double.view(np.int64), single, single.view(np.int32), left
 
 
 def compile_scan(table: Table, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
     """The compiled way for a table; None if one of its columns has no compiled form."""
-    kinds = [_kind(column.type, as_json=schemas is None) for column in table.columns]
-    if unverified(table) or any(kind is None for kind in kinds):
+    forms = [_form(column.type, as_json=schemas is None) for column in table.columns]
+    if unverified(table) or any(form is None for form in forms):
         return None
-    return CompiledScan(table, [kind for kind in kinds if kind is not None], schemas, seed)
+    return CompiledScan(table, [form for form in forms if form is not None], schemas, seed)
 
 
 class CompiledScan:
     """See :class:`~airflow_bottledwater.verify.scan.Scan`.
 
-    :param kinds: kind and scale of each column.
+    :param forms: of each column.
     """
 
-    def __init__(self, table: Table, kinds: list[tuple[int, int]], schemas: Schemas | None, seed: bytes) -> None:
+    def __init__(self, table: Table, forms: list[_Form], schemas: Schemas | None, seed: bytes) -> None:
         warm_up()
         self._seed: Hashes = np.frombuffer(bytearray(seed[:16]), dtype=np.uint64)
-        fields = {c.name: _field(i, *kind) for i, (c, kind) in enumerate(zip(table.columns, kinds, strict=True))}
+        fields = {c.name: form.field(i) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))}
         self._fields = _rows(list(fields.values()), f.FIELD)
         self._key = np.array([c.name in table.key for c in table.columns], dtype=np.bool_)
         self._scratch, self._room = _scratch(), np.zeros((2, 1 << 16), dtype=np.uint8)
@@ -171,7 +199,9 @@ class CompiledScan:
         if schemas is None:
             self._json = _json_plan([(n, fields[n]) for n in table.key]), _json_plan(list(fields.items()))
         else:
-            known = {names.mangle(name): (field[0], field[1], field[3]) for name, field in fields.items()}
+            known = {
+                names.mangle(c.name): (i, form) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))
+            }
             self._avro = _Schemas(known, schemas), _Schemas(known, schemas)
 
     def _texts(self, largest: int) -> npt.NDArray[np.uint8]:

@@ -19,7 +19,8 @@ from psycopg import sql
 
 from airflow_bottledwater.encoding import avro, names, types, wire
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
-from airflow_bottledwater.verify.expected import Unrepresentable, json_native, native, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, without_logical
+from airflow_bottledwater.verify.nested import Unrepresentable
 
 #: enough digits for any numeric (131072 before the point, 16383 behind it: NUMERIC_MAX_PRECISION and its like)
 _EXACT = Context(prec=150_000)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import psycopg
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from psycopg import sql
 
 from airflow_bottledwater.encoding import avro
@@ -15,11 +17,13 @@ from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
+from airflow_bottledwater.verify.expected import json_native, native
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan, line
 from airflow_bottledwater.verify.values import Expectation, Schemas, TopicReader, copied, select_list, unverified
 from tests.integration.test_conformance import CASES, FORMS, SETUP, Case, supported
 from tests.support.blocks import Records, rows
+from tests.support.examples import examples
 from tests.support.paths import KEY_ID, VALUE_ID, Made
 from tests.support.paths import copied as encoded
 
@@ -90,6 +94,39 @@ def test_every_type_verifies_as_equal(database: str, forms: str, output_format: 
                 schemas_of(table, output_format),
             )
         assert compiled or json.loads(forms), "no type has a compiled form"
+
+
+PARTS = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5) | st.text(
+    ' ,;:"\\\\{}()[]\'=>\n\tnulNUL', max_size=6
+)  # fmt: skip
+
+
+def test_values_that_are_made_of_texts_are_read_as_they_are_written(database: str) -> None:
+    """The texts have all that PostgreSQL quotes, and all that it does not."""
+    with connect(database) as connection:
+        connection.execute("CREATE TYPE public.several AS (a text, list text[], b text)")
+        connection.execute(
+            "CREATE TABLE public.t (id int PRIMARY KEY, list text[], two text[][], one public.several, many public.several[])"
+        )
+        (oid,) = connection.execute("SELECT 'public.t'::regclass::oid::bigint").fetchone() or (0,)
+        (table,) = catalog.load(connection, [oid])
+        _, *kinds = (column.type for column in table.columns)
+        row = "ROW(%(a)s::text, %(list)s::text[], %(b)s::text)::public.several"
+        query = sql.SQL(
+            "SELECT (%(list)s::text[])::text, ARRAY[%(list)s::text[], %(list)s::text[]]::text, "  # type: ignore[arg-type]
+            f"({row})::text, ARRAY[{row}, NULL, {row}]::text"
+        )
+
+        @settings(max_examples=examples(300), deadline=None)
+        @given(st.lists(PARTS, min_size=1, max_size=4), PARTS, PARTS)
+        def compare(several: list[str | None], a: str | None, b: str | None) -> None:
+            texts = connection.execute(query, {"list": several, "a": a, "b": b}).fetchone() or ()
+            made = {"a": a, "list": several, "b": b}
+            wanted = [several, [several, several], made, [made, None, made]]
+            for one, text, expected in zip(kinds, texts, wanted, strict=True):
+                assert native(one, text) == json_native(one, text) == expected
+
+        compare()
 
 
 def test_what_cannot_be_verified_is_named(database: str) -> None:

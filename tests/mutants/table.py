@@ -1510,6 +1510,20 @@ MUTANTS = (
         f"{_VERIFY}::test_a_pipeline_in_order_is_equal[json]",
     ),
     Mutant(
+        "a NULL in an array is none of its elements",
+        "verify/fields.py",
+        "or text[at] != 78",
+        "or text[at] != 79",
+        "tests/unit/verify/test_scan.py::test_equal_rows_and_records_have_equal_hashes",
+    ),
+    Mutant(
+        "the elements of an array are divided by what their type says",
+        "verify/nested.py",
+        'return ";"',
+        'return ","',
+        "tests/integration/test_verify_types.py::test_every_type_verifies_as_equal",
+    ),
+    Mutant(
         "a row's hash depends on every column",
         "verify/fields.py",
         "                row_sum += found\n",

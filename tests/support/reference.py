@@ -13,7 +13,8 @@ import fastavro
 
 from airflow_bottledwater.encoding import avro, wire
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.verify.expected import Unrepresentable, json_native, native, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, without_logical
+from airflow_bottledwater.verify.nested import Unrepresentable
 
 __all__ = ["Unrepresentable", "avro_row", "json_native", "json_row", "native", "without_logical"]
 

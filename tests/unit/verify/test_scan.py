@@ -43,6 +43,29 @@ def shortest(value: float) -> str:
     return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(value), repr(value))
 
 
+def array(element: ColumnType, dimensions: int = 1) -> ColumnType:
+    return ColumnType(1, -1, 1, -1, "b", f"{element.name}[]", element=element, dimensions=dimensions)
+
+
+def quoted(element: str | None) -> str:
+    """An element as array_out writes it (src/backend/utils/adt/arrayfuncs.c)."""
+    if element is None:
+        return "NULL"
+    if element and element.upper() != "NULL" and not any(c in '"\\{}, \t\n\r\v\f' for c in element):
+        return element
+    return '"' + element.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def listed(element: st.SearchStrategy[str], dimensions: int = 1) -> st.SearchStrategy[str]:
+    def shaped(shape: list[int]) -> st.SearchStrategy[str]:
+        size, *inner = shape
+        one = shaped(inner) if inner else (st.none() | element).map(quoted)
+        return st.lists(one, min_size=size, max_size=size).map(lambda found: "{" + ",".join(found) + "}")
+
+    shapes = st.lists(st.integers(1, 3), min_size=dimensions, max_size=dimensions)
+    return st.just("{}") | shapes.flatmap(shaped)
+
+
 COLUMNS: list[tuple[str, ColumnType, st.SearchStrategy[str]]] = [
     ("id", kind(20), st.integers(-(2**63), 2**63 - 1).map(str)),
     ("name", kind(25), TEXT),
@@ -55,6 +78,13 @@ COLUMNS: list[tuple[str, ColumnType, st.SearchStrategy[str]]] = [
     ("ratio", kind(701), st.floats().map(shortest)),
     ("single", kind(700), st.floats(width=32).map(lambda x: shortest(x) if x != x or abs(x) == float("inf") else f"{x:.9g}")),
     ("doc", kind(3802), TEXT),
+    ("tags", array(kind(25)), listed(TEXT | st.sampled_from(["null", "a;b", "", "{}", "NULL"]))),
+    ("numbers", array(kind(23), 2), listed(st.integers(-(2**31), 2**31 - 1).map(str), 2)),
+    ("days", array(kind(1082)), listed(DAY)),
+    ("stamps", array(kind(1114)), listed(STAMP)),
+    ("prices", array(kind(1700, NUMERIC_12_2)), listed(st.decimals(-(10**9), 10**9, places=2).map(lambda d: f"{d:.2f}"))),
+    ("flags", array(kind(16)), listed(st.sampled_from("tf"))),
+    ("ratios", array(kind(701), 3), listed(st.floats().map(shortest), 3)),
     ("any", kind(1700), st.sampled_from(["0", "1e400".replace("e400", "0" * 400), "NaN", "-0.000"])),
 ]  # fmt: skip
 TABLE = Table(1, "public", "t", "d", ("id", "name"), tuple(Column(name, of) for name, of, _ in COLUMNS))

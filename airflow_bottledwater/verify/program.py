@@ -136,13 +136,14 @@ class _Schemas:
 
     def _read_field(self, field: dict[str, Any]) -> _Field | None:
         schema, nullable = _optional(field["type"])
-        dimensions, elements = 0, True
-        while isinstance(schema, dict) and schema["type"] == "array":
+        dimensions, optional = 0, False
+        # only the elements of the innermost array can be null
+        while isinstance(schema, dict) and schema["type"] == "array" and not optional:
             dimensions += 1
-            schema, elements = _optional(schema["items"])
+            schema, optional = _optional(schema["items"])
         described = schema if isinstance(schema, dict) else {"type": schema}
         kinds = _AVRO.get(described["type"]) if isinstance(described["type"], str) else None
-        if kinds is None or not elements or dimensions > f.MOST_DIMENSIONS:
+        if kinds is None or optional != (dimensions > 0) or dimensions > f.MOST_DIMENSIONS:
             return None
         known = self._columns.get(field["name"])
         if known is None:  # a column that was dropped

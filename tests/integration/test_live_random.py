@@ -17,7 +17,7 @@ from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.local.kafka import KafkaBroker
 from tests.support.topics import Flow
 from tests.support.waiting import until
-from tests.support.writers import Writers, audit, make_tables
+from tests.support.writers import ASYNCHRONOUS, LONG, PREPARING, SHORT, Writers, audit, make_tables
 
 pytestmark = pytest.mark.long
 
@@ -25,6 +25,8 @@ FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "4")))
 TABLES = ("a", "b")
 ROWS = 1500
+#: enough for some to be in progress at every boundary; more would only take the processor from the rest
+WRITERS = (*[LONG] * 8, SHORT, ASYNCHRONOUS, PREPARING)
 
 
 class _Slow:
@@ -69,7 +71,7 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
     )  # fmt: skip
     make_tables(flow, TABLES, ROWS)
     asked = []
-    with Writers(flow.dsn, TABLES, seed, ROWS):
+    with Writers(flow.dsn, TABLES, seed, ROWS, habits=WRITERS, pause=(0.0, 0.02)):
         flow.create()
         flow.snapshot()
         with flow.streaming() as errors:

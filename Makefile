@@ -43,7 +43,7 @@ lint: setup ## format, lint, import directions, types
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
-	@$(BIN)/mypy airflow_bottledwater
+	@$(BIN)/mypy -p airflow_bottledwater -p tests.benchmarks  # those are run too seldom to show that they do not fit any more
 
 test-unit: setup
 	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in both processes at the same time

@@ -201,9 +201,8 @@ def run(kind: str, title: str, work: Work) -> None:
     """The command line of a job: ``--pipeline FILE [--settings JSON] [--job ID] [--bounded]``.
 
     SIGTERM, SIGINT and SIGHUP end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient
-    failure,
-    since a host that reboots sends the same signals. The job reports itself in Kafka (:mod:`airflow_bottledwater.state.jobs`), and its
-    outcome (counts or error) is also written into the run directory, if there is one.
+    failure, since a host that reboots sends the same signals. The job reports itself in Kafka
+    (:mod:`airflow_bottledwater.state.jobs`), and its outcome (counts or error) is also written into the run directory, if there is one.
 
     :param kind: snapshot, stream or pipeline.
     """

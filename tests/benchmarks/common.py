@@ -255,7 +255,7 @@ class Job:
             pipeline = pipeline.with_(engine=engine)
         settings = pipeline.write(self.run)
         if engine == RUNNER:
-            command = [sys.executable, str(_HERE / "without_jvm.py"), *submit.arguments(settings)]
+            command = [sys.executable, "-m", "tests.support.process_job", *submit.arguments(settings)]
         else:
             command = submit.command(name, settings, master=MASTER)
         self.submitted = time.time()

@@ -10,6 +10,7 @@ import io
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import fastavro
 import psycopg
@@ -125,13 +126,13 @@ def _timed_peer(source: Workload, table: Table, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def _measure(source: Workload, table: Table, rows: int) -> tuple[dict[str, float], float]:
+def _measure(source: Workload, table: Table, rows: int) -> tuple[dict[str, Any], float]:
     """Rates of both formats, of reading and encoding, and the size; and that of draining COPY."""
     query = copy_all(table)
     blocks = read_blocks(source.dsn, query)
     assert sum(b.count for b in blocks) == rows
     size = sum(int(b.offsets[-1]) for b in blocks)
-    rates = {
+    rates: dict[str, Any] = {
         output_format: best(rows, *(timed_encode(table, output_format, blocks) for _ in range(_REPEAT)))
         for output_format in ("avro", "json")
     }

@@ -56,7 +56,7 @@ _transact = PublishSession.transact
 
 def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, Any] | Failure:
     """A lane in an executor, whose rows are thrown away."""
-    PublishSession.transact = _throw_away  # type: ignore[method-assign]
+    PublishSession.transact = _throw_away  # type: ignore[assignment,method-assign]
     before = time.process_time()
     done = snapshot._run_lane(file, task)
     if isinstance(done, Failure):
@@ -67,7 +67,7 @@ def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, Any] | Failure:
 def _raw(source: Workload, rows: int, connections: int) -> float:
     table = source.table()
     ends = [table.pages * i // connections for i in range(connections)] + [LAST_BLOCK]
-    parts = [copy_query(table, select_list(table), *ends[i : i + 2]) for i in range(connections)]
+    parts = [copy_query(table, select_list(table), ends[i], ends[i + 1]) for i in range(connections)]
     started = time.perf_counter()
     with ThreadPoolExecutor(connections) as pool:
         assert sum(pool.map(lambda query: drain(source.dsn, query), parts)) == rows

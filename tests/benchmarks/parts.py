@@ -27,7 +27,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Sweep, pins, sweep_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
-from airflow_bottledwater.stream.source import Resolver
+from airflow_bottledwater.stream.relations import Resolver
 from tests.benchmarks.common import Cpu, Workload, copy_all, drain, emit, recvlogical, scaled
 from tests.benchmarks.encode import read_blocks, timed_encode
 from tests.benchmarks.stream import receive

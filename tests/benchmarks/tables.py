@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import time
+from unittest import mock
 
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.postgres.snapshot import SnapshotExporter
+from airflow_bottledwater.postgres import snapshot
 from airflow_bottledwater.snapshot import driver
 from tests.benchmarks.common import Workload, emit, log, scaled
 
@@ -29,7 +30,7 @@ def _register(stack: DataStack, count: int) -> float:
     return time.monotonic() - started
 
 
-class _Exporter(SnapshotExporter):
+class _Exporter(snapshot.SnapshotExporter):
     """Remembers when its locks were taken."""
 
     locked = 0.0
@@ -58,11 +59,8 @@ def run(stack: DataStack) -> None:
         held.append(time.monotonic() - _Exporter.locked)
         return driver.in_threads(source.pipeline)(tasks)
 
-    exporter, driver.pg.SnapshotExporter = driver.pg.SnapshotExporter, _Exporter  # type: ignore[misc]
-    try:
+    with mock.patch.object(snapshot, "SnapshotExporter", _Exporter):
         result = driver.run(source.pipeline, lanes)
-    finally:
-        driver.pg.SnapshotExporter = exporter  # type: ignore[misc]
     assert result.tables == count
     log.info("created in %.1f s, locks held for %.1f s", created, held[0])
     plain = _register(stack, count)

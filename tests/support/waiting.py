@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def until(
-    condition: Callable[[], T],
+    condition: Callable[[], T | None],
     what: str,
     seconds: float = 60.0,
     *,

@@ -15,13 +15,13 @@ from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.dead_letter import DeadLetter
 from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.records import POSITION, Reached, stream_id
@@ -51,7 +51,7 @@ class StreamPublisher:
         self._session = PublishSession(
             pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff
         )
-        self._completer = ToastResolver(pipeline.postgres, backoff.wait)
+        self._completer = Ahead(pipeline.postgres, backoff.wait)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
         #: changes that the broker is known to refuse, by their position, and why
         self._refused: dict[Position, str] = {}
@@ -109,6 +109,8 @@ class StreamPublisher:
         if (rejected := rejection_stop(self._pipeline, encoded, programs)) is not None:
             stop = rejected
             encoded = self._encode(part.before(Position.parse(stop.position).lsn), programs)
+        if stop is None and (following := rest.after(part.end)) is not None:
+            self._completer.prepare(following, programs)
         if stop is None or encoded.batch.end > rest.start:
             # if the outcome is unknown, P shows it, and the next attempt with what is left stops here again
             self.live.publishing(encoded)

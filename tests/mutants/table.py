@@ -131,6 +131,20 @@ MUTANTS = (
         f"{_RECOVERY}::test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error",
     ),
     Mutant(
+        "values that were read ahead do not outlive another attempt at the part before",
+        "publish/ahead.py",
+        "prepared, self._prepared = self._await(), None",
+        "prepared = self._await()",
+        "tests/unit/publish/test_ahead.py::test_a_part_that_is_published_again_is_read_again_and_so_is_what_follows",
+    ),
+    Mutant(
+        "values that were read ahead belong to exactly one part",
+        "publish/ahead.py",
+        "if expected.data is part.data and (expected.start, expected.end) == (part.start, part.end):",
+        "if expected.data is part.data:",
+        "tests/unit/publish/test_ahead.py::test_a_part_that_is_cut_or_of_another_batch_is_read_again",
+    ),
+    Mutant(
         "an overtaken letter is dropped",
         "provision/redrive.py",
         'return key is not None and newer.get((dead_letter.content["topic"], key), "") > dead_letter.position',

@@ -162,7 +162,7 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
             click.echo(f"A job that continues it within {minutes:.0f} minutes stops, too.", err=True)
         return
     log.warning("The job did not answer within %.0f s.", timeout)
-    if fence(pipeline, asked.job.id):
+    if fence(pipeline, asked.job.id, "stop"):
         free(pipeline)
     # what Airflow has submitted is not submitted again
     jobs.request_stop_of_others(pipeline, name, "")

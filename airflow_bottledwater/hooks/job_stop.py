@@ -30,7 +30,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     """Stop a job and free its slot, which is kept; a job that works on the slot since is left alone. Each step is logged.
 
     :param timeout: seconds for the job to end in order.
-    :param final: whether the pipeline is to stop; otherwise the job is going to be replaced.
+    :param final: whether the job has no task any more; otherwise it is going to be replaced.
     :returns: whether it has ended in order. Otherwise the request stays in Kafka, should the job wake up or begin later.
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
@@ -114,7 +114,7 @@ def _fence(pipeline: Pipeline, claim: str, final: bool) -> bool:
     from airflow_bottledwater.provision import stop
 
     try:
-        return stop.fence(pipeline, claim, stopped=final)
+        return stop.fence(pipeline, claim, "end" if final else "replace")
     except BottledWaterError as error:
         log.warning("The job could not be fenced: %s", error)
         return False

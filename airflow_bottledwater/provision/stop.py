@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 #: seconds in which the claim has to succeed; longer outages are not waited out by a stop
 _CLAIM_SECONDS = 10.0
-#: the kind of the claim that fences a job
-_FENCE = "stop"
+#: why a job is fenced, which is the kind of the claim: the pipeline is to stop, or the job's task has ended, or it is going to be replaced
+Why = Literal["stop", "end", "replace"]
 
 
 def holds(pipeline: Pipeline, claim: str) -> bool:
@@ -36,27 +36,27 @@ def holds(pipeline: Pipeline, claim: str) -> bool:
     return bool(claim) and _claimed_by(pipeline, _identify(pipeline)) == claim
 
 
-def fence(pipeline: Pipeline, claim: str, *, stopped: bool = True) -> bool:
+def fence(pipeline: Pipeline, claim: str, why: Why) -> bool:
     """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its place; returns
     False if another job has claimed the slot since, which is left alone.
 
     :param claim: the id of the job's claim.
-    :param stopped: whether the pipeline is to stop; otherwise the job is going to be replaced.
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
     """
     cluster = _identify(pipeline)
     if not claim or _claimed_by(pipeline, cluster) != claim:
         return False
-    Claim(pipeline, cluster, _FENCE, Backoff(_CLAIM_SECONDS)).close()
+    Claim(pipeline, cluster, why, Backoff(_CLAIM_SECONDS)).close()
     log.info("The slot was claimed: the job publishes nothing any more.")
     name = cluster.pipeline(pipeline.slot)
     status = control.read_status(pipeline, name)
     changes: dict[str, dict[str, Any] | None] = {}
     if status is not None and not status.ended:
-        last = replace(status, state="stopped" if stopped else "failed", at=time.time())
-        last.error = "" if stopped else "The job does not answer; it was fenced, and is going to be replaced."
+        last = replace(status, state="stopped", error="", at=time.time())
+        if why == "replace":
+            last.state, last.error = "failed", "The job does not answer; it was fenced, and is going to be replaced."
         changes[status_key(name)] = encode(last)
-    if stopped:
+    if why != "replace":
         changes[request_key(name)] = None  # it is answered
     store.write_control(pipeline.kafka, changes)
     return True
@@ -64,7 +64,8 @@ def fence(pipeline: Pipeline, claim: str, *, stopped: bool = True) -> bool:
 
 def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
     """Whether the pipeline was asked to stop while no job ran, so that the next one is not to be started: the request is answered here,
-    or the job that did not answer it was fenced. False if the servers do not answer: a job that is started hears a request, too.
+    or the job that did not answer it was fenced. A job that was stopped with its task does not count. False if the servers do not answer:
+    a job that is started hears a request, too.
 
     :param since: seconds since 1970; what was requested before does not count.
     """
@@ -77,7 +78,7 @@ def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
     except BottledWaterError as error:
         log.info("Whether the pipeline was asked to stop is not known: %s", error)
         return False
-    return last is not None and last.kind == _FENCE and last.started >= since
+    return last is not None and last.kind == "stop" and last.started >= since
 
 
 def free(pipeline: Pipeline) -> None:

@@ -23,7 +23,7 @@ from airflow_bottledwater.cli import cli
 from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.provision.stop import fence
+from airflow_bottledwater.provision.stop import asked_meanwhile, fence
 from airflow_bottledwater.spark import run_directory, supervise
 from airflow_bottledwater.spark.run_directory import Submission
 from airflow_bottledwater.state import control_records, jobs, status
@@ -205,6 +205,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     flow: Flow, make: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A host that stood still, or was cut off, and comes back."""
+    began = time.time()
     job = make()
     job.streams()
     _insert(flow, 1, 100)
@@ -221,11 +222,13 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     assert row == (False,)
     found = status.report(flow.pipeline).job
     assert found is not None and found.state == "stopped"
+    # a task that still waits for this very job submits it again
+    assert job.end().asked and not asked_meanwhile(flow.pipeline, began)
     successor = make()
     successor.streams()
     # whoever stops it once more does not touch the successor
     assert job_stop.stop(flow.pipeline, job.identity, timeout=1.0)
-    assert job.record is not None and job.record.claim and not fence(flow.pipeline, job.record.claim)
+    assert job.record is not None and job.record.claim and not fence(flow.pipeline, job.record.claim, "end")
     assert [identity["id"] for _, identity in job_watch.unfinished(flow.pipeline)] == [successor.id]
     job.send(signal.SIGCONT)
     _insert(flow, 201, 300)
@@ -251,6 +254,7 @@ def test_a_job_that_begins_after_it_was_given_up_takes_nothing(flow: Flow, make:
 
 @pytest.mark.parametrize("retire", [False, True])
 def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob, retire: bool) -> None:
+    began = time.time()
     job = make()
     job.streams()
     job.send(signal.SIGSTOP)
@@ -259,6 +263,7 @@ def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob
     found = status.report(flow.pipeline)
     assert found.job is not None and (found.job.state, found.job.retired) == ("stopped", retire)
     assert found.slot is not None and found.slot.active_pid is None
+    assert not job.end().asked and asked_meanwhile(flow.pipeline, began)
     job.send(signal.SIGCONT)
     # it finds the claim, or the request, whichever it reads first
     job.process.wait(60)

@@ -961,6 +961,13 @@ MUTANTS = (
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
     Mutant(
+        "a job that was fenced alone is not a stop of its pipeline",
+        "provision/stop.py",
+        'last.kind == "stop" and',
+        'last.kind in ("stop", "end") and',
+        f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
+    ),
+    Mutant(
         "a job is stopped only if its task has ended",
         "triggers/stream_error.py",
         "            if _OVER & await tasks.states(",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import confluent_kafka.admin
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType, TopicDescription
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.kafka.clients import (
@@ -23,11 +24,14 @@ from airflow_bottledwater.kafka.clients import (
 
 #: the broker's default of max.message.bytes, assumed if the topic's settings may not be read
 DEFAULT_MAX_BYTES = 1_048_588
-_TIMEOUT = 15.0
+#: seconds until a request is given up; those that can be repeated without harm are sent again after some
+_TIMEOUT, _ATTEMPT = 15.0, 5.0
 #: topics that are created by one request, so that it does not exceed the time-out
 _AT_ONCE = 200
 #: seconds for which a topic must be unknown until it is considered missing
 _CONFIRM = 2.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +133,24 @@ class Topics:
 
         :raises Outage: no broker answers.
         """
+        return self._patiently(lambda: len(self._admin.list_topics(timeout=1.0).brokers))
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends these requests to the controller that it
+        knows of, and where it has found none (its only broker was fenced for a moment), it does not look again by itself for minutes.
+
+        :raises Outage: no broker answers for some seconds.
+        """
         deadline = time.monotonic() + _TIMEOUT
         while True:
             try:
                 with self._errors():
-                    return len(self._admin.list_topics(timeout=1.0).brokers)
+                    return ask()
             except Outage:
                 if time.monotonic() > deadline:
                     raise
+                with contextlib.suppress(KafkaException):
+                    self._admin.list_topics(timeout=1.0)
 
     def names(self) -> list[str]:
         """The names of all topics that the client's principal may see."""
@@ -169,20 +183,8 @@ class Topics:
         if not names:
             return {}
         found: dict[str, Topic] = {}
-        with self._errors():
-            described = self._admin.describe_topics(
-                TopicCollection(list(names)), include_authorized_operations=True, request_timeout=_TIMEOUT
-            )
-            known = {}
-            for name, future in described.items():
-                try:
-                    known[name] = future.result()
-                except KafkaException as error:
-                    if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
-                        raise Refused(f"Kafka denies every access to topic {name!r}.", GRANT) from None
-                    if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-                        raise
-            configs = self._configs(list(known))
+        known = self._patiently(lambda: self._known(names))
+        configs = self._patiently(lambda: self._configs(list(known)))
         for name, topic in known.items():
             config = configs.get(name, {})
             allowed = topic.authorized_operations
@@ -196,6 +198,21 @@ class Topics:
                 allowed is None or AclOperation.WRITE in allowed,
             )
         return found
+
+    def _known(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+        described = self._admin.describe_topics(
+            TopicCollection(list(names)), include_authorized_operations=True, request_timeout=_ATTEMPT
+        )
+        known = {}
+        for name, future in described.items():
+            try:
+                known[name] = future.result()
+            except KafkaException as error:
+                if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+                    raise Refused(f"Kafka denies every access to topic {name!r}.", GRANT) from None
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise
+        return known
 
     def uncreatable(self, wanted: Sequence[NewTopic]) -> dict[str, str]:
         """The topics that the broker would refuse to create, with the reason for each; none is created."""
@@ -241,7 +258,7 @@ class Topics:
         if not names:
             return {}
         asked = self._admin.describe_configs(
-            [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=_TIMEOUT
+            [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=_ATTEMPT
         )
         configs = {}
         for resource, future in asked.items():

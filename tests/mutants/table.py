@@ -1090,7 +1090,7 @@ MUTANTS = (
     Mutant(
         "a job that was fenced by a stop is not started again",
         "provision/stop.py",
-        "return last is not None and last.kind == _FENCE and last.started >= since",
+        'return last is not None and last.kind == "stop" and last.started >= since',
         "return False",
         "tests/integration/test_stop_between_jobs.py::test_a_stop_in_the_pause_before_a_restart_ends_the_command[killed]",
     ),

@@ -73,6 +73,30 @@ def test_what_the_broker_does_not_allow_is_said_before_and_when_the_topic_is_mad
         admin.make(topic)
 
 
+class Fenced:
+    """An admin client that has found no controller, until it looks at the cluster again."""
+
+    def __init__(self) -> None:
+        self.looked = False
+
+    def describe_topics(self, wanted: Any, **_: Any) -> dict[str, Future[None]]:
+        answer: Future[None] = Future()
+        code = KafkaError.UNKNOWN_TOPIC_OR_PART if self.looked else KafkaError._TIMED_OUT
+        answer.set_exception(KafkaException(KafkaError(code, "Failed while waiting for controller")))
+        return {"orders": answer}
+
+    def list_topics(self, **_: Any) -> None:
+        self.looked = True
+
+    def poll(self, _: float) -> None:
+        pass
+
+
+def test_a_broker_that_was_fenced_for_a_moment_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "AdminClient", lambda config: Fenced())
+    assert Topics({"bootstrap.servers": "nowhere"}).describe(["orders"]) == {}
+
+
 @pytest.mark.parametrize(
     ("policy", "partitions", "fit"),
     [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, False)],

@@ -47,8 +47,6 @@ _FIRST_BLOCKS, _MOST_BLOCKS = 64, 1 << 17
 _ROWS_OF_A_BLOCK, _MOST_BLOCKS_BY_KEY = 64, 1 << 10
 #: bytes of a chunk's rows at most, unless they are in a single block
 _LARGEST = 8 << 20
-#: seconds for which publishing a chunk should hold up the stream
-_HOLD_UP = 0.01
 #: blocks of a chunk that are not worth dividing: most of the time is then the commit's, whatever it takes
 _LEAST_BLOCKS = 32
 #: seconds that others may wait behind our wait for a lock
@@ -153,9 +151,9 @@ class Reading(threading.Thread):
         """Ask the thread to end, without waiting for it."""
         self._ended.set()
 
-    def took(self, seconds: float) -> None:
-        """Take note of how long the last chunk held up the stream. The size of the next ones follows in small steps: some are read already."""
-        factor = min(1.1, max(0.7, _HOLD_UP / seconds))
+    def took(self, seconds: float, wanted: float) -> None:
+        """Take note of how long the last chunk held up the stream, and for how long one should: the next ones' size follows in small steps."""
+        factor = min(1.1, max(0.7, wanted / seconds))
         self._blocks = int(min(_MOST_BLOCKS, max(min(self._blocks, _LEAST_BLOCKS), self._blocks * factor + 1)))
 
     # ------------------------------------------------------------------ the thread

@@ -37,6 +37,9 @@ from airflow_bottledwater.state.snapshots import SnapshotRequests
 
 log = logging.getLogger(__name__)
 
+#: seconds for which publishing a chunk should hold up the stream, unless a batch takes much longer than this
+_HOLD_UP = 0.01
+
 
 class _Broken(Exception):
     """Changes were published that were not noted here, so that what is read cannot be compared with them."""
@@ -74,6 +77,8 @@ class LiveSnapshots:
         self._rows: RowEncoder | None = None
         #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before = 0.0
+        #: when the stream was given back its time, and the seconds that it took for its last batch
+        self._given_back, self._batch_took = time.monotonic(), 0.0
         self._shared = False
         self._untidy = True
 
@@ -130,6 +135,7 @@ class LiveSnapshots:
 
         :raises BottledWaterError: an error of the stream itself: the slot was taken over, say, or a topic is gone.
         """
+        self._batch_took = time.monotonic() - self._given_back
         self._requests.poll()
         served = ""
         for request_id, request in list(self._requests.open.items()):
@@ -146,6 +152,7 @@ class LiveSnapshots:
         if self._id and self._id != served:
             self._forget()
         self._tidy()
+        self._given_back = time.monotonic()
 
     def _serve(self, request_id: str, request: SnapshotRequest, progress: LiveProgress | None) -> None:
         if (request_id, request) != (self._id, self._request):
@@ -236,8 +243,10 @@ class LiveSnapshots:
         took = time.monotonic() - began
         assert self._reading is not None
         self._reading.chunks.task_done()
-        self._reading.took(took)
-        self._not_before = time.monotonic() + took * (1 / self._pipeline.live_share - 1)
+        share = self._pipeline.live_share
+        # the stream has its share of the time, and a change waits little longer than for a batch of changes
+        self._reading.took(took, max(_HOLD_UP, share * self._batch_took))
+        self._not_before = time.monotonic() + took * (1 / share - 1)
         self._reports.boundary = format_lsn(chunk.insert_lsn)
         if chunk.after.done == len(chunk.after.tables):
             done = self._session.state.live(self._id)

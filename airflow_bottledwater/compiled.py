@@ -26,15 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _fingerprint() -> str:
     """A hash of all sources that go into compiled code: a kernel contains functions and constants of other files, but numba's own
     cache only checks the file that a function is in."""
-    encoding = Path(__file__).parent / "encoding"
+    package = Path(__file__).parent
+    shared = ("compiled", "encoding/wire", "encoding/layout", "kafka/hashes", "kafka/librdkafka", "verify/fields")
     digest = hashlib.sha256()
-    for source in (
-        Path(__file__),
-        encoding / "wire.py",
-        encoding / "layout.py",
-        *sorted((encoding / "kernels").glob("*.py")),
-        Path(__file__).parent / "verify" / "fields.py",
-    ):
+    for source in (*(package / f"{name}.py" for name in shared), *sorted((package / "encoding/kernels").glob("*.py"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 

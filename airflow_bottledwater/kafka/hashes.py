@@ -7,22 +7,22 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.kafka.publisher import Records
 
 #: the key of the hashes of record keys: another in each process, so that nobody can make keys that collide
 _SEED = np.frombuffer(os.urandom(32), dtype=np.uint64)
 
 _U13, _U16, _U17, _U21, _U32 = (np.uint64(n) for n in (13, 16, 17, 21, 32))
-_U64 = np.uint64(64)
+_U64, _EIGHT = np.uint64(64), np.uint64(8)
 
 
-@compiled
+@inlined
 def _rotate(x, n):
     return (x << n) | (x >> (_U64 - n))
 
 
-@compiled
+@inlined
 def _round(v0, v1, v2, v3):
     v0 += v1
     v1 = _rotate(v1, _U13) ^ v0
@@ -37,32 +37,59 @@ def _round(v0, v1, v2, v3):
     return v0, v1, v2, v3
 
 
-@compiled
-def siphash(data, start, length, key0, key1):
-    """SipHash-2-4 (Aumasson, Bernstein: https://www.aumasson.jp/siphash/siphash.pdf) of some bytes."""
-    v0 = key0 ^ np.uint64(0x736F6D6570736575)
-    v1 = key1 ^ np.uint64(0x646F72616E646F6D)
-    v2 = key0 ^ np.uint64(0x6C7967656E657261)
-    v3 = key1 ^ np.uint64(0x7465646279746573)
-    word, shift = np.uint64(0), np.uint64(0)
-    for i in range(start, start + length):
-        word |= np.uint64(data[i]) << shift
-        shift += np.uint64(8)
-        if shift == _U64:
-            v3 ^= word
-            for _ in range(2):
-                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-            v0 ^= word
-            word, shift = np.uint64(0), np.uint64(0)
-    word |= np.uint64(length & 255) << np.uint64(56)
+@inlined
+def _start(key0, key1):
+    return (
+        key0 ^ np.uint64(0x736F6D6570736575),
+        key1 ^ np.uint64(0x646F72616E646F6D),
+        key0 ^ np.uint64(0x6C7967656E657261),
+        key1 ^ np.uint64(0x7465646279746573),
+    )
+
+
+@inlined
+def _take(state, word):
+    v0, v1, v2, v3 = state
     v3 ^= word
-    for _ in range(2):
-        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
-    v0 ^= word
+    v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    return v0 ^ word, v1, v2, v3
+
+
+@inlined
+def _end(state):
+    v0, v1, v2, v3 = state
     v2 ^= np.uint64(255)
     for _ in range(4):
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
     return v0 ^ v1 ^ v2 ^ v3
+
+
+@compiled
+def siphash(data, start, length, key0, key1):
+    """SipHash-2-4 (Aumasson, Bernstein: https://www.aumasson.jp/siphash/siphash.pdf) of some bytes."""
+    state = _start(key0, key1)
+    # unsigned, so that the compiler reads eight bytes at once (encoding/kernels/reading.py)
+    at, end = np.uint64(start), np.uint64(start + length)
+    while end - at >= _EIGHT:
+        word = np.uint64(0)
+        for i in range(8):
+            word |= np.uint64(data[at + np.uint64(i)]) << np.uint64(8 * i)
+        state = _take(state, word)
+        at += _EIGHT
+    word = np.uint64(length & 255) << np.uint64(56)
+    shift = np.uint64(0)
+    while at < end:
+        word |= np.uint64(data[at]) << shift
+        shift += _EIGHT
+        at += np.uint64(1)
+    return _end(_take(state, word))
+
+
+@compiled
+def siphash_number(number, key0, key1):
+    """The same of the eight bytes of a number, the least significant first."""
+    return _end(_take(_take(_start(key0, key1), np.uint64(number)), _EIGHT << np.uint64(56)))
 
 
 @compiled

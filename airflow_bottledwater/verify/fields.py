@@ -13,7 +13,7 @@ import numpy as np
 
 from airflow_bottledwater.compiled import compiled, external, memcpy, types
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.kafka.hashes import siphash
+from airflow_bottledwater.kafka.hashes import siphash, siphash_number
 
 #: the kinds of columns
 INT, BOOL, TEXT, DECIMAL, DATE, TIME, STAMP, FLOAT, SINGLE, BYTES = range(1, 11)
@@ -49,17 +49,20 @@ def _hash(data, start, length, column, seed):
 
 
 @compiled
-def _hash_number(value, column, seed, work):
-    for i in range(8):
-        work[i] = np.uint8((value >> np.int64(8 * i)) & np.int64(255))
-    return _hash(work, 0, 8, column, seed)
+def _hash_number(value, column, seed):
+    return siphash_number(value, seed[0] ^ (np.uint64(column + 1) * _MIX), seed[1])
 
 
 @compiled
-def _finish(key_sum, row_sum, seed, work):
-    """The hash of a key, and of a row: both depend on all their columns at once."""
-    key = _hash_number(np.int64(key_sum), 1 << 20, seed, work)
-    return key, _hash_number(np.int64(row_sum ^ (key * _MIX)), (1 << 20) + 1, seed, work)
+def key_hash(total, seed):
+    """The hash of a key, which depends on all its columns at once."""
+    return _hash_number(total, 1 << 20, seed)
+
+
+@compiled
+def row_hash(total, key, seed):
+    """The hash of a row that has this key's hash."""
+    return _hash_number(total ^ (key * _MIX), (1 << 20) + 1, seed)
 
 
 # ---------------------------------------------------------------------- values from text
@@ -269,14 +272,14 @@ def hash_text(text, start, end, field, seed, scratch, spare):
         return size >= 0, _hash(spare, 0, max(size, 0), column, seed)
     else:
         good, value = _moment(text, start, end, kind)
-    return good, _hash_number(value, column, seed, scratch[0])
+    return good, _hash_number(value, column, seed)
 
 
 # ---------------------------------------------------------------------- arrays
 @compiled
-def fold(state, token, column, seed, work):
+def fold(state, token, column, seed):
     """The hash of a sequence, and of one more after it."""
-    return _hash_number(np.int64(state * _MIX + token), column, seed, work)
+    return _hash_number(state * _MIX + token, column, seed)
 
 
 @compiled
@@ -310,11 +313,11 @@ def _hash_array(text, start, end, field, seed, scratch, spare):
         if character == _BRACE:
             level += 1
             deepest = max(deepest, level)
-            state = fold(state, OPEN, field.column, seed, scratch[0])
+            state = fold(state, OPEN, field.column, seed)
             at += 1
         elif character == _BRACE_END:
             level -= 1
-            state = fold(state, CLOSE, field.column, seed, scratch[0])
+            state = fold(state, CLOSE, field.column, seed)
             at += 1
         elif character == field.delimiter:
             at += 1
@@ -329,7 +332,7 @@ def _hash_array(text, start, end, field, seed, scratch, spare):
                 if behind - at != 4 or text[at] != 78 or text[at + 1] != 85 or text[at + 2] != 76 or text[at + 3] != 76:
                     good, found = hash_text(text, at, behind, field, seed, scratch, spare)
                 at = behind
-            state = fold(state, found, field.column, seed, scratch[0])
+            state = fold(state, found, field.column, seed)
             elements += 1
     return good and (deepest == field.dimensions or elements == 0), state
 
@@ -391,4 +394,5 @@ def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
                 key_sum += found if keys[column] else np.uint64(0)
             column += 1
             at = end + 1
-        key_hashes[row], row_hashes[row] = _finish(key_sum, row_sum, seed, scratch[0])
+        key_hashes[row] = key_hash(key_sum, seed)
+        row_hashes[row] = row_hash(row_sum, key_hashes[row], seed)

@@ -10,12 +10,13 @@ from airflow_bottledwater.verify.fields import (
     CLOSE,
     NULL,
     OPEN,
-    _finish,
     _float_bits,
     _hash,
     _hash_number,
     fold,
     hash_text,
+    key_hash,
+    row_hash,
 )
 
 _BACKSLASH, _QUOTE = ord("\\"), ord('"')
@@ -80,7 +81,7 @@ def _avro_field(data, at, end, field, seed, scratch):
         if at < 0 or size < 0 or at + size > end:
             return np.uint64(0), np.int64(-1)
         if kind == f.DECIMAL and size <= 8:
-            return _hash_number(_signed(data, at, size), column, seed, scratch[0]), at + size
+            return _hash_number(_signed(data, at, size), column, seed), at + size
         return _hash(data, at, size, column, seed), at + size
     if kind == f.FLOAT or kind == f.SINGLE or kind == f.BOOL:
         size = 8 if kind == f.FLOAT else 4 if kind == f.SINGLE else 1
@@ -93,16 +94,16 @@ def _avro_field(data, at, end, field, seed, scratch):
         elif kind == f.SINGLE:
             scratch[4][0] = np.int32(np.uint32(value))
             value = _float_bits(np.float64(scratch[3][0]), scratch[1], scratch[2])
-        return _hash_number(value, column, seed, scratch[0]), at + size
+        return _hash_number(value, column, seed), at + size
     value, at = _long(data, at, end)
-    return _hash_number(value, column, seed, scratch[0]), at
+    return _hash_number(value, column, seed), at
 
 
 @compiled
 def _avro_array(data, at, end, field, seed, scratch):
     """Like :func:`_avro_field`, of an array of unions with null, as deep as the field says; blocks may be preceded by their size."""
-    column, work, left = field.column, scratch[0], scratch[5]
-    state, level = fold(np.uint64(0), OPEN, column, seed, work), 0
+    column, left = field.column, scratch[5]
+    state, level = fold(np.uint64(0), OPEN, column, seed), 0
     left[0] = 0
     while level >= 0:
         if left[level] == 0:
@@ -113,7 +114,7 @@ def _avro_array(data, at, end, field, seed, scratch):
             if at < 0 or count < 0:
                 return state, np.int64(-1)
             if count == 0:
-                state = fold(state, CLOSE, column, seed, work)
+                state = fold(state, CLOSE, column, seed)
                 level -= 1
                 continue
             left[level] = count
@@ -121,7 +122,7 @@ def _avro_array(data, at, end, field, seed, scratch):
         if level < field.dimensions - 1:
             level += 1
             left[level] = 0
-            state = fold(state, OPEN, column, seed, work)
+            state = fold(state, OPEN, column, seed)
             continue
         branch, at = _long(data, at, end)
         if at < 0 or branch < 0 or branch > 1:
@@ -131,7 +132,7 @@ def _avro_array(data, at, end, field, seed, scratch):
             found, at = _avro_field(data, at, end, field, seed, scratch)
             if at < 0:
                 return state, at
-        state = fold(state, found, column, seed, work)
+        state = fold(state, found, column, seed)
     return state, at
 
 
@@ -184,6 +185,14 @@ def _unit(data, at, end):
             return np.int64(-1)
         value = value * 16 + digit
     return value
+
+
+@compiled
+def _plain(data, at, end):
+    """Where a string ends, or its first escape is."""
+    while at < end and data[at] != _QUOTE and data[at] != _BACKSLASH:
+        at += 1
+    return at
 
 
 @compiled
@@ -249,8 +258,15 @@ def _is(data, at, end, first, second, third, fourth):
 def _json_value(data, at, size, field, seed, scratch, text):
     """(found, hash, next) of a string, a number, true, false or null."""
     if data[at] == _QUOTE:
-        at, length = _string(data, at + 1, size, text)
-        if at < 0 or field.kind == f.INT or field.kind == f.BOOL:
+        start = at + 1
+        end = _plain(data, start, size)
+        if field.kind == f.INT or field.kind == f.BOOL or end == size:
+            return False, np.uint64(0), end
+        if data[end] == _QUOTE:
+            good, found = hash_text(data, start, end, field, seed, scratch[:3], text)
+            return good, found, end + 1
+        at, length = _string(data, start, size, text)
+        if at < 0:
             return False, np.uint64(0), at
         good, found = hash_text(text, 0, length, field, seed, scratch[:3], text)
         return good, found, at
@@ -273,7 +289,7 @@ def _json_value(data, at, size, field, seed, scratch, text):
 @compiled
 def _json_array(data, at, size, field, seed, scratch, text):
     """Like :func:`_json_value`, of an array as deep as the field says."""
-    column, work = field.column, scratch[0]
+    column = field.column
     state, level = np.uint64(0), 0
     ready, fresh = True, False  # whether a value may come, and whether the array has just begun
     while at < size:
@@ -283,14 +299,14 @@ def _json_array(data, at, size, field, seed, scratch, text):
             if not ready or level > field.dimensions:
                 return False, state, at
             fresh = True
-            state = fold(state, OPEN, column, seed, work)
+            state = fold(state, OPEN, column, seed)
             at += 1
         elif character == ord("]"):
             if ready and not fresh:
                 return False, state, at
             level -= 1
             ready = fresh = False
-            state = fold(state, CLOSE, column, seed, work)
+            state = fold(state, CLOSE, column, seed)
             at += 1
             if level == 0:
                 return True, state, at
@@ -306,7 +322,7 @@ def _json_array(data, at, size, field, seed, scratch, text):
             if not good:
                 return False, state, at
             ready = fresh = False
-            state = fold(state, found, column, seed, work)
+            state = fold(state, found, column, seed)
     return False, state, at
 
 
@@ -367,11 +383,11 @@ def hash_records(messages, which, key_plan, value_plan, seed, scratch, texts, ou
         key_sum, good = _sum(data, message.key_len, which[0][i], key_plan, seed, scratch, text)
         if not good:
             key_sum = _hash(data, 0, message.key_len, 1 << 22, seed)
-        key_hashes[i], _ = _finish(key_sum, np.uint64(0), seed, scratch[0])
+        key_hashes[i] = key_hash(key_sum, seed)
         if message.payload == 0:
             continue
         memcpy(data.ctypes.data, message.payload, np.int64(message.len))
         row_sum, good = _sum(data, np.int64(message.len), which[1][i], value_plan, seed, scratch, text)
         if not good:
             row_sum = _hash(data, 0, np.int64(message.len), (1 << 22) + 1, seed)
-        _, row_hashes[i] = _finish(key_sum, row_sum, seed, scratch[0])
+        row_hashes[i] = row_hash(row_sum, key_hashes[i], seed)

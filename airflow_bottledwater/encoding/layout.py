@@ -11,6 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+#: bytes that kernels copy at once
+WORD = 8
+
 #: an array of one of the layouts below
 Rows = npt.NDArray[np.void]
 
@@ -85,7 +88,7 @@ class Program(NamedTuple):
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
     :param columns: rows of :data:`COLUMN`.
-    :param names: the names of columns as they are written before their values, and the labels of enums.
+    :param names: the names of columns as they are written before their values, and the labels of enums; then :data:`WORD` more bytes.
     """
 
     json: bool

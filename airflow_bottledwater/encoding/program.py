@@ -139,7 +139,7 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
             keys=np.array(built.keys or [0], dtype=np.int64),
             columns=layout.rows(layout.COLUMN, built.columns),
             # writable like all other buffers: for a read-only one, the kernels would be compiled anew
-            names=np.frombuffer(built.names or bytearray(1), dtype=np.uint8),
+            names=np.frombuffer(built.names + bytes(layout.WORD), dtype=np.uint8),
         ),
         tables=tuple(table for table, _ in tables),
         conversions=tuple(built.conversions),

@@ -12,11 +12,10 @@ from airflow_bottledwater.encoding.kernels.writing import (
     CLOSE,
     CLOSE_ARRAY,
     COMMA,
-    FALSE,
     NULL,
     OPEN,
     OPEN_ARRAY,
-    TRUE,
+    boolean,
     copy_bytes,
     literal,
     varint,
@@ -108,7 +107,7 @@ def _flag(json, word, v, out, o, cap):
         out[o] = 1 if v else 0
         return np.int64(o + 1)
     o = literal(word, out, o, cap)
-    return literal(TRUE if v else FALSE, out, o, cap)
+    return np.int64(boolean(v, out, o))
 
 
 @compiled

@@ -8,7 +8,7 @@ import numpy as np
 
 from airflow_bottledwater.compiled import allocating, compiled, external, types
 from airflow_bottledwater.encoding.kernels.reading import i16, u16
-from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, ZERO, integer, padded, varint
+from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, ZERO, integer, padded, pair, varint
 from airflow_bottledwater.encoding.wire import (
     NO_REPRESENTATION,
     NUMERIC_NAN,
@@ -61,15 +61,22 @@ def write_text(b, p, out, o):
     if scale > 0:
         out[o] = DOT
         o += 1
-        written = 0
-        d = weight + 1
-        while written < scale:
-            v = u16(b, base + 2 * d) if 0 <= d < digits else 0
-            for unit in (1000, 100, 10, 1):
-                if written < scale:
-                    out[o] = np.uint8(ZERO + (v // unit) % 10)
-                    o += 1
-                    written += 1
+        left, d = scale, weight + 1
+        while left > 0:
+            v = np.uint64(u16(b, base + 2 * d)) if 0 <= d < digits else np.uint64(0)
+            high = v // np.uint64(100)
+            if left >= 4:
+                pair(high, out, o)
+                pair(v - high * np.uint64(100), out, o + 2)
+            else:
+                if left > 1:
+                    pair(high, out, o)
+                if left != 2:
+                    out[o + left - 1] = np.uint8(
+                        np.uint64(ZERO) + (high if left == 1 else v) // np.uint64(10) % np.uint64(10)
+                    )
+            o += min(left, 4)
+            left -= 4
             d += 1
     return o
 

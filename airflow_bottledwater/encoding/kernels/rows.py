@@ -15,7 +15,7 @@ from airflow_bottledwater.encoding.kernels.fields import (
     read_copy_row,
 )
 from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
-from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_bytes, literal
+from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_name, literal
 from airflow_bottledwater.encoding.wire import (
     CHANGED,
     EVENT_CREATE,
@@ -79,13 +79,14 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     for i in range(relation.keys if is_key else relation.columns):
         c = column_of(program, relation, is_key, i)
         column = program.columns[relation.column + c]
+        # the comma, and what a name may be longer in whole words; or null
         if out.size - o < column.name_length + 8:
             return np.int64(SPACE), c
         if json:
             if i > 0:
                 out[o] = COMMA
                 o += 1
-            o = copy_bytes(program.names, column.name, column.name_length, out, o)
+            o = copy_name(program.names, column.name, column.name_length, out, o)
             if fields[c].kind == FIELD_NULL:
                 o = literal(NULL, out, o, out.size)
                 continue

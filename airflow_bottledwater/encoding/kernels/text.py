@@ -6,7 +6,18 @@ import numpy as np
 
 from airflow_bottledwater.compiled import compiled
 from airflow_bottledwater.encoding.kernels.reading import u16
-from airflow_bottledwater.encoding.kernels.writing import COLON, DOT, HEX, MINUS, PLUS, ZERO, integer, padded, unsigned
+from airflow_bottledwater.encoding.kernels.writing import (
+    COLON,
+    DOT,
+    HEX,
+    MINUS,
+    PLUS,
+    ZERO,
+    integer,
+    padded,
+    pair,
+    unsigned,
+)
 from airflow_bottledwater.encoding.wire import EPOCH_DAYS
 
 
@@ -102,44 +113,55 @@ def inet(b, p, out, o):
 def year_month_day(days, out, o):
     """Write the ISO 8601 date of days since 2000-01-01; years outside 0000-9999 have a sign and at least six digits.
 
-    The civil-from-days algorithm of Howard Hinnant (http://howardhinnant.github.io/date_algorithms.html).
+    The algorithm of Neri and Schneider (Euclidean affine functions and their application to calendar algorithms, 2022, figure 12), within
+    an era of 400 years (http://howardhinnant.github.io/date_algorithms.html).
     """
     z = days + EPOCH_DAYS + 719468
-    era = z // 146097
-    doe = z - era * 146097
-    yoe = (doe - doe // 1460 + doe // 36524 - doe // 146096) // 365
-    year = yoe + era * 400
-    doy = doe - (365 * yoe + yoe // 4 - yoe // 100)
-    mp = (5 * doy + 2) // 153
-    day = doy - (153 * mp + 2) // 5 + 1
-    month = mp + 3 if mp < 10 else mp - 9
-    if month <= 2:
+    era = np.int64(np.uint64(z) // np.uint64(146097)) if z >= 0 else z // 146097
+    # the era's days to century, year and month: all unsigned, since signed division is expensive
+    n1 = np.uint64(4) * np.uint64(z - era * 146097) + np.uint64(3)
+    century = n1 // np.uint64(146097)
+    n2 = np.uint64(2939745) * ((n1 - century * np.uint64(146097)) | np.uint64(3))
+    year = 400 * era + np.int64(np.uint64(100) * century + (n2 >> np.uint64(32)))
+    of_year = (n2 & np.uint64(0xFFFFFFFF)) // np.uint64(4 * 2939745)
+    n3 = np.uint64(2141) * of_year + np.uint64(197913)
+    month, day = n3 >> np.uint64(16), (n3 & np.uint64(0xFFFF)) // np.uint64(2141) + np.uint64(1)
+    # a year of this calendar begins in March
+    if month > np.uint64(12):
+        month -= np.uint64(12)
         year += 1
     if 0 <= year <= 9999:
-        o = padded(year, 4, out, o)
+        pair(np.uint64(year) // np.uint64(100), out, o)
+        pair(np.uint64(year) % np.uint64(100), out, o + 2)
+        o += 4
     else:
         out[o] = MINUS if year < 0 else PLUS
         magnitude = -year if year < 0 else year
         o = padded(magnitude, 7 if magnitude > 999999 else 6, out, o + 1)
     out[o] = MINUS
-    o = padded(month, 2, out, o + 1)
-    out[o] = MINUS
-    return padded(day, 2, out, o + 1)
+    pair(month, out, o + 1)
+    out[o + 3] = MINUS
+    pair(day, out, o + 4)
+    return o + 6
 
 
 @compiled
 def clock(micros, out, o):
     """Write the time of day of microseconds since midnight, which must not be negative."""
-    second, micro = divmod(np.uint64(micros), np.uint64(1000000))
+    second, micro = np.uint64(micros) // np.uint64(1000000), np.uint64(micros) % np.uint64(1000000)
     minute = second // np.uint64(60)
-    o = padded(minute // np.uint64(60), 2, out, o)
-    out[o] = COLON
-    o = padded(minute % np.uint64(60), 2, out, o + 1)
-    out[o] = COLON
-    o = padded(second % np.uint64(60), 2, out, o + 1)
+    pair(minute // np.uint64(60), out, o)
+    out[o + 2] = COLON
+    pair(minute % np.uint64(60), out, o + 3)
+    out[o + 5] = COLON
+    pair(second % np.uint64(60), out, o + 6)
+    o += 8
     if micro != np.uint64(0):
         out[o] = DOT
-        o = padded(micro, 6, out, o + 1)
+        pair(micro // np.uint64(10000), out, o + 1)
+        pair(micro // np.uint64(100) % np.uint64(100), out, o + 3)
+        pair(micro % np.uint64(100), out, o + 5)
+        o += 7
     return o
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.encoding.kernels.floats import bits_of, half, write_shortest
 from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
@@ -24,7 +24,6 @@ from airflow_bottledwater.encoding.kernels.writing import (
     CLOSE_ARRAY,
     COLON,
     COMMA,
-    FALSE,
     HEX,
     INFINITY,
     LOWER_INFINITY,
@@ -35,14 +34,17 @@ from airflow_bottledwater.encoding.kernels.writing import (
     OPEN,
     OPEN_ARRAY,
     QUOTE,
-    TRUE,
     ZERO,
+    boolean,
     copy_bytes,
     integer,
     literal,
+    load_word,
     quoted,
+    store_word,
     unsigned,
 )
+from airflow_bottledwater.encoding.layout import WORD
 from airflow_bottledwater.encoding.wire import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -86,6 +88,10 @@ from airflow_bottledwater.encoding.wire import (
 
 #: upper case, as PostGIS prints its types
 _UPPER_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
+_DAY = 86_400_000_000  # microseconds
+_WORD = np.uint64(WORD)
+#: a word of bytes 1, and one of their highest bits
+_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
@@ -102,22 +108,43 @@ def _escaped(b, p, n):
     return size
 
 
+@inlined
+def _has_escapes(word):
+    """Whether one of eight bytes has to be escaped: has a byte of them that is zero, or one less than n
+    (https://graphics.stanford.edu/~seander/bithacks.html#ZeroInWord, #HasLessInWord)?"""
+    quote, backslash = word ^ (_ONES * np.uint64(QUOTE)), word ^ (_ONES * np.uint64(BACKSLASH))
+    found = ((quote - _ONES) & ~quote) | ((backslash - _ONES) & ~backslash) | ((word - _ONES * np.uint64(32)) & ~word)
+    return found & _HIGHS != np.uint64(0)
+
+
+@inlined
+def _copy_plain(b, p, n, out, o):
+    """Copy a string, and return whether none of its bytes has to be escaped; if one has, not all may be copied."""
+    if n < _WORD:
+        for i in range(n):
+            c = b[p + i]
+            if c < 32 or c == QUOTE or c == BACKSLASH:
+                return False
+            out[o + i] = c
+        return True
+    at = np.uint64(0)
+    while at < n:
+        # the last word overlaps the one before
+        start = min(at, n - _WORD)
+        word = load_word(b, p + start)
+        if _has_escapes(word):
+            return False
+        store_word(word, out, o + start)
+        at += _WORD
+    return True
+
+
 @compiled
-def json_string(b, p, n, out, o, cap):
-    """Write a JSON string (RFC 8259 §7): UTF-8 unchanged; control characters, quotes and backslashes escaped."""
+def _escape(b, p, n, out, o, cap):
     if cap - o < 6 * n + 2 and cap - o < _escaped(b, p, n) + 2:
         return np.int64(SPACE)
     out[o] = QUOTE
     o += 1
-    # most strings need no escapes; this loop handles many bytes at once
-    escapes = np.uint8(0)
-    for i in range(n):
-        c = b[p + i]
-        escapes |= np.uint8(c < 32) | np.uint8(c == QUOTE) | np.uint8(c == BACKSLASH)
-    if escapes == 0:
-        o = copy_bytes(b, p, n, out, o)
-        out[o] = QUOTE
-        return np.int64(o + 1)
     for i in range(n):
         c = b[p + i]
         if c == QUOTE or c == BACKSLASH:
@@ -152,6 +179,17 @@ def json_string(b, p, n, out, o, cap):
                 o += 6
     out[o] = QUOTE
     return np.int64(o + 1)
+
+
+@inlined
+def json_string(b, p, n, out, o, cap):
+    """Write a JSON string (RFC 8259 §7): UTF-8 unchanged; control characters, quotes and backslashes escaped."""
+    # most strings need no escapes
+    if cap - o >= n + 2 and _copy_plain(b, np.uint64(p), np.uint64(n), out, np.uint64(o + 1)):
+        out[o] = QUOTE
+        out[o + n + 1] = QUOTE
+        return np.int64(o + n + 2)
+    return _escape(b, p, n, out, o, cap)
 
 
 @compiled
@@ -255,8 +293,59 @@ def _numbers(width, b, p, n, out, o, cap):
 
 
 @compiled
-def json_value(op, arg, b, p, n, out, o, cap):
-    """Write one non-null value as JSON."""
+def _numeric(op, arg, b, p, n, out, o, cap):
+    if is_malformed(b, p, n):
+        return np.int64(MALFORMED)
+    sign = u16(b, p + 4)
+    if sign == NUMERIC_NAN:
+        return quoted(NAN, out, o, cap)
+    if sign == NUMERIC_PINF:
+        return quoted(INFINITY, out, o, cap)
+    if sign == NUMERIC_NINF:
+        return quoted(MINUS_INFINITY, out, o, cap)
+    if cap - o < text_size(b, p) + 2:
+        return np.int64(SPACE)
+    if op == OP_NUMERIC_TEXT and arg == 1:
+        return np.int64(write_text(b, p, out, o))
+    out[o] = QUOTE
+    o = write_text(b, p, out, o + 1)
+    out[o] = QUOTE
+    return np.int64(o + 1)
+
+
+@compiled
+def _moment(op, b, p, n, out, o, cap):
+    """Write a date, a time or a timestamp."""
+    if n != (4 if op == OP_DATE else 8):
+        return np.int64(MALFORMED)
+    v = i32(b, p) if op == OP_DATE else i64(b, p)
+    if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
+        return quoted(LOWER_INFINITY, out, o, cap)
+    if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
+        return quoted(LOWER_MINUS_INFINITY, out, o, cap)
+    out[o] = QUOTE
+    o += 1
+    if op == OP_DATE:
+        o = year_month_day(v, out, o)
+    elif op == OP_TIME:
+        if v < 0 or v > _DAY:
+            return np.int64(MALFORMED)
+        o = clock(v, out, o)
+    else:
+        days = np.int64(np.uint64(v) // np.uint64(_DAY)) if v >= 0 else v // _DAY
+        o = year_month_day(days, out, o)
+        out[o] = 84
+        o = clock(v - days * _DAY, out, o + 1)
+        if op == OP_TIMESTAMPTZ:
+            out[o] = 90
+            o += 1
+    out[o] = QUOTE
+    return np.int64(o + 1)
+
+
+@compiled
+def _less_common(op, arg, b, p, n, out, o, cap):
+    """Write a value of the types that :func:`json_value` does not handle itself."""
     if op == OP_TEXT or op == OP_JSONB:
         if op == OP_JSONB:
             if n < 1 or b[p] != 1:
@@ -296,66 +385,14 @@ def json_value(op, arg, b, p, n, out, o, cap):
         o = _base64(b, p, n, out, o + 1)
         out[o] = QUOTE
         return np.int64(o + 1)
-    if op == OP_DECIMAL or op == OP_NUMERIC_TEXT:
-        if is_malformed(b, p, n):
-            return np.int64(MALFORMED)
-        sign = u16(b, p + 4)
-        if sign == NUMERIC_NAN:
-            return quoted(NAN, out, o, cap)
-        if sign == NUMERIC_PINF:
-            return quoted(INFINITY, out, o, cap)
-        if sign == NUMERIC_NINF:
-            return quoted(MINUS_INFINITY, out, o, cap)
-        if cap - o < text_size(b, p) + 2:
-            return np.int64(SPACE)
-        if op == OP_NUMERIC_TEXT and arg == 1:
-            return np.int64(write_text(b, p, out, o))
-        out[o] = QUOTE
-        o = write_text(b, p, out, o + 1)
-        out[o] = QUOTE
-        return np.int64(o + 1)
     if cap - o < 96:
         return np.int64(SPACE)
-    if op == OP_INT4:
-        return np.int64(integer(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
-    if op == OP_INT8:
-        return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
     if op == OP_INT2:
         return np.int64(integer(i16(b, p), out, o)) if n == 2 else np.int64(MALFORMED)
-    if op == OP_BOOL:
-        if n != 1 or b[p] > 1:
-            return np.int64(MALFORMED)
-        return literal(TRUE, out, o, cap) if b[p] == 1 else literal(FALSE, out, o, cap)
     if op == OP_FLOAT4 or op == OP_FLOAT8:
         if n != (4 if op == OP_FLOAT4 else 8):
             return np.int64(MALFORMED)
         return _number(u32(b, p), 23, out, o, cap) if n == 4 else _number(i64(b, p), 52, out, o, cap)
-    if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
-        if n != (4 if op == OP_DATE else 8):
-            return np.int64(MALFORMED)
-        v = i32(b, p) if op == OP_DATE else i64(b, p)
-        if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
-            return quoted(LOWER_INFINITY, out, o, cap)
-        if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
-            return quoted(LOWER_MINUS_INFINITY, out, o, cap)
-        out[o] = QUOTE
-        o += 1
-        if op == OP_DATE:
-            o = year_month_day(v, out, o)
-        elif op == OP_TIME:
-            if v < 0 or v > 86400000000:
-                return np.int64(MALFORMED)
-            o = clock(v, out, o)
-        else:
-            days = v // 86400000000
-            o = year_month_day(days, out, o)
-            out[o] = 84
-            o = clock(v - days * 86400000000, out, o + 1)
-            if op == OP_TIMESTAMPTZ:
-                out[o] = 90
-                o += 1
-        out[o] = QUOTE
-        return np.int64(o + 1)
     if op == OP_UUID:
         if n != 16:
             return np.int64(MALFORMED)
@@ -409,3 +446,25 @@ def json_value(op, arg, b, p, n, out, o, cap):
         out[o] = QUOTE
         return np.int64(o + 1)
     return np.int64(MALFORMED)
+
+
+@inlined
+def json_value(op, arg, b, p, n, out, o, cap):
+    """Write one non-null value as JSON. The most frequent types are handled here, the others in a function."""
+    if op == OP_TEXT and arg == 0:
+        return json_string(b, p, n, out, o, cap)
+    if op == OP_DECIMAL or op == OP_NUMERIC_TEXT:
+        return _numeric(op, arg, b, p, n, out, o, cap)
+    if cap - o < 96:
+        return np.int64(SPACE)
+    if op == OP_INT4:
+        return np.int64(integer(i32(b, p), out, o)) if n == 4 else np.int64(MALFORMED)
+    if op == OP_INT8:
+        return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
+    if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
+        return _moment(op, b, p, n, out, o, cap)
+    if op == OP_BOOL:
+        if n != 1 or b[p] > 1:
+            return np.int64(MALFORMED)
+        return np.int64(boolean(b[p] == 1, out, o))
+    return _less_common(op, arg, b, p, n, out, o, cap)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.compiled import compiled, inlined, memcpy
+from airflow_bottledwater.encoding.layout import WORD
 from airflow_bottledwater.encoding.wire import SPACE
 
 HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
@@ -14,21 +15,57 @@ MINUS_INFINITY = np.frombuffer(b"-Infinity", dtype=np.uint8)
 LOWER_INFINITY = np.frombuffer(b"infinity", dtype=np.uint8)
 LOWER_MINUS_INFINITY = np.frombuffer(b"-infinity", dtype=np.uint8)
 NULL = np.frombuffer(b"null", dtype=np.uint8)
-TRUE = np.frombuffer(b"true", dtype=np.uint8)
-FALSE = np.frombuffer(b"false", dtype=np.uint8)
 QUOTE, COMMA, COLON, BACKSLASH, MINUS, PLUS, ZERO, DOT = 34, 44, 58, 92, 45, 43, 48, 46
 OPEN, CLOSE, OPEN_ARRAY, CLOSE_ARRAY = 123, 125, 91, 93
+#: the digits of all numbers below 100, the first one in the lower byte
+_PAIRS = np.frombuffer(b"".join(b"%02d" % n for n in range(100)), dtype="<u2")
+_TEN, _HUNDRED, _TEN_THOUSAND = np.uint64(10), np.uint64(100), np.uint64(10_000)
+_WORD = np.uint64(WORD)
+_TRUE, _FALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"true", b"false"))
+
+
+@inlined
+def load_word(b, p):
+    """Eight bytes as a number, the first one in the lowest byte; ``p`` is unsigned, for the same reason as in reading.py."""
+    word = np.uint64(0)
+    for i in range(8):
+        word |= np.uint64(b[p + np.uint64(i)]) << np.uint64(8 * i)
+    return word
+
+
+@inlined
+def store_word(word, out, o):
+    """The inverse of :func:`load_word`."""
+    for i in range(8):
+        out[o + np.uint64(i)] = np.uint8((word >> np.uint64(8 * i)) & np.uint64(255))
 
 
 @compiled
 def copy_bytes(b, p, n, out, o):
-    if n < 32:
-        # unsigned, for the same reason as in reading.py
-        source, target = np.uint64(p), np.uint64(o)
-        for i in range(np.uint64(n)):
-            out[target + i] = b[source + i]
-    else:
+    """Copy bytes between two buffers."""
+    if n >= 32:
         memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
+        return o + n
+    source, target, size = np.uint64(p), np.uint64(o), np.uint64(n)
+    if size >= _WORD:
+        done = np.uint64(0)
+        while done + _WORD < size:
+            store_word(load_word(b, source + done), out, target + done)
+            done += _WORD
+        # the last word overlaps the one before
+        store_word(load_word(b, source + size - _WORD), out, target + size - _WORD)
+    else:
+        for i in range(size):
+            out[target + i] = b[source + i]
+    return o + n
+
+
+@inlined
+def copy_name(names, p, n, out, o):
+    """Copy a name in whole words: up to seven bytes more than it has are read and written."""
+    source, target = np.uint64(p), np.uint64(o)
+    for done in range(np.uint64(0), np.uint64(n), _WORD):
+        store_word(load_word(names, source + done), out, target + done)
     return o + n
 
 
@@ -39,6 +76,13 @@ def literal(word, out, o, cap):
     for i in range(word.size):
         out[o + i] = word[i]
     return np.int64(o + word.size)
+
+
+@inlined
+def boolean(v, out, o):
+    """Write a boolean of JSON, for which there must be room for eight bytes."""
+    store_word(_TRUE if v else _FALSE, out, np.uint64(o))
+    return o + (4 if v else 5)
 
 
 @compiled
@@ -63,27 +107,40 @@ def integer(v, out, o):
     return unsigned(np.uint64(v), out, o)
 
 
+@inlined
+def pair(v, out, o):
+    """Write a number below 100 with two digits."""
+    digits, target = _PAIRS[np.uint64(v)], np.uint64(o)
+    out[target] = np.uint8(digits & np.uint16(255))
+    out[target + np.uint64(1)] = np.uint8(digits >> np.uint16(8))
+
+
 @compiled
 def unsigned(magnitude, out, o):
-    n = 1
-    rest = magnitude // np.uint64(10)
-    while rest > np.uint64(0):
-        n += 1
-        rest //= np.uint64(10)
-    for i in range(n - 1, -1, -1):
-        out[o + i] = np.uint8(np.uint64(ZERO) + magnitude % np.uint64(10))
-        magnitude //= np.uint64(10)
-    return o + n
+    """Write a number, given as unsigned, in decimal digits."""
+    n, rest = np.uint64(1), magnitude
+    while rest >= _TEN_THOUSAND:
+        rest //= _TEN_THOUSAND
+        n += np.uint64(4)
+    if rest >= np.uint64(100):
+        n += np.uint64(3) if rest >= np.uint64(1000) else np.uint64(2)
+    elif rest >= _TEN:
+        n += np.uint64(1)
+    return padded(magnitude, n, out, o)
 
 
 @compiled
 def padded(v, width, out, o):
     """Write a number, which must not be negative, with ``width`` digits."""
     rest = np.uint64(v)  # unsigned division is much cheaper
-    for i in range(width - 1, -1, -1):
-        out[o + i] = np.uint8(np.uint64(ZERO) + rest % np.uint64(10))
-        rest //= np.uint64(10)
-    return o + width
+    left, target = np.uint64(width), np.uint64(o)
+    while left >= np.uint64(2):
+        left -= np.uint64(2)
+        pair(rest % _HUNDRED, out, target + left)
+        rest //= _HUNDRED
+    if left > np.uint64(0):
+        out[target] = np.uint8(np.uint64(ZERO) + rest % _TEN)
+    return o + np.int64(width)
 
 
 @compiled

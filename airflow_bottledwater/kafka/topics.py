@@ -278,12 +278,17 @@ class Topics:
         """Create topics and wait until the broker knows them; those that exist are left as they are.
 
         :raises Refused: the broker refuses to create one; the message says why.
+        :raises Outage: the broker does not know one of them, and for some seconds has not learned of any.
         """
         with self._errors():
             for start in range(0, len(wanted), _AT_ONCE):
                 self._create(wanted[start : start + _AT_ONCE])
-            deadline, names = time.monotonic() + _TIMEOUT, {topic.name for topic in wanted}
-            while not names <= set(self._admin.list_topics(timeout=_TIMEOUT).topics) and time.monotonic() < deadline:
+            unknown, deadline = {topic.name for topic in wanted}, time.monotonic() + _TIMEOUT
+            while left := unknown - self._admin.list_topics(timeout=_TIMEOUT).topics.keys():
+                if len(left) < len(unknown):
+                    unknown, deadline = left, time.monotonic() + _TIMEOUT
+                elif time.monotonic() > deadline:
+                    raise Outage(f"Topic {min(left)!r} was created, but Kafka does not list it.", "Try again.")
                 time.sleep(0.05)
 
     def _create(self, wanted: Sequence[NewTopic]) -> None:

@@ -300,16 +300,18 @@ def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], old
 
     :param by_topic: the tables by their topics' names.
     :param oldest_xid: X0 of the tables.
-    :raises Refused: a topic belongs to another pipeline.
+    :raises Refused: a topic belongs to another pipeline, or does not exist.
     """
     topics = Topics(pipeline.kafka)
     events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
-    present = topics.describe([*by_topic, events, letters])
     if pipeline.create_topics:
+        present = topics.describe([*by_topic, events, letters])
         replication = min(pipeline.replication_factor, topics.brokers())
         missing = [name for name in (events, letters, *by_topic) if name not in present]
         topics.make(*(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication) for name in missing))
-        present = topics.describe(list(by_topic))
+    present = topics.describe(list(by_topic), confirm=True)
+    if missing := sorted(by_topic.keys() - present.keys()):
+        raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
     owners = store.read_control(pipeline.kafka)
     owner = cluster.pipeline(pipeline.slot)
     pinned = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.kafka import topics
 from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
 from airflow_bottledwater.state import store
@@ -71,6 +71,15 @@ def test_what_the_broker_does_not_allow_is_said_before_and_when_the_topic_is_mad
     assert "POLICY_VIOLATION: not here" in admin.uncreatable([topic])["orders"]
     with pytest.raises(Refused, match=r"'orders': POLICY_VIOLATION: not here.*policy for new topics"):
         admin.make(topic)
+
+
+def test_a_topic_that_the_broker_never_lists_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin, managed = _admin(monkeypatch, KafkaError.POLICY_VIOLATION, 100)
+    monkeypatch.setattr(managed, "poll", lambda _: None, raising=False)
+    monkeypatch.setattr(managed, "list_topics", lambda **_: Managed(0, 0).list_topics())
+    monkeypatch.setattr(topics, "_TIMEOUT", 0.2)
+    with pytest.raises(Outage, match="'orders' was created, but Kafka does not list it"):
+        admin.make(NewTopic("orders", 4, 3, ({},)))
 
 
 class Fenced:

@@ -32,11 +32,13 @@ def test_a_local_job_reads_its_settings_where_they_are(binary: Path, tmp_path: P
 def test_a_cluster_is_sent_the_settings_and_no_loopback_address(binary: Path, tmp_path: Path) -> None:
     made = submit.command("snapshot", tmp_path / "s.json", master="spark://h:7077", conf={"a": "b"}, binary=binary.name)
     assert made[made.index("--files") + 1] == str(tmp_path / "s.json")
-    assert [made[i + 1] for i, word in enumerate(made) if word == "--conf"] == ["a=b"]
+    given = [made[i + 1] for i, word in enumerate(made) if word == "--conf"]
+    assert given == ["spark.executorEnv.GLIBC_TUNABLES=glibc.malloc.tcache_count=60000", "a=b"]
 
 
-def test_the_users_properties_come_last() -> None:
-    assert submit.conf_for("local", {"spark.driver.memory": "3g"})["spark.driver.memory"] == "3g"
+@pytest.mark.parametrize("name", ["spark.driver.memory", "spark.executorEnv.GLIBC_TUNABLES"])
+def test_the_users_properties_come_last(name: str) -> None:
+    assert submit.conf_for("local", {name: "mine"})[name] == "mine"
 
 
 def test_a_program_that_is_missing_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -222,6 +222,10 @@ def read_records(
         reader.close()
 
 
+#: control records that are written before the broker has to acknowledge them: far fewer than fit into the producer's queue
+_AT_ONCE = 1000
+
+
 class Control:
     """Writes to the shared state topic (heartbeats, owners of topics, requests), with a producer that is not transactional."""
 
@@ -246,20 +250,39 @@ class Control:
         """
         failed: list[KafkaError] = []
         try:
-            self._producer.produce(
-                CONTROL_TOPIC,
-                encode(value),
-                key.encode(),
-                partition=0,
-                on_delivery=lambda error, _: failed.append(error) if error else None,
-            )
+            self._produce(key, value, failed)
         except BufferError:
             if wait:
                 raise Outage("Kafka does not take our status records.") from None
             return
-        if wait and (self._producer.flush(wait) or failed):
-            raise Outage(f"Kafka did not take a control record: {failed[0].str() if failed else 'no answer'}.")
+        if wait:
+            self._confirm(failed, wait)
         self._producer.poll(0)
+
+    def write_all(self, records: Mapping[str, dict[str, Any] | None]) -> None:
+        """Write some records, or tombstones, and wait once until the broker has acknowledged all of them.
+
+        :raises Outage: it has not acknowledged one in time; others may be written.
+        """
+        failed: list[KafkaError] = []
+        for number, (key, value) in enumerate(records.items(), 1):
+            self._produce(key, value, failed)
+            if number % _AT_ONCE == 0:
+                self._confirm(failed)
+        self._confirm(failed)
+
+    def _produce(self, key: str, value: dict[str, Any] | None, failed: list[KafkaError]) -> None:
+        self._producer.produce(
+            CONTROL_TOPIC,
+            encode(value),
+            key.encode(),
+            partition=0,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
+
+    def _confirm(self, failed: list[KafkaError], wait: float = 10.0) -> None:
+        if self._producer.flush(wait) or failed:
+            raise Outage(f"Kafka did not take a control record: {failed[0].str() if failed else 'no answer'}.")
 
     def close(self) -> None:
         """Send records that are still queued, for at most 2 seconds."""
@@ -275,13 +298,12 @@ def read_control(config: Mapping[str, str]) -> RawRecords:
 
 
 def write_control(config: Mapping[str, str], records: Mapping[str, dict[str, Any] | None]) -> None:
-    """Write some records to the shared state topic, or tombstones, one after the other.
+    """Write some records to the shared state topic, or tombstones, in this order.
 
-    :raises Outage: Kafka does not take one; those behind it are not written.
+    :raises Outage: Kafka does not take one; others may be written.
     """
     control = Control(config)
     try:
-        for key, value in records.items():
-            control.write(key, value)
+        control.write_all(records)
     finally:
         control.close()

@@ -20,6 +20,7 @@ NAMES = (
     "command",
     "toast",
     "tables",
+    "relations",
     "sweep",
     "verify",
     "live",

@@ -254,12 +254,14 @@ class Job:
         if engine is not None and engine != RUNNER:
             pipeline = pipeline.with_(engine=engine)
         settings = pipeline.write(self.run)
+        environment = submit.environment()
         if engine == RUNNER:
+            environment |= submit.WORKER_ENVIRONMENT
             command = [sys.executable, "-m", "tests.support.process_job", *submit.arguments(settings)]
         else:
             command = submit.command(name, settings, master=MASTER)
         self.submitted = time.time()
-        supervise.start(self.run, command, submit.environment())
+        supervise.start(self.run, command, environment)
 
     @property
     def running(self) -> bool:

@@ -1,11 +1,13 @@
 """An Airflow with CeleryExecutor, as it is on several hosts: each worker and the triggerer have a host name and files of their own.
 
-The broker is a database of the same PostgreSQL that has the metadata. Unlike Redis or RabbitMQ it never delivers a task
-again: one whose worker died is found by the scheduler, which misses its heartbeats.
+The broker is Redis where Debian's redis-server is installed, and else a database of the same PostgreSQL that has the metadata. A task
+whose worker died is found by the scheduler, which misses its heartbeats: neither broker delivers it again within a test.
 """
 
 from __future__ import annotations
 
+import shutil
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Self
 
 import psycopg
 
+from airflow_bottledwater.local import ports
 from airflow_bottledwater.local.airflow import AirflowStack, Component
 from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.process import ServerProcess
 
 _SETTINGS = {
     "CORE__EXECUTOR": "CeleryExecutor",
@@ -27,6 +31,30 @@ _SETTINGS = {
     # 30 s by default, until the triggers of a triggerer that is gone are given to another one
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
 }
+
+
+class _Redis(ServerProcess):
+    """A Redis that keeps nothing on disk."""
+
+    name = "redis"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.port = ports.keep(self.folder, redis=0)["redis"]
+
+    @property
+    def url(self) -> str:
+        return f"redis://{ports.HOST}:{self.port}/0"
+
+    def command(self) -> list[str]:
+        return ["redis-server", "--bind", ports.HOST, "--port", str(self.port), "--save", "", "--appendonly", "no"]
+
+    def ready(self) -> bool:
+        try:
+            socket.create_connection((ports.HOST, self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
 
 class _Elsewhere(Component):
@@ -85,7 +113,7 @@ class CeleryAirflow(AirflowStack):
     Its `components` are api-server, scheduler and dag-processor on this machine, and the triggerer and the workers elsewhere:
     each can be started, stopped, killed, paused and resumed.
 
-    :param postgres: runs already; the databases airflow and broker are created in it.
+    :param postgres: runs already; the databases airflow and broker are created in it, the broker's for use without Redis.
     :param workers: their hosts; each is the name of the component, too.
     :param queues: of each worker.
     :param env: further environment variables for all components.
@@ -101,8 +129,9 @@ class CeleryAirflow(AirflowStack):
         queues: str = "default",
         env: Mapping[str, str] | None = None,
     ) -> None:
+        self._redis = _Redis(Path(folder) / "redis") if shutil.which("redis-server") else None
         settings = _SETTINGS | {
-            "CELERY__BROKER_URL": f"sqla+{postgres.url('broker')}",
+            "CELERY__BROKER_URL": self._redis.url if self._redis else f"sqla+{postgres.url('broker')}",
             "CELERY__RESULT_BACKEND": f"db+{postgres.url('airflow')}",
         }
         named = {f"AIRFLOW__{name}": value for name, value in settings.items()}
@@ -127,4 +156,12 @@ class CeleryAirflow(AirflowStack):
             known = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
         for name in {"airflow", "broker"} - known:
             self.postgres.createdb(name)
+        if self._redis:
+            self._redis.start()
         return super().start()
+
+    def stop(self) -> None:
+        """Stop all components, and the broker."""
+        super().stop()
+        if self._redis:
+            self._redis.stop()

@@ -872,7 +872,7 @@ MUTANTS = (
     Mutant(
         "Spark does not repeat a permanent error",
         "spark/error_codec.py",
-        "        if transient(error) and",
+        "        if repeated and transient(error) and",
         "        if True or",
         f"{_TASKS}::test_a_lanes_permanent_error_is_not_tried_again",
     ),
@@ -1550,5 +1550,33 @@ MUTANTS = (
         "                row_sum += found\n",
         "                row_sum += found if column != 2 else np.uint64(0)\n",
         "tests/unit/verify/test_scan.py::test_equal_rows_and_records_have_equal_hashes",
+    ),
+    Mutant(
+        "what executors cannot reach is said at once",
+        "spark/executors.py",
+        "returned(work, repeated=False)",
+        "returned(work)",
+        "tests/unit/spark/test_executors.py::test_what_cannot_be_reached_is_said_at_once_and_spark_does_not_try_again",
+    ),
+    Mutant(
+        "a server that swallows packets is named",
+        "spark/executors.py",
+        "answers.get(timeout=max(0.0, deadline - time.monotonic()))",
+        "answers.get()",
+        "tests/unit/spark/test_executors.py::test_a_server_that_swallows_packets_does_not_use_up_the_time",
+    ),
+    Mutant(
+        "executors of another version are refused",
+        "spark/executors.py",
+        "if found != wanted:",
+        "if False:",
+        "tests/unit/spark/test_executors.py::test_another_version_of_the_package_is_refused",
+    ),
+    Mutant(
+        "executors try the schema registry",
+        "spark/executors.py",
+        'if pipeline.output_format == "avro":',
+        "if False:",
+        "tests/unit/spark/test_executors.py::test_each_server_of_the_pipeline_is_tried",
     ),
 )

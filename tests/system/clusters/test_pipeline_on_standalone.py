@@ -239,13 +239,18 @@ def test_executors_without_the_package(servers: ReachableServers, start: Start, 
     assert time.monotonic() - began < 90
 
 
-def test_executors_that_cannot_reach_the_source(idle: Flow, servers: ReachableServers, start: Start) -> None:
-    """It listens on this machine only, as far as they can tell."""
-    idle.change(postgres=idle.pipeline.postgres.replace(servers.address, "127.0.0.1"))
+@pytest.mark.parametrize("server", ["PostgreSQL", "Kafka"])
+def test_executors_that_cannot_reach_a_server(idle: Flow, servers: ReachableServers, start: Start, server: str) -> None:
+    """It listens on this machine only, as far as they can tell. They say so before the time for executors is over, which would put the
+    blame on the cluster."""
+    if server == "Kafka":
+        idle.change(kafka={"bootstrap.servers": servers.bootstrap.replace(servers.address, "127.0.0.1")})
+    else:
+        idle.change(postgres=idle.pipeline.postgres.replace(servers.address, "127.0.0.1"))
     began = time.monotonic()
     message, transient = start(idle, "stream").error()
-    assert "From the executor on host host" in message and transient
-    assert time.monotonic() - began < 120
+    assert "From the executor on host host" in message and f"{server} at 127.0.0.1" in message and transient
+    assert time.monotonic() - began < 90
 
 
 def test_executors_that_cannot_reach_the_driver(idle: Flow, start: Start) -> None:

@@ -892,8 +892,8 @@ MUTANTS = (
     ),
     Mutant(
         "a cluster's driver finds its settings",
-        "spark/job.py",
-        "Path.cwd() / path.name, ",
+        "spark/copies.py",
+        "Path.cwd() / original.name, ",
         "",
         "tests/unit/spark/test_job.py::test_the_settings_are_found_where_a_cluster_puts_them",
     ),
@@ -1578,5 +1578,19 @@ MUTANTS = (
         'if pipeline.output_format == "avro":',
         "if False:",
         "tests/unit/spark/test_executors.py::test_each_server_of_the_pipeline_is_tried",
+    ),
+    Mutant(
+        "only its user may read the settings that Spark sends",
+        "spark/copies.py",
+        "            copy.chmod(0o600)",
+        "            pass",
+        "tests/unit/spark/test_job.py::test_the_settings_are_found_through_spark_and_nobody_else_may_read_them",
+    ),
+    Mutant(
+        "the settings that Spark sends are removed",
+        "spark/copies.py",
+        "        copy.unlink(missing_ok=True)",
+        "        pass",
+        "tests/unit/spark/test_job.py::test_the_copies_are_removed_at_the_end",
     ),
 )

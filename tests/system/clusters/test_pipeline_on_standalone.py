@@ -115,6 +115,16 @@ def _streams_on(network: Network, flow: Flow) -> Host:
     return next(host for host in network if host.address == row[0].partition("/")[0])
 
 
+def _copies(standalone: StandaloneCluster) -> dict[Path, int]:
+    """Copies of the settings in the work folders of all executors, with their modes."""
+    found = {}
+    for worker in standalone.workers:
+        for path in worker.folder.glob("work/**/pipeline-*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_mode & 0o777
+    return found
+
+
 def test_the_snapshot_is_taken_on_both_hosts(
     standalone: StandaloneCluster, servers: ReachableServers, start: Start
 ) -> None:
@@ -122,8 +132,9 @@ def test_the_snapshot_is_taken_on_both_hosts(
     with live(flow, 10 * ROWS):
         waits = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
         job = start(flow, "snapshot", **waits)
-        seen = set()
+        seen, modes = set(), dict[Path, int]()
         while supervise.running(job.run):
+            modes |= _copies(standalone)
             seen |= {
                 row[0]
                 for row in flow.execute(
@@ -133,6 +144,8 @@ def test_the_snapshot_is_taken_on_both_hosts(
         assert supervise.exit_code(job.run) == 0, job.log
         assert {address.partition("/")[0] for address in seen} == {worker.address for worker in standalone.workers}
         assert status.report(flow.pipeline).complete
+        # the settings were sent to both hosts, for this user only, and are gone
+        assert len(modes) == 2 and set(modes.values()) == {0o600} and _copies(standalone) == {}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -139,7 +139,7 @@ def _cancel(identity: Identity) -> None:
         log.warning("The application %s could not be cancelled: %s", identity["application"], error)
         return
     variables = spark_job.environment(os.environ, master=place.master)
-    command = submit.cancel(place.master, identity["application"], place.namespace, variables)
+    command = submit.cancel(place.master, identity["application"], variables)
     if command is None:
         log.warning("The application %s cannot be cancelled from here.", identity["application"])
         return

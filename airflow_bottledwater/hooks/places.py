@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,14 @@ class Place:
     :param cluster: whether its driver runs in the cluster; otherwise on the worker's host.
     :param master: Spark's master.
     :param namespace: Kubernetes' namespace; None for the default.
+    :param pod: the name of the driver's pod on Kubernetes, if the user gives it one.
     """
 
     conn_id: str
     cluster: bool
     master: str
     namespace: str | None = None
+    pod: str | None = None
 
     @property
     def kubernetes(self) -> bool:
@@ -44,22 +47,25 @@ def connection_of(conn_id: str) -> Any:
     return connections.connection(conn_id, kind="Spark")
 
 
-def find(conn_id: str, *, mode: str | None = None) -> Place:
+def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any] | None = None) -> Place:
     """Where jobs run that are submitted with a Spark connection.
 
     :param conn_id: connection of type Spark.
     :param mode: the deploy mode; None for the connection's, which is ``client`` unless it says otherwise.
+    :param properties: the task's properties of Spark (``conf``), which come before what the connection says.
     :raises Refused: there is no such connection, or Spark cannot run Python in this way.
     :raises Outage: the connection could not be looked up.
     """
     connection = connection_of(conn_id)
     extra = connection.extra_dejson
+    properties = properties or {}
     host = str(connection.host or "yarn")
     place = Place(
         conn_id,
         str(mode or extra.get("deploy-mode") or "client") == "cluster",
         f"{host}:{connection.port}" if connection.port else host,
-        extra.get("namespace") or None,
+        properties.get("spark.kubernetes.namespace") or extra.get("namespace") or None,
+        properties.get("spark.kubernetes.driver.pod.name") or None,
     )
     if place.cluster and not place.master.startswith(("yarn", "k8s://")):
         raise Refused(

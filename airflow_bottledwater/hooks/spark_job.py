@@ -45,7 +45,8 @@ class Identity(TypedDict):
     :param id: the job's id in Kafka.
     :param host: name of the host that it was submitted on.
     :param folder: in client mode the absolute path of its run directory there; otherwise empty.
-    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known; otherwise empty.
+    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known (YARN's application id; on Kubernetes
+        namespace and pod of the driver, with a colon between them); otherwise empty.
     :param conn_id: the Spark connection.
     """
 
@@ -84,12 +85,12 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
     folder = home / f"{kind}-{pipeline.slot}-{job_id[:12]}"
     folder.mkdir(parents=True, mode=0o700)
     run_directory.write(folder, Submission(job_id, kind))
-    pod = f"bottledwater-{kind}-{pipeline.slot.replace('_', '-')[:30].strip('-')}-{job_id[:8]}"
+    pod = place.pod or f"bottledwater-{kind}-{pipeline.slot.replace('_', '-')[:30].strip('-')}-{job_id[:8]}"
     identity: Identity = {
         "id": job_id,
         "host": socket.gethostname(),
         "folder": "" if place.cluster else str(folder),
-        "application": pod if place.kubernetes else "",
+        "application": f"{place.namespace or 'default'}:{pod}" if place.kubernetes else "",
         "conn_id": place.conn_id,
     }
     return identity, pipeline.write(folder)

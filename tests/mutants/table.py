@@ -1593,4 +1593,18 @@ MUTANTS = (
         "        pass",
         "tests/unit/spark/test_job.py::test_the_copies_are_removed_at_the_end",
     ),
+    Mutant(
+        "a driver's pod is looked for in the namespace of the task's properties",
+        "hooks/places.py",
+        'properties.get("spark.kubernetes.namespace") or extra',
+        "extra",
+        "tests/unit/hooks/test_places.py::test_on_kubernetes_the_tasks_properties_come_first",
+    ),
+    Mutant(
+        "a driver's pod has the name that the user gives it",
+        "hooks/spark_job.py",
+        'pod = place.pod or f"',
+        'pod = f"',
+        "tests/unit/hooks/test_pipeline_hook.py::test_on_kubernetes_a_job_is_known_by_namespace_and_pod",
+    ),
 )

@@ -138,7 +138,7 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, and its slot is freed."""
     from airflow_bottledwater.model.outcome import Outcome
     from airflow_bottledwater.postgres.connect import identify, session
-    from airflow_bottledwater.provision.stop import fence, free
+    from airflow_bottledwater.provision.stop import give_up
     from airflow_bottledwater.state import control, jobs
 
     pipeline = pipeline_of(values)
@@ -162,8 +162,7 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
             click.echo(f"A job that continues it within {minutes:.0f} minutes stops, too.", err=True)
         return
     log.warning("The job did not answer within %.0f s.", timeout)
-    if fence(pipeline, asked.job.id, "stop"):
-        free(pipeline)
+    give_up(pipeline, asked.job.id, "stop", lambda: None)
     # what Airflow has submitted is not submitted again
     jobs.request_stop_of_others(pipeline, name, "")
     for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot).items():

@@ -1,6 +1,6 @@
 """Stops a job, wherever it runs: by a request through Kafka; if nobody answers, it is fenced by a claim, and its replication connection
-is ended on the server. Then what is left of it is ended where it can be reached: its processes on this host, or its application in a
-cluster."""
+is ended on the server. Only then what is left of it is ended where it can be reached, which may take a minute: its processes on this host,
+or its application in a cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
-    from airflow_bottledwater.provision.stop import free, holds
+    from airflow_bottledwater.provision.stop import free, give_up, holds
 
     folder = spark_job.folder_here(identity)
     if folder is not None and not folder.is_dir():
@@ -49,11 +49,12 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
         if holds(pipeline, claim):
             free(pipeline)
         return True
-    fenced = _fence(pipeline, claim, final)
-    end_processes(identity)
-    _report(pipeline, identity, final)
-    if fenced:
-        free(pipeline)
+
+    def end() -> None:
+        end_processes(identity)
+        _report(pipeline, identity, final)
+
+    give_up(pipeline, claim, "end" if final else "replace", end)
     return False
 
 
@@ -108,16 +109,6 @@ def _request(pipeline: Pipeline, identity: Identity, folder: Path | None, timeou
 def _over(folder: Path | None) -> bool:
     """Whether the job is known to have no process on this host any more."""
     return folder is not None and not supervise.running(folder)
-
-
-def _fence(pipeline: Pipeline, claim: str, final: bool) -> bool:
-    from airflow_bottledwater.provision import stop
-
-    try:
-        return stop.fence(pipeline, claim, "end" if final else "replace")
-    except BottledWaterError as error:
-        log.warning("The job could not be fenced: %s", error)
-        return False
 
 
 def _report(pipeline: Pipeline, identity: Identity, final: bool) -> None:

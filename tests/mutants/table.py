@@ -955,9 +955,9 @@ MUTANTS = (
     ),
     Mutant(
         "a job that does not answer is fenced",
-        "hooks/job_stop.py",
-        "    fenced = _fence(pipeline, claim, final)\n",
-        "    fenced = False\n",
+        "provision/stop.py",
+        "        ours = fence(pipeline, claim, why)\n",
+        '        ours = ""\n',
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
     Mutant(
@@ -1606,5 +1606,19 @@ MUTANTS = (
         'pod = place.pod or f"',
         'pod = f"',
         "tests/unit/hooks/test_pipeline_hook.py::test_on_kubernetes_a_job_is_known_by_namespace_and_pod",
+    ),
+    Mutant(
+        "the slot of a job that does not answer is free before its processes are ended",
+        "provision/stop.py",
+        "        if ours:\n            free(pipeline)\n",
+        "",
+        "tests/unit/provision/test_stop.py::test_the_slot_is_free_before_the_processes_are_ended",
+    ),
+    Mutant(
+        "a job that has claimed the slot since keeps it",
+        "provision/stop.py",
+        "    if ours and holds(pipeline, ours):\n",
+        "    if ours:\n",
+        "tests/unit/provision/test_stop.py::test_a_job_that_has_claimed_the_slot_meanwhile_keeps_it",
     ),
 )

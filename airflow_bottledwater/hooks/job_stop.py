@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -16,14 +15,11 @@ from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import run_directory, submit, supervise
+from airflow_bottledwater.spark import ending, run_directory, supervise
 from airflow_bottledwater.spark.run_directory import Driver
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 
 log = logging.getLogger(__name__)
-
-#: seconds for the command that cancels an application
-_CANCEL_SECONDS = 60.0
 
 
 def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
@@ -61,9 +57,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
 def end_processes(identity: Identity) -> None:
     """End what is left of a job where it can be reached: its processes on this host, or its application in a cluster."""
     if (folder := spark_job.folder_here(identity)) is not None:
-        if supervise.running(folder):
-            log.info("The job's processes on this host are ended.")
-        supervise.stop(folder, timeout=5.0)
+        ending.end_here(folder)
     elif identity["application"]:
         _cancel(identity)
     elif identity["folder"]:
@@ -127,21 +121,7 @@ def _cancel(identity: Identity) -> None:
     try:
         place = places.find(identity["conn_id"], mode="cluster")
     except BottledWaterError as error:
-        log.warning("The application %s could not be cancelled: %s", identity["application"], error)
+        by_hand = ending.by_hand(identity["application"])
+        log.warning("The application %s was not cancelled: %s\nCancel it: %s", identity["application"], error, by_hand)
         return
-    variables = spark_job.environment(os.environ, master=place.master)
-    command = submit.cancel(place.master, identity["application"], variables)
-    if command is None:
-        log.warning("The application %s cannot be cancelled from here.", identity["application"])
-        return
-    try:
-        done = subprocess.run(
-            command, check=False, env=variables, capture_output=True, text=True, timeout=_CANCEL_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("The application %s could not be cancelled: %s", identity["application"], error)
-        return
-    if done.returncode:
-        log.warning("The application %s could not be cancelled: %s", identity["application"], done.stderr[-500:])
-    else:
-        log.info("The application %s was cancelled.", identity["application"])
+    ending.cancel(place.master, identity["application"], spark_job.environment(os.environ, master=place.master))

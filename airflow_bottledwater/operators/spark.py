@@ -185,6 +185,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 identity["host"],
                 identity["folder"],
                 identity["conn_id"],
+                place.master,
             )
             try:
                 jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"])

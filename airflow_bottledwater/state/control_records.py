@@ -145,6 +145,7 @@ class Owner:
     :param host: the host that it was submitted on.
     :param folder: its run directory there; empty if there is none.
     :param conn_id: the Spark connection.
+    :param master: its master, for whoever does not know the connection.
     """
 
     dag_id: str
@@ -154,6 +155,7 @@ class Owner:
     host: str
     folder: str
     conn_id: str
+    master: str = ""
 
 
 @dataclass(slots=True)

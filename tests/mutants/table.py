@@ -1621,4 +1621,18 @@ MUTANTS = (
         "    if ours:\n",
         "tests/unit/provision/test_stop.py::test_a_job_that_has_claimed_the_slot_meanwhile_keeps_it",
     ),
+    Mutant(
+        "the command ends the processes of a job that does not answer",
+        "cli/stopping.py",
+        "            return ending.end_here(folder)\n",
+        "            return True\n",
+        f"{_STOPPING}::test_the_command_ends_the_processes_of_a_job_on_this_host",
+    ),
+    Mutant(
+        "the command cancels the application of a job that does not answer",
+        "cli/stopping.py",
+        "        if record.application:\n",
+        "        if False:\n",
+        f"{_STOPPING}::test_the_command_cancels_the_application_of_a_job",
+    ),
 )

@@ -15,6 +15,10 @@ from airflow_bottledwater.hooks import connections
 _KEEP_PROCESSES = ("LocalExecutor", "CeleryExecutor", "EdgeExecutor")
 
 
+#: the arguments of an operator that say where its job runs, beside the connection
+WHERE = ("executor", "deploy_mode", "deferrable", "settings_file")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a job is going to run.
@@ -93,7 +97,28 @@ def check(place: Place, *, detached: bool, executor: str | None = None, settings
         )
     if detached and not place.cluster and not executor.endswith(_KEEP_PROCESSES):
         raise Refused(
-            f"In deploy-mode client the stream is a process on Airflow's worker, and a worker of {executor} ends with its task.",
-            "Set deferrable=False on the stream: its task then stays, and is the job's supervisor. Or use a Spark connection with "
+            f"In deploy-mode client the job is a process on Airflow's worker, and a worker of {executor} ends with its task.",
+            "Set deferrable=False on the task: it then stays, and is the job's supervisor. Or use a Spark connection with "
             "deploy-mode cluster, or give the task another executor (executor='LocalExecutor' or 'CeleryExecutor', if configured).",
         )
+
+
+def problems(conn_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why the jobs of tasks could not run, before anything is changed.
+
+    :param conn_id: connection of type Spark.
+    :param tasks: ``snapshot`` and ``stream``, each with those arguments of its operator (:data:`WHERE`) that are given.
+    :raises Outage: the connection could not be looked up.
+    """
+    found = []
+    for name, task in tasks.items():
+        try:
+            check(
+                find(conn_id, mode=task.get("deploy_mode")),
+                detached=bool(task.get("deferrable", name == "stream")),
+                executor=task.get("executor"),
+                settings_file=task.get("settings_file"),
+            )
+        except Refused as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))

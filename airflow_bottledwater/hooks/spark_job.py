@@ -8,6 +8,7 @@ the Python driver behind when it is killed.)
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -57,18 +58,32 @@ class Identity(TypedDict):
     conn_id: str
 
 
-def refuse_missing_binary(conn_id: str) -> None:
-    """Check that the program which submits jobs, usually spark-submit, is installed on this host.
+def refuse_missing_programs(conn_id: str) -> None:
+    """Check that what submits jobs is installed on this host: usually spark-submit, and for Kubernetes its provider.
 
     :param conn_id: connection of type Spark, which may name another program (``spark-binary``).
-    :raises Refused: there is no such connection, or the program is not on the PATH.
+    :raises Refused: there is no such connection, or something is missing.
     """
-    name = str(connection_of(conn_id).extra_dejson.get("spark-binary") or "spark-submit")
+    connection = connection_of(conn_id)
+    if str(connection.host).startswith("k8s://") and not _has_kubernetes():
+        raise Refused(
+            f"Connection {conn_id!r} has a master on Kubernetes, and Airflow's provider for it is not installed on this worker.",
+            "pip install apache-airflow-providers-cncf-kubernetes",
+        )
+    name = str(connection.extra_dejson.get("spark-binary") or "spark-submit")
     if shutil.which(name, path=environment()["PATH"]) is None:
         raise Refused(
             f"{name} (of connection {conn_id!r}) is not on the PATH of this worker.",
             "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on the PATH.",
         )
+
+
+def _has_kubernetes() -> bool:
+    """Whether the module is there that the Spark provider needs."""
+    try:
+        return importlib.util.find_spec("airflow.providers.cncf.kubernetes.kube_client") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path]:

@@ -1635,4 +1635,25 @@ MUTANTS = (
         "        if False:\n",
         f"{_STOPPING}::test_the_command_cancels_the_application_of_a_job",
     ),
+    Mutant(
+        "no slot is made where the snapshot cannot run",
+        "hooks/places.py",
+        "    for name, task in tasks.items():\n",
+        '    for name, task in [("stream", tasks["stream"])]:\n',
+        f"{_OPERATORS}::test_what_the_snapshot_cannot_do_is_refused_before_anything_is_made",
+    ),
+    Mutant(
+        "the group passes on where its operators run",
+        "task_group.py",
+        '"stream": {name: getattr(self.stream, name) for name in WHERE},',
+        '"stream": stream,',
+        f"{_OPERATORS}::test_the_group_says_where_its_jobs_run_also_if_the_dag_says_it",
+    ),
+    Mutant(
+        "preflight names the provider that Kubernetes needs",
+        "hooks/spark_job.py",
+        '.startswith("k8s://") and not _has_kubernetes()',
+        '.startswith("k8s://") and False',
+        f"{_OPERATORS}::test_preflight_names_the_provider_that_kubernetes_needs",
+    ),
 )

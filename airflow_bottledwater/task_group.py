@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.sdk import TaskGroup
 
+from airflow_bottledwater.hooks.places import WHERE
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -44,22 +45,20 @@ class BottledWaterTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         with self:
-            of_stream = stream or {}
-            spark: dict[str, Any] = {
-                "spark_conn_id": spark_conn_id,
-                "stream_executor": of_stream.get("executor"),
-                "stream_deploy_mode": of_stream.get("deploy_mode"),
-                "stream_deferrable": of_stream.get("deferrable", True),
-                "settings_file": of_stream.get("settings_file"),
-            }
-            self.preflight = ReplicationPreflightOperator(task_id="preflight", **spark, **pipeline)
-            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **spark, **pipeline)
             self.snapshot = SnapshotToKafkaOperator(
                 task_id="snapshot", conn_id=spark_conn_id, **pipeline, **(snapshot or {})
             )
             self.stream = StreamToKafkaOperator(
                 task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {})
             )
+            # as the operators have them: the DAG's default_args count, too
+            spark: dict[str, Any] = {
+                "spark_conn_id": spark_conn_id,
+                "snapshot": {name: getattr(self.snapshot, name) for name in WHERE},
+                "stream": {name: getattr(self.stream, name) for name in WHERE},
+            }
+            self.preflight = ReplicationPreflightOperator(task_id="preflight", **spark, **pipeline)
+            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **spark, **pipeline)
             # both wait for as long as the stream runs, so they are deferred instead of occupying a worker slot
             self.wait_caught_up = ReplicationSlotLagSensor(
                 task_id="wait_caught_up",

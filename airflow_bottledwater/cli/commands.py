@@ -11,11 +11,11 @@ import click
 from rich.console import Console
 
 from airflow_bottledwater import extras
-from airflow_bottledwater.cli import jobs, probe, report
+from airflow_bottledwater.cli import jobs, probe, report, stopping
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
-from airflow_bottledwater.errors import BottledWaterError, StateError
+from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.local.commands import COMMANDS
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
@@ -135,43 +135,9 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds for the job to end in order.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
-    """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, and its slot is freed."""
-    from airflow_bottledwater.model.outcome import Outcome
-    from airflow_bottledwater.postgres.connect import identify, session
-    from airflow_bottledwater.provision.stop import fence, free
-    from airflow_bottledwater.state import control, jobs
-
-    pipeline = pipeline_of(values)
-    with session(pipeline.postgres) as connection:
-        cluster = identify(connection)
-    asked = control.request_stop(pipeline, cluster, retire=retire)
-    # a job that is starting, or is started again at this moment, has not reported yet
-    name, claim = cluster.pipeline(pipeline.slot), asked.job.id if asked is not None else ""
-    others = jobs.request_stop_of_others(pipeline, name, claim)
-    if others:
-        log.info("Jobs that are starting were asked to stop, too: %d.", others)
-    if asked is None:
-        if not others:
-            raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
-        return
-    ended = control.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
-    if ended is not None:
-        click.echo(f"The job is {ended.state}.", err=True)
-        if not ended.over:
-            minutes = control.REQUEST_HOLDS / 60
-            click.echo(f"A job that continues it within {minutes:.0f} minutes stops, too.", err=True)
-        return
-    log.warning("The job did not answer within %.0f s.", timeout)
-    if fence(pipeline, asked.job.id, "stop"):
-        free(pipeline)
-    # what Airflow has submitted is not submitted again
-    jobs.request_stop_of_others(pipeline, name, "")
-    for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot).items():
-        if record.claim == asked.job.id:
-            jobs.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
-    if retire:
-        control.request_stop(pipeline, cluster, retire=True)
-    click.echo(f"End what is left of it on host {asked.job.host}: process {asked.job.pid}.", err=True)
+    """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, its slot is freed, and what can be
+    reached of it is ended."""
+    stopping.stop(pipeline_of(values), retire=retire, timeout=timeout)
 
 
 @cli.command("redrive")

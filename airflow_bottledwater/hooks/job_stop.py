@@ -1,12 +1,11 @@
 """Stops a job, wherever it runs: by a request through Kafka; if nobody answers, it is fenced by a claim, and its replication connection
-is ended on the server. Then what is left of it is ended where it can be reached: its processes on this host, or its application in a
-cluster."""
+is ended on the server. Only then what is left of it is ended where it can be reached, which may take a minute: its processes on this host,
+or its application in a cluster."""
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -16,14 +15,11 @@ from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import run_directory, submit, supervise
+from airflow_bottledwater.spark import ending, run_directory, supervise
 from airflow_bottledwater.spark.run_directory import Driver
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 
 log = logging.getLogger(__name__)
-
-#: seconds for the command that cancels an application
-_CANCEL_SECONDS = 60.0
 
 
 def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
@@ -35,7 +31,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
-    from airflow_bottledwater.provision.stop import free, holds
+    from airflow_bottledwater.provision.stop import free, give_up, holds
 
     folder = spark_job.folder_here(identity)
     if folder is not None and not folder.is_dir():
@@ -49,20 +45,19 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
         if holds(pipeline, claim):
             free(pipeline)
         return True
-    fenced = _fence(pipeline, claim, final)
-    end_processes(identity)
-    _report(pipeline, identity, final)
-    if fenced:
-        free(pipeline)
+
+    def end() -> None:
+        end_processes(identity)
+        _report(pipeline, identity, final)
+
+    give_up(pipeline, claim, "end" if final else "replace", end)
     return False
 
 
 def end_processes(identity: Identity) -> None:
     """End what is left of a job where it can be reached: its processes on this host, or its application in a cluster."""
     if (folder := spark_job.folder_here(identity)) is not None:
-        if supervise.running(folder):
-            log.info("The job's processes on this host are ended.")
-        supervise.stop(folder, timeout=5.0)
+        ending.end_here(folder)
     elif identity["application"]:
         _cancel(identity)
     elif identity["folder"]:
@@ -110,16 +105,6 @@ def _over(folder: Path | None) -> bool:
     return folder is not None and not supervise.running(folder)
 
 
-def _fence(pipeline: Pipeline, claim: str, final: bool) -> bool:
-    from airflow_bottledwater.provision import stop
-
-    try:
-        return stop.fence(pipeline, claim, "end" if final else "replace")
-    except BottledWaterError as error:
-        log.warning("The job could not be fenced: %s", error)
-        return False
-
-
 def _report(pipeline: Pipeline, identity: Identity, final: bool) -> None:
     """Report the end of a job that did not answer, so that nobody takes it for one that runs."""
     from airflow_bottledwater.state import jobs
@@ -136,21 +121,7 @@ def _cancel(identity: Identity) -> None:
     try:
         place = places.find(identity["conn_id"], mode="cluster")
     except BottledWaterError as error:
-        log.warning("The application %s could not be cancelled: %s", identity["application"], error)
+        by_hand = ending.by_hand(identity["application"])
+        log.warning("The application %s was not cancelled: %s\nCancel it: %s", identity["application"], error, by_hand)
         return
-    variables = spark_job.environment(os.environ, master=place.master)
-    command = submit.cancel(place.master, identity["application"], place.namespace, variables)
-    if command is None:
-        log.warning("The application %s cannot be cancelled from here.", identity["application"])
-        return
-    try:
-        done = subprocess.run(
-            command, check=False, env=variables, capture_output=True, text=True, timeout=_CANCEL_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("The application %s could not be cancelled: %s", identity["application"], error)
-        return
-    if done.returncode:
-        log.warning("The application %s could not be cancelled: %s", identity["application"], done.stderr[-500:])
-    else:
-        log.info("The application %s was cancelled.", identity["application"])
+    ending.cancel(place.master, identity["application"], spark_job.environment(os.environ, master=place.master))

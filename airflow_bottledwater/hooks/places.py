@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,10 @@ from airflow_bottledwater.hooks import connections
 _KEEP_PROCESSES = ("LocalExecutor", "CeleryExecutor", "EdgeExecutor")
 
 
+#: the arguments of an operator that say where its job runs, beside the connection
+WHERE = ("executor", "deploy_mode", "deferrable", "settings_file")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a job is going to run.
@@ -22,12 +27,14 @@ class Place:
     :param cluster: whether its driver runs in the cluster; otherwise on the worker's host.
     :param master: Spark's master.
     :param namespace: Kubernetes' namespace; None for the default.
+    :param pod: the name of the driver's pod on Kubernetes, if the user gives it one.
     """
 
     conn_id: str
     cluster: bool
     master: str
     namespace: str | None = None
+    pod: str | None = None
 
     @property
     def kubernetes(self) -> bool:
@@ -44,22 +51,25 @@ def connection_of(conn_id: str) -> Any:
     return connections.connection(conn_id, kind="Spark")
 
 
-def find(conn_id: str, *, mode: str | None = None) -> Place:
+def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any] | None = None) -> Place:
     """Where jobs run that are submitted with a Spark connection.
 
     :param conn_id: connection of type Spark.
     :param mode: the deploy mode; None for the connection's, which is ``client`` unless it says otherwise.
+    :param properties: the task's properties of Spark (``conf``), which come before what the connection says.
     :raises Refused: there is no such connection, or Spark cannot run Python in this way.
     :raises Outage: the connection could not be looked up.
     """
     connection = connection_of(conn_id)
     extra = connection.extra_dejson
+    properties = properties or {}
     host = str(connection.host or "yarn")
     place = Place(
         conn_id,
         str(mode or extra.get("deploy-mode") or "client") == "cluster",
         f"{host}:{connection.port}" if connection.port else host,
-        extra.get("namespace") or None,
+        properties.get("spark.kubernetes.namespace") or extra.get("namespace") or None,
+        properties.get("spark.kubernetes.driver.pod.name") or None,
     )
     if place.cluster and not place.master.startswith(("yarn", "k8s://")):
         raise Refused(
@@ -87,7 +97,28 @@ def check(place: Place, *, detached: bool, executor: str | None = None, settings
         )
     if detached and not place.cluster and not executor.endswith(_KEEP_PROCESSES):
         raise Refused(
-            f"In deploy-mode client the stream is a process on Airflow's worker, and a worker of {executor} ends with its task.",
-            "Set deferrable=False on the stream: its task then stays, and is the job's supervisor. Or use a Spark connection with "
+            f"In deploy-mode client the job is a process on Airflow's worker, and a worker of {executor} ends with its task.",
+            "Set deferrable=False on the task: it then stays, and is the job's supervisor. Or use a Spark connection with "
             "deploy-mode cluster, or give the task another executor (executor='LocalExecutor' or 'CeleryExecutor', if configured).",
         )
+
+
+def problems(conn_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why the jobs of tasks could not run, before anything is changed.
+
+    :param conn_id: connection of type Spark.
+    :param tasks: ``snapshot`` and ``stream``, each with those arguments of its operator (:data:`WHERE`) that are given.
+    :raises Outage: the connection could not be looked up.
+    """
+    found = []
+    for name, task in tasks.items():
+        try:
+            check(
+                find(conn_id, mode=task.get("deploy_mode")),
+                detached=bool(task.get("deferrable", name == "stream")),
+                executor=task.get("executor"),
+                settings_file=task.get("settings_file"),
+            )
+        except Refused as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))

@@ -8,6 +8,7 @@ the Python driver behind when it is killed.)
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -45,7 +46,8 @@ class Identity(TypedDict):
     :param id: the job's id in Kafka.
     :param host: name of the host that it was submitted on.
     :param folder: in client mode the absolute path of its run directory there; otherwise empty.
-    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known; otherwise empty.
+    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known (YARN's application id; on Kubernetes
+        namespace and pod of the driver, with a colon between them); otherwise empty.
     :param conn_id: the Spark connection.
     """
 
@@ -56,18 +58,32 @@ class Identity(TypedDict):
     conn_id: str
 
 
-def refuse_missing_binary(conn_id: str) -> None:
-    """Check that the program which submits jobs, usually spark-submit, is installed on this host.
+def refuse_missing_programs(conn_id: str) -> None:
+    """Check that what submits jobs is installed on this host: usually spark-submit, and for Kubernetes its provider.
 
     :param conn_id: connection of type Spark, which may name another program (``spark-binary``).
-    :raises Refused: there is no such connection, or the program is not on the PATH.
+    :raises Refused: there is no such connection, or something is missing.
     """
-    name = str(connection_of(conn_id).extra_dejson.get("spark-binary") or "spark-submit")
+    connection = connection_of(conn_id)
+    if str(connection.host).startswith("k8s://") and not _has_kubernetes():
+        raise Refused(
+            f"Connection {conn_id!r} has a master on Kubernetes, and Airflow's provider for it is not installed on this worker.",
+            "pip install apache-airflow-providers-cncf-kubernetes",
+        )
+    name = str(connection.extra_dejson.get("spark-binary") or "spark-submit")
     if shutil.which(name, path=environment()["PATH"]) is None:
         raise Refused(
             f"{name} (of connection {conn_id!r}) is not on the PATH of this worker.",
             "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on the PATH.",
         )
+
+
+def _has_kubernetes() -> bool:
+    """Whether the module is there that the Spark provider needs."""
+    try:
+        return importlib.util.find_spec("airflow.providers.cncf.kubernetes.kube_client") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path]:
@@ -84,12 +100,12 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
     folder = home / f"{kind}-{pipeline.slot}-{job_id[:12]}"
     folder.mkdir(parents=True, mode=0o700)
     run_directory.write(folder, Submission(job_id, kind))
-    pod = f"bottledwater-{kind}-{pipeline.slot.replace('_', '-')[:30].strip('-')}-{job_id[:8]}"
+    pod = place.pod or f"bottledwater-{kind}-{pipeline.slot.replace('_', '-')[:30].strip('-')}-{job_id[:8]}"
     identity: Identity = {
         "id": job_id,
         "host": socket.gethostname(),
         "folder": "" if place.cluster else str(folder),
-        "application": pod if place.kubernetes else "",
+        "application": f"{place.namespace or 'default'}:{pod}" if place.kubernetes else "",
         "conn_id": place.conn_id,
     }
     return identity, pipeline.write(folder)

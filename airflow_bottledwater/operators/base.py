@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.policy import transient
+from airflow_bottledwater.settings import Pipeline
 
 #: the operators' own parameters; all other settings of :class:`~airflow_bottledwater.settings.Pipeline` are given in ``settings``
 PIPELINE_FIELDS: Sequence[str] = (
@@ -110,6 +111,12 @@ class PipelineMixin:
             "schema_registry_conn_id": self.schema_registry_conn_id,
             "settings": self.pipeline_settings(),
         }
+
+
+def jobs_of(operator: Any, pipeline: Pipeline) -> dict[str, Mapping[str, Any]]:
+    """What an operator that runs before snapshot and stream knows of them; see :func:`airflow_bottledwater.hooks.places.problems`."""
+    tasks = {"snapshot": operator.snapshot or {}, "stream": operator.stream or {}}
+    return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
 
 
 def is_first_try(ti: Any, retries: int) -> bool:

@@ -9,10 +9,12 @@ from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import PreflightError, Refused
 from airflow_bottledwater.hooks import places, spark_job
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing, jobs_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_bottledwater.settings import Pipeline
 
 
 class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
@@ -31,13 +33,12 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
     :param spark_conn_id: connection of type Spark that snapshot and stream are going to use; None: it is not checked. (templated)
-    :param stream_executor: the stream task's own executor, if it has one.
-    :param stream_deploy_mode: the stream task's own deploy mode, if it has one.
-    :param stream_deferrable: whether the stream task is deferred, so that its job is not tied to it.
-    :param settings_file: that of snapshot and stream, on Kubernetes. (templated)
+    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor``, ``deploy_mode``, ``deferrable`` and
+        ``settings_file``, as far as they are given. (templated)
+    :param stream: the same of the stream's operator. (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "settings_file")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "snapshot", "stream")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#e8f4fd"
 
@@ -57,10 +58,8 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
         schema_registry_conn_id: str | None = "schema_registry_default",
         settings: Mapping[str, Any] | None = None,
         spark_conn_id: str | None = None,
-        stream_executor: str | None = None,
-        stream_deploy_mode: str | None = None,
-        stream_deferrable: bool = True,
-        settings_file: str | None = None,
+        snapshot: Mapping[str, Any] | None = None,
+        stream: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -79,10 +78,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
             settings=settings,
         )
         self.spark_conn_id = spark_conn_id
-        self.stream_executor = stream_executor
-        self.stream_deploy_mode = stream_deploy_mode
-        self.stream_deferrable = stream_deferrable
-        self.settings_file = settings_file
+        self.snapshot, self.stream = snapshot, stream
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the checks; returns the tables and the warnings."""
@@ -90,7 +86,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
 
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            problems = self._spark_problems()
+            problems = self._spark_problems(pipeline)
             try:
                 found = preflight.run(pipeline)
             except PreflightError as error:
@@ -103,19 +99,16 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
             )
         return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings}
 
-    def _spark_problems(self) -> list[str]:
-        """Why the stream's job could not run; reported before slot and snapshot are created."""
+    def _spark_problems(self, pipeline: Pipeline) -> list[str]:
+        """Why snapshot or stream could not run; reported before anything is created."""
         if not self.spark_conn_id:
             return []
-        try:
-            places.check(
-                places.find(self.spark_conn_id, mode=self.stream_deploy_mode),
-                detached=self.stream_deferrable,
-                executor=self.stream_executor,
-                settings_file=self.settings_file,
-            )
-            if self.executor == self.stream_executor:  # otherwise, another host may submit it
-                spark_job.refuse_missing_binary(self.spark_conn_id)
-        except Refused as error:
-            return [str(error)]
-        return []
+        tasks = jobs_of(self, pipeline)
+        found = places.problems(self.spark_conn_id, tasks)
+        # a task with another executor may be on another host
+        if not found and any(self.executor == task.get("executor") for task in tasks.values()):
+            try:
+                spark_job.refuse_missing_programs(self.spark_conn_id)
+            except Refused as error:
+                found.append(str(error))
+        return found

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
+from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.hooks import job_stop, job_watch, places
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing, jobs_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -32,15 +33,14 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     :param kafka_conn_id: connection of type Apache Kafka. (templated)
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
-    :param spark_conn_id: connection of type Spark that the stream is going to use: if the stream cannot run with it, nothing is
-        created. None: it is not checked. (templated)
-    :param stream_executor: the stream task's own executor, if it has one.
-    :param stream_deploy_mode: the stream task's own deploy mode, if it has one.
-    :param stream_deferrable: whether the stream task is deferred, so that its job is not tied to it.
-    :param settings_file: that of the stream, on Kubernetes. (templated)
+    :param spark_conn_id: connection of type Spark that snapshot and stream are going to use: if one of them cannot run with it, nothing
+        is created. None: it is not checked. (templated)
+    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor``, ``deploy_mode``, ``deferrable`` and
+        ``settings_file``, as far as they are given. (templated)
+    :param stream: the same of the stream's operator. (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "settings_file")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "snapshot", "stream")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#d4edda"
 
@@ -60,10 +60,8 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         schema_registry_conn_id: str | None = "schema_registry_default",
         settings: Mapping[str, Any] | None = None,
         spark_conn_id: str | None = None,
-        stream_executor: str | None = None,
-        stream_deploy_mode: str | None = None,
-        stream_deferrable: bool = True,
-        settings_file: str | None = None,
+        snapshot: Mapping[str, Any] | None = None,
+        stream: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -82,10 +80,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
             settings=settings,
         )
         self.spark_conn_id = spark_conn_id
-        self.stream_executor = stream_executor
-        self.stream_deploy_mode = stream_deploy_mode
-        self.stream_deferrable = stream_deferrable
-        self.settings_file = settings_file
+        self.snapshot, self.stream = snapshot, stream
         self._stopped: threading.Event | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -96,14 +91,12 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         # made here and not in __init__: operators are copied, which an event cannot be
         self._stopped = threading.Event()
         with failing():
+            pipeline = self.pipeline_hook.pipeline()
             if self.spark_conn_id:
-                places.check(
-                    places.find(self.spark_conn_id, mode=self.stream_deploy_mode),
-                    detached=self.stream_deferrable,
-                    executor=self.stream_executor,
-                    settings_file=self.settings_file,
-                )
-            record = create(self.pipeline_hook.pipeline(), stopped=self._stopped)
+                problems = places.problems(self.spark_conn_id, jobs_of(self, pipeline))
+                if problems:
+                    raise PreflightError(problems)
+            record = create(pipeline, stopped=self._stopped)
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
     def on_kill(self) -> None:

@@ -159,7 +159,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
         :raises Refused: it cannot run there.
         """
-        place = places.find(self.conn_id, mode=self.deploy_mode)
+        properties = self._given[1] if self._given else self.conf
+        place = places.find(self.conn_id, mode=self.deploy_mode, properties=properties)
         places.check(place, detached=bool(self.deferrable), executor=self.executor, settings_file=self.settings_file)
         return place
 
@@ -184,6 +185,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 identity["host"],
                 identity["folder"],
                 identity["conn_id"],
+                place.master,
             )
             try:
                 jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"])
@@ -213,7 +215,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self.files = files
         if place.kubernetes:
             self.application = application or f"{_IN_IMAGE}/{self.job_name}.py"
-            self.conf = {"spark.kubernetes.driver.pod.name": identity["application"], **self.conf}
+            self.conf["spark.kubernetes.driver.pod.name"] = identity["application"].partition(":")[2]
             more = {k: v for k, v in pipeline.public().items() if v != SETTINGS[k].default}
             path = str(self.settings_file)
         else:

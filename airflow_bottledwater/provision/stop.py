@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,17 +37,40 @@ def holds(pipeline: Pipeline, claim: str) -> bool:
     return bool(claim) and _claimed_by(pipeline, _identify(pipeline)) == claim
 
 
-def fence(pipeline: Pipeline, claim: str, why: Why) -> bool:
+def give_up(pipeline: Pipeline, claim: str, why: Why, end: Callable[[], None]) -> None:
+    """Take the slot from a job that does not answer. It is fenced, and its slot is freed, before it is ended: that may take a minute, or
+    not be possible at all.
+
+    :param claim: the id of the job's claim; if another job has claimed the slot since, that one keeps it.
+    :param end: ends what can be reached of the job.
+    :raises SlotInUse: the slot did not become free.
+    :raises BottledWaterError: a server does not answer.
+    """
+    ours = ""
+    try:
+        ours = fence(pipeline, claim, why)
+        if ours:
+            free(pipeline)
+    except BottledWaterError as error:
+        log.warning("The job could not be fenced, or its slot not be freed: %s", error)
+    end()
+    # while it lived, it may have connected to the slot again
+    if ours and holds(pipeline, ours):
+        free(pipeline)
+
+
+def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
     """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its place; returns
-    False if another job has claimed the slot since, which is left alone.
+    the id of this claim, or nothing if another job has claimed the slot since, which is left alone.
 
     :param claim: the id of the job's claim.
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
     """
     cluster = _identify(pipeline)
     if not claim or _claimed_by(pipeline, cluster) != claim:
-        return False
-    Claim(pipeline, cluster, why, Backoff(_CLAIM_SECONDS)).close()
+        return ""
+    made = Claim(pipeline, cluster, why, Backoff(_CLAIM_SECONDS))
+    made.close()
     log.info("The slot was claimed: the job publishes nothing any more.")
     name = cluster.pipeline(pipeline.slot)
     status = control.read_status(pipeline, name)
@@ -59,7 +83,7 @@ def fence(pipeline: Pipeline, claim: str, why: Why) -> bool:
     if why != "replace":
         changes[request_key(name)] = None  # it is answered
     store.write_control(pipeline.kafka, changes)
-    return True
+    return made.job.id
 
 
 def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:

@@ -69,9 +69,10 @@ class Failure:
     text: str
 
 
-def returned(work: Callable[[], T]) -> T | Failure:
+def returned(work: Callable[[], T], *, repeated: bool = True) -> T | Failure:
     """To be used in a task: returns the result of the work, or its error if Spark must not start the task again.
 
+    :param repeated: whether Spark starts the task again after a transient error.
     :raises PackedError: a transient error, after which Spark may start the task again.
     """
     try:
@@ -79,7 +80,7 @@ def returned(work: Callable[[], T]) -> T | Failure:
     except BottledWaterError as error:
         carried = pack(error)
         # a table is taken in by the driver
-        if transient(error) and not isinstance(error, errors.TablesChanged):
+        if repeated and transient(error) and not isinstance(error, errors.TablesChanged):
             raise carried from error
         return Failure(str(carried))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -16,11 +17,14 @@ from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.submit import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pyspark import SparkContext
 
 _PACKAGE = "airflow-provider-bottledwater"
+#: seconds for all servers together, which are tried at the same time: a little more than the time-outs of their clients, which say more.
+#: The driver has to have the answer within executor_timeout, or it would blame the cluster
+_REACH = 20.0
 
 
 def _probe(_: Iterable[int], file: SettingsFile, wanted: str) -> list[dict[str, int] | Failure]:
@@ -41,28 +45,72 @@ def _probe(_: Iterable[int], file: SettingsFile, wanted: str) -> list[dict[str, 
             raise type(error)(f"From the executor on host {here}: {error.what}", error.remedy) from error
         return {}
 
-    return [returned(work)]
+    # what is not reached now will not be a moment later: Spark repeating it would only delay the message
+    return [returned(work, repeated=False)]
 
 
 def _reach(pipeline: Pipeline) -> None:
-    """Connect to PostgreSQL and Kafka once.
+    """Ask each server once, all at the same time.
 
     :raises Outage: one of them does not answer.
+    :raises Refused: one of them refuses the connection.
     """
-    from airflow_bottledwater.kafka.topics import Topics
-    from airflow_bottledwater.postgres.connect import session
+    answers: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
-    with session(pipeline.postgres, "Reaching the source", application="bottledwater check"):
-        pass
-    Topics(pipeline.kafka).brokers()
+    def work(name: str, ask: Callable[[], None]) -> None:
+        try:
+            ask()
+            answers.put((name, None))
+        except BaseException as error:
+            answers.put((name, error))
+
+    waiting = _servers(pipeline)
+    for each in waiting.items():
+        # daemon threads: one that hangs is left behind
+        threading.Thread(target=work, args=each, name=f"reach {each[0]}", daemon=True).start()
+    deadline = time.monotonic() + _REACH
+    while waiting:
+        try:
+            name, error = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise Outage(
+                f"{' and '.join(waiting)}: no answer within {_REACH:.0f} s.",
+                "Check the network between the executors' hosts and the servers (name resolution, firewalls).",
+            ) from None
+        if error is not None:
+            raise error
+        del waiting[name]
+
+
+def _servers(pipeline: Pipeline) -> dict[str, Callable[[], None]]:
+    """What a task connects to, by its name in messages, and how it is asked."""
+    from airflow_bottledwater.kafka.registry import Registry
+    from airflow_bottledwater.kafka.topics import Topics
+    from airflow_bottledwater.postgres.connect import describe, session
+
+    def source() -> None:
+        with session(pipeline.postgres, "Reaching the source", application="bottledwater check"):
+            pass
+
+    def kafka() -> None:
+        Topics(pipeline.kafka).brokers()
+
+    found = {
+        describe(pipeline.postgres): source,
+        f"Kafka at {pipeline.kafka.get('bootstrap.servers', '?')}": kafka,
+    }
+    if pipeline.output_format == "avro":
+        registry = Registry(pipeline.registry)
+        found[f"The schema registry at {registry.url}"] = registry.ping
+    return found
 
 
 def check(context: SparkContext, pipeline: Pipeline, file: SettingsFile, *, count: int = 1) -> None:
     """Let executors try what a task needs; on one host nothing is checked, since its executors are the driver's own threads.
 
     :param count: how many tasks are tried at the same time.
-    :raises Refused: an executor lacks the package, or has another version of it or of Python.
-    :raises Outage: no executor has begun within ``executor_timeout``, or one cannot reach PostgreSQL or Kafka.
+    :raises Refused: an executor lacks the package, or has another version of it or of Python, or a server refuses its connection.
+    :raises Outage: no executor has answered within ``executor_timeout``, or one cannot reach PostgreSQL, Kafka or the schema registry.
     """
     if is_local(context.master):
         return

@@ -21,7 +21,7 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, Stop
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import run_directory
+from airflow_bottledwater.spark import copies, run_directory
 from airflow_bottledwater.spark.error_codec import unpack
 from airflow_bottledwater.spark.run_directory import Driver, RunRecord, Unreported
 from airflow_bottledwater.spark.submit import refuse_speculation
@@ -70,8 +70,8 @@ class SettingsFile:
         :raises SettingError: a setting is not allowed.
         """
         path = Path(self.path)
-        for place in (path, Path.cwd() / path.name, _sent(path.name)):
-            if place is not None and place.exists():
+        for place in (path, *copies.protected(path)):
+            if place.exists():
                 try:
                     return Pipeline.read(place, **self.more)
                 except OSError as error:
@@ -80,19 +80,6 @@ class SettingsFile:
             f"The settings file {self.path!r} is not on host {socket.gethostname()}.",
             "Spark has not sent it (--files); on Kubernetes, mount the secret that holds it in the driver and in the executors.",
         )
-
-
-def _sent(name: str) -> Path | None:
-    try:
-        from pyspark import SparkFiles
-
-        return Path(SparkFiles.get(name))
-    except Exception as error:
-        # a driver has the file only while it has a context: before that, an assertion fails, and afterwards py4j raises an error (known
-        # by its name only, as below)
-        if isinstance(error, ImportError | AssertionError) or type(error).__name__.startswith("Py4J"):
-            return None
-        raise
 
 
 @contextlib.contextmanager
@@ -129,6 +116,7 @@ def context(
         refuse_speculation(made.getConf().get("spark.speculation", ""))
         yield made
     finally:
+        copies.remove(made)
         made.stop()
 
 

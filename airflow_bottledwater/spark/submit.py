@@ -147,17 +147,16 @@ def environment(base: Mapping[str, str] | None = None, *, master: str = "local")
     return env
 
 
-def cancel(master: str, application: str, namespace: str | None, environment: Mapping[str, str]) -> list[str] | None:
+def cancel(master: str, application: str, environment: Mapping[str, str]) -> list[str] | None:
     """The command that ends an application in a cluster, by the means of its manager.
 
-    :param application: what the manager calls it: YARN's application id, or the driver's pod.
-    :param namespace: the pod's namespace; None for ``default``.
+    :param application: what the manager calls it: YARN's application id, or namespace and pod of the driver, as in ``jobs:driver``.
     :returns: None if the manager has no such command, or if it is not installed.
     """
     path = environment.get("PATH")
     if master.startswith("k8s://"):
         binary = shutil.which("spark-submit", path=path)
-        return [binary, "--master", master, "--kill", f"{namespace or 'default'}:{application}"] if binary else None
+        return [binary, "--master", master, "--kill", application] if binary else None
     if master.startswith("yarn"):
         # what `yarn application` runs; Spark has it too, and reads HADOOP_CONF_DIR
         binary = shutil.which("spark-class", path=path)

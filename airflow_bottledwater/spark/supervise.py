@@ -36,6 +36,8 @@ GRACE = 30.0
 KEPT = 7 * 86400.0
 #: seconds after which a job that has a folder, but still no supervisor, is considered dead
 _STARTING = 3600.0
+#: how many of its log's last lines are in the error of a job that died, and how many characters of each
+_QUOTED, _WIDTH = 12, 300
 #: the supervisor's first argument if it has to end with the process that started it
 _TIED = "--tied"
 
@@ -350,7 +352,8 @@ def _report_end(folder: Path) -> None:
     from airflow_bottledwater.state import jobs
 
     ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
-    end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *ours]))
+    quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
+    end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
     try:
         jobs.report_end(Pipeline.read(settings), submission.id, submission.kind, end, ours)
     except Exception as error:

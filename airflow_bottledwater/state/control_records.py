@@ -145,6 +145,7 @@ class Owner:
     :param host: the host that it was submitted on.
     :param folder: its run directory there; empty if there is none.
     :param conn_id: the Spark connection.
+    :param master: its master, for whoever does not know the connection.
     """
 
     dag_id: str
@@ -154,6 +155,7 @@ class Owner:
     host: str
     folder: str
     conn_id: str
+    master: str = ""
 
 
 @dataclass(slots=True)
@@ -163,7 +165,8 @@ class JobRecord:
 
     :param kind: snapshot, stream or pipeline.
     :param host: the host of the driver; empty until it runs.
-    :param application: what the cluster's manager calls it: YARN's application id, or the driver's pod; empty in client mode.
+    :param application: what the cluster's manager calls it: YARN's application id, or on Kubernetes namespace and pod of the driver, with
+        a colon between them; empty in client mode.
     :param outcome: how it ended; None until then.
     :param claim: the id of the :class:`Job` with which it has claimed the slot; empty before that.
     :param asked: whether this submission was asked to stop (and not the pipeline, whichever job works on it).

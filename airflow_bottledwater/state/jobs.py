@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.errors import StopRequested
@@ -41,6 +42,8 @@ _LOG_STAYS = 30.0
 _HEARING = 20.0
 #: how many lines of a job's log travel with its record, and how many characters of each
 _LINES, _WIDTH = 40, 300
+#: how many characters of the error of a job that could not report it itself
+_ERROR = 4000
 #: seconds after which the record of a job is removed whose watcher did not remove it: more than a weekend
 _KEPT = 7 * 86400.0
 
@@ -207,7 +210,8 @@ def report_end(
     """
     before = read(pipeline, job_id) or JobRecord(kind, pipeline.slot)
     if before.outcome is None:
-        before.outcome, before.log, before.at = outcome, [line[:_WIDTH] for line in lines[-_LINES:]], time.time()
+        before.outcome = replace(outcome, error=outcome.error[:_ERROR])
+        before.log, before.at = [line[:_WIDTH] for line in lines[-_LINES:]], time.time()
         before.lines += len(before.log)
         before.asked = before.asked or (outcome.stopped and asked)
         store.write_control(pipeline.kafka, {job_key(job_id): encode(before)})

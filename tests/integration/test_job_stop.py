@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,9 @@ from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision.stop import asked_meanwhile, fence
-from airflow_bottledwater.spark import run_directory, supervise
+from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.run_directory import Submission
-from airflow_bottledwater.state import control_records, jobs, status
+from airflow_bottledwater.state import control_records, jobs, status, store
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -268,6 +270,53 @@ def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob
     # it finds the claim, or the request, whichever it reads first
     job.process.wait(60)
     assert "was taken over by" in (log := job.log.read_text()) or "Asked to stop" in log
+
+
+@pytest.mark.parametrize("by_airflow", [True, False])
+def test_the_command_ends_the_processes_of_a_job_on_this_host(
+    flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_airflow: bool
+) -> None:
+    """Of one that Airflow has submitted, whose record says where its folder is, and of one of the command itself."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / ("stream" if by_airflow else "bottledwater-run-1")
+    folder.mkdir()
+    job_id = uuid.uuid4().hex if by_airflow else ""
+    if by_airflow:
+        here = socket.gethostname()
+        jobs.announce(flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "")
+    settings = flow.pipeline.write(folder)
+    command = [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(settings)]
+    supervise.start(folder, [*command, *(["--job", job_id] if by_airflow else [])], dict(os.environ))
+    try:
+        until(lambda: (r := status.report(flow.pipeline).job) and r.state == "streaming", "it streams")
+        driver = run_directory.read(folder, run_directory.Driver)
+        assert driver is not None
+        os.kill(driver.pid, signal.SIGSTOP)
+        said = _stop(flow, "--timeout", "2")
+        assert not supervise.running(folder)
+        assert "End what is left" not in said
+        assert not list(folder.glob("pipeline-*"))
+    finally:
+        supervise.stop(folder, timeout=1)
+
+
+def test_the_command_cancels_the_application_of_a_job(
+    flow: Flow, make: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make()
+    job.streams()
+    job.send(signal.SIGSTOP)
+    # as one that runs in YARN would have reported
+    record = until(lambda: (r := job.record) and r.claim and r, "its claim")
+    assert record.owner is not None
+    record.application, record.owner = "application_1_2", replace(record.owner, master="yarn")
+    store.write_control(flow.pipeline.kafka, {job_key(job.id): control_records.encode(record)})
+    (tmp_path / "spark-class").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/called\n')
+    (tmp_path / "spark-class").chmod(0o755)
+    monkeypatch.setattr(submit, "environment", lambda *_, **__: {"PATH": f"{tmp_path}:/bin"})
+    said = _stop(flow, "--timeout", "2")
+    assert (tmp_path / "called").read_text().endswith("application -kill application_1_2\n")
+    assert "End what is left" not in said
 
 
 def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_path: Path) -> None:

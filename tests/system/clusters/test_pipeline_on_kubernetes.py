@@ -1,5 +1,5 @@
 """The stream in Kubernetes' cluster mode: the real spark-submit against a recorded API server, and in place of the pod's container a process
-with the arguments that the pod was given."""
+with the arguments that the pod was given. Secret and properties are those of docs/operations.md."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from tests.support.clusters.kubernetes import FakeKubernetes
 from tests.support.clusters.tasks import Task
+from tests.support.documented import OnKubernetes
 from tests.support.topics import Flow
 from tests.support.verifying import verified_by_command
 from tests.support.waiting import until
@@ -28,7 +29,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.long
 
 PASSWORD = "Ma9ker7"
-IMAGE = "registry.example.com/bottledwater:1"
+#: what the documentation prints
+PRINTED = OnKubernetes()
 
 
 @pytest.fixture
@@ -46,10 +48,13 @@ def flow(database: str, kafka: KafkaBroker) -> Flow:
 
 
 class Kubelet:
-    """Runs what a driver's pod says, on this machine."""
+    """Runs what a driver's pod says, on this machine.
 
-    def __init__(self, kubernetes: FakeKubernetes, folder: Path) -> None:
-        self._kubernetes, self._folder = kubernetes, folder
+    :param secrets: the namespaces, with a folder for each of their secrets.
+    """
+
+    def __init__(self, kubernetes: FakeKubernetes, folder: Path, secrets: Path) -> None:
+        self._kubernetes, self._folder, self._secrets = kubernetes, folder, secrets
         self.running: list[subprocess.Popen[bytes]] = []
 
     def pod(self, number: int = 0) -> dict[str, Any]:
@@ -60,7 +65,7 @@ class Kubelet:
 
     def run(self, pod: dict[str, Any]) -> subprocess.Popen[bytes]:
         (container,) = pod["spec"]["containers"]
-        arguments = container["args"]
+        arguments = [self._mounted(pod, container, argument) for argument in container["args"]]
         application = next(i for i, each in enumerate(arguments) if each.startswith("local://"))
         assert arguments[application] == "local:///opt/bottledwater/jobs/stream.py"
         with (self._folder / f"pod{len(self.running)}.log").open("wb") as log:
@@ -75,10 +80,23 @@ class Kubelet:
         self._kubernetes.set_phase(pod["metadata"]["name"], "Running")
         return self.running[-1]
 
+    def _mounted(self, pod: dict[str, Any], container: dict[str, Any], path: str) -> str:
+        """Where a path in the container is here, if it is in a secret that the pod mounts."""
+        secrets = {each["name"]: each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
+        for mount in container["volumeMounts"]:
+            if mount["name"] in secrets and path.startswith(f"{mount['mountPath']}/"):
+                # a pod can mount the secrets of its own namespace only
+                folder = self._secrets / pod["metadata"]["namespace"] / secrets[mount["name"]]
+                return path.replace(mount["mountPath"], str(folder))
+        return path
+
 
 @pytest.fixture
-def kubelet(kubernetes: FakeKubernetes, tmp_path: Path) -> Iterator[Kubelet]:
-    made = Kubelet(kubernetes, tmp_path)
+def kubelet(kubernetes: FakeKubernetes, flow: Flow, tmp_path: Path) -> Iterator[Kubelet]:
+    secret = tmp_path / "secrets" / PRINTED.namespace / PRINTED.secret / PRINTED.file
+    secret.parent.mkdir(parents=True)
+    secret.write_text(json.dumps({**PRINTED.settings, "postgres": flow.dsn, "kafka": dict(flow.pipeline.kafka)}))
+    made = Kubelet(kubernetes, tmp_path, tmp_path / "secrets")
     yield made
     for process in made.running:
         process.kill()
@@ -95,16 +113,13 @@ def task(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch
         },
         "kafka_default": {"conn_type": "kafka", "extra": flow.pipeline.kafka},
         "spark_default": {
-            "conn_type": "spark", "host": kubernetes.master, "extra": {"deploy-mode": "cluster", "namespace": "jobs"},
+            "conn_type": "spark", "host": kubernetes.master, "extra": {"deploy-mode": "cluster"},
         },
     }.items():  # fmt: skip
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(value))
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    secret = tmp_path / "etc" / "pipeline.json"
-    secret.parent.mkdir()
-    secret.write_text(json.dumps({"postgres": flow.dsn, "kafka": dict(flow.pipeline.kafka)}))
     settings = {
         name: getattr(flow.pipeline, name)
         for name in ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
@@ -112,9 +127,7 @@ def task(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch
     return Task(
         lambda **more: StreamToKafkaOperator(
             task_id="t", slot=flow.pipeline.slot, topic_prefix=flow.pipeline.topic_prefix, output_format="json",
-            settings=settings, poll_interval=0.5,
-            conf={"spark.kubernetes.container.image": IMAGE, "spark.kubernetes.driver.secrets.cdc": "/etc/bottledwater"},
-            **{"settings_file": str(secret), **more},
+            settings=settings, poll_interval=0.5, **{**PRINTED.operator, **more},
         )
     )  # fmt: skip
 
@@ -129,14 +142,16 @@ def test_the_job_is_submitted_watched_and_stopped(
     job = kubelet.run(pod)
     flow.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 100) g")
     until(lambda: len(flow.read("a")) == 100 or ended.done(), "the rows are published")
-    assert task.identity["application"] == pod["metadata"]["name"]
+    assert task.identity["application"] == f"{PRINTED.namespace}:{pod['metadata']['name']}"
     # the password is in no manifest, and the secret is mounted
     created = json.dumps(kubernetes.created)
     assert PASSWORD not in created and "postgres_default" not in created
-    assert any(volume.get("secret", {}).get("secretName") == "cdc" for volume in pod["spec"]["volumes"])
+    assert pod["metadata"]["namespace"] == PRINTED.namespace
+    assert pod["spec"]["serviceAccountName"] == "bottledwater-driver"
     job_stop.stop(flow.pipeline, task.identity)
     assert job.wait(30) == 0
     # the task still waits: the next pod is made
+    assert kubelet.pod(1)["metadata"]["name"] != pod["metadata"]["name"]
     second = kubelet.run(kubelet.pod(1))
     flow.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 200) g")
     until(lambda: len(flow.read("a")) == 200 or ended.done(), "the rows are published")
@@ -156,7 +171,9 @@ def test_a_pod_that_hangs_is_fenced_and_deleted(
     job.send_signal(signal.SIGSTOP)
     job_stop.stop(flow.pipeline, task.identity, timeout=2.0)
     assert kubernetes.pod(pod["metadata"]["name"]) is None
-    assert any(request.startswith("DELETE /api/v1/namespaces/jobs/pods/") for request in kubernetes.requests)
+    assert any(
+        request.startswith(f"DELETE /api/v1/namespaces/{PRINTED.namespace}/pods/") for request in kubernetes.requests
+    )
 
 
 def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKubernetes, task: Task) -> None:

@@ -115,6 +115,16 @@ def _streams_on(network: Network, flow: Flow) -> Host:
     return next(host for host in network if host.address == row[0].partition("/")[0])
 
 
+def _copies(standalone: StandaloneCluster) -> dict[Path, int]:
+    """Copies of the settings in the work folders of all executors, with their modes."""
+    found = {}
+    for worker in standalone.workers:
+        for path in worker.folder.glob("work/**/pipeline-*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_mode & 0o777
+    return found
+
+
 def test_the_snapshot_is_taken_on_both_hosts(
     standalone: StandaloneCluster, servers: ReachableServers, start: Start
 ) -> None:
@@ -122,8 +132,9 @@ def test_the_snapshot_is_taken_on_both_hosts(
     with live(flow, 10 * ROWS):
         waits = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
         job = start(flow, "snapshot", **waits)
-        seen = set()
+        seen, modes = set(), dict[Path, int]()
         while supervise.running(job.run):
+            modes |= _copies(standalone)
             seen |= {
                 row[0]
                 for row in flow.execute(
@@ -133,6 +144,8 @@ def test_the_snapshot_is_taken_on_both_hosts(
         assert supervise.exit_code(job.run) == 0, job.log
         assert {address.partition("/")[0] for address in seen} == {worker.address for worker in standalone.workers}
         assert status.report(flow.pipeline).complete
+        # the settings were sent to both hosts, for this user only, and are gone
+        assert len(modes) == 2 and set(modes.values()) == {0o600} and _copies(standalone) == {}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -239,13 +252,18 @@ def test_executors_without_the_package(servers: ReachableServers, start: Start, 
     assert time.monotonic() - began < 90
 
 
-def test_executors_that_cannot_reach_the_source(idle: Flow, servers: ReachableServers, start: Start) -> None:
-    """It listens on this machine only, as far as they can tell."""
-    idle.change(postgres=idle.pipeline.postgres.replace(servers.address, "127.0.0.1"))
+@pytest.mark.parametrize("server", ["PostgreSQL", "Kafka"])
+def test_executors_that_cannot_reach_a_server(idle: Flow, servers: ReachableServers, start: Start, server: str) -> None:
+    """It listens on this machine only, as far as they can tell. They say so before the time for executors is over, which would put the
+    blame on the cluster."""
+    if server == "Kafka":
+        idle.change(kafka={"bootstrap.servers": servers.bootstrap.replace(servers.address, "127.0.0.1")})
+    else:
+        idle.change(postgres=idle.pipeline.postgres.replace(servers.address, "127.0.0.1"))
     began = time.monotonic()
     message, transient = start(idle, "stream").error()
-    assert "From the executor on host host" in message and transient
-    assert time.monotonic() - began < 120
+    assert "From the executor on host host" in message and f"{server} at 127.0.0.1" in message and transient
+    assert time.monotonic() - began < 90
 
 
 def test_executors_that_cannot_reach_the_driver(idle: Flow, start: Start) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,6 +262,23 @@ def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatc
     identity, settings = spark_job.prepare(pipeline, "stream", Place("spark_default", False, "local[2]"))
     assert settings.stat().st_mode & 0o77 == 0 and Path(identity["folder"]).stat().st_mode & 0o77 == 0
     assert old.exists() and not (old / "pipeline-x.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("namespace", "pod", "application"),
+    [(None, None, r"default:bottledwater-stream-my-orders-\w{8}"), ("cdc", "mine", "cdc:mine")],
+)
+def test_on_kubernetes_a_job_is_known_by_namespace_and_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str | None, pod: str | None, application: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json", slot="my_orders")
+    place = Place("s", True, "k8s://https://k:443", namespace, pod)
+    identity, _ = spark_job.prepare(pipeline, "stream", place)
+    assert re.fullmatch(application, identity["application"])
+    command = submit.cancel(place.master, identity["application"], os.environ)
+    assert command is not None and command[1:] == ["--master", place.master, "--kill", identity["application"]]
 
 
 def following(folder: Path, **arguments: Any) -> tuple[spark_job.FileFollower, list[str]]:

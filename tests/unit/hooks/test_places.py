@@ -74,3 +74,12 @@ def test_a_connection_says_where(
         assert not places.find("s", mode="client").cluster
     else:
         assert places.find("s") == place
+
+
+@pytest.mark.parametrize("extra", [{}, {"namespace": "of-the-connection"}])
+def test_on_kubernetes_the_tasks_properties_come_first(connect: Any, extra: dict[str, str]) -> None:
+    """As in the Spark provider, and in Spark: what is submitted elsewhere could not be cancelled."""
+    connect("s", conn_type="spark", host="k8s://https://k", port=443, extra={**extra, "deploy-mode": "cluster"})
+    properties = {"spark.kubernetes.namespace": "cdc", "spark.kubernetes.driver.pod.name": "mine"}
+    assert places.find("s", properties=properties) == Place("s", True, "k8s://https://k:443", "cdc", "mine")
+    assert places.find("s").namespace == extra.get("namespace")

@@ -277,13 +277,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("extra", "executor", "problem", "advised"),
     [
         ({"deploy-mode": "cluster"}, "LocalExecutor", "no deploy-mode cluster", {"extra": {"deploy-mode": "client"}}),
-        ({}, "KubernetesExecutor,LocalExecutor", "of KubernetesExecutor", {"stream_executor": "LocalExecutor"}),
-        ({}, "KubernetesExecutor", "of KubernetesExecutor", {"stream_deferrable": False}),
+        ({}, "KubernetesExecutor,LocalExecutor", "of KubernetesExecutor", {"stream": {"executor": "LocalExecutor"}}),
+        ({}, "KubernetesExecutor", "of KubernetesExecutor", {"stream": {"deferrable": False}}),
         (
             {"deploy-mode": "cluster"},
             "LocalExecutor",
             "no deploy-mode cluster",
-            {"stream_deploy_mode": "client"},
+            {"stream": {"deploy_mode": "client"}, "snapshot": {"deploy_mode": "client"}},
         ),
         (None, "LocalExecutor", "no Spark connection 'spark_other'", {"extra": {}}),
     ],
@@ -316,6 +316,43 @@ def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
         operator(task_id="t", spark_conn_id="spark_other", **given).execute(CONTEXT)
 
 
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    ("master", "snapshot", "problem"),
+    [
+        ("spark://m:7077", {"deploy_mode": "cluster"}, "no deploy-mode cluster"),
+        ("spark://m:7077", {"executor": "KubernetesExecutor", "deferrable": True}, "of KubernetesExecutor"),
+        ("k8s://https://k:443", {"deploy_mode": "cluster"}, "settings_file"),
+    ],
+)
+def test_what_the_snapshot_cannot_do_is_refused_before_anything_is_made(
+    connect: Any, checked: list[str], master: str, snapshot: Any, problem: str
+) -> None:
+    """Its task may run elsewhere than the stream's."""
+    connect("spark_other", conn_type="spark", host=master)
+    operators: list[Any] = [ReplicationPreflightOperator, CreateReplicationSlotOperator]
+    for operator in operators:
+        made = operator(task_id="t", spark_conn_id="spark_other", snapshot=snapshot)
+        with pytest.raises(AirflowFailException, match=problem):
+            made.execute(CONTEXT)
+        made.snapshot = {}
+        made.execute(CONTEXT)
+        # there is no such job
+        made.snapshot, made.skip_snapshot = snapshot, True
+        made.execute(CONTEXT)
+    assert "create" in checked
+
+
+@pytest.mark.usefixtures("connections", "checked")
+def test_preflight_names_the_provider_that_kubernetes_needs(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect("spark_other", conn_type="spark", host="k8s://https://k:443")
+    made = ReplicationPreflightOperator(task_id="t", spark_conn_id="spark_other")
+    made.execute(CONTEXT)
+    monkeypatch.setattr(spark_job, "_has_kubernetes", lambda: False)
+    with pytest.raises(AirflowFailException, match="apache-airflow-providers-cncf-kubernetes"):
+        made.execute(CONTEXT)
+
+
 @pytest.mark.usefixtures("connections", "checked")
 def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     connect("spark_other", conn_type="spark", host="local[2]", extra={"spark-binary": "spark3-submit"})
@@ -330,7 +367,8 @@ def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, mon
     with pytest.raises(AirflowFailException, match=r"(?s)spark3-submit .* is not on the PATH.*wal_level"):
         made.execute(CONTEXT)
     # the stream's task runs elsewhere: what this host has does not tell
-    made.stream_executor, made.executor = "LocalExecutor", "CeleryExecutor"
+    made.snapshot = made.stream = {"executor": "LocalExecutor"}
+    made.executor = "CeleryExecutor"
     with pytest.raises(AirflowFailException) as raised:
         made.execute(CONTEXT)
     assert str(raised.value) == "wal_level is replica"
@@ -562,6 +600,16 @@ def test_in_the_group_all_watch_the_slot_that_the_dag_names_and_none_in_a_worker
     assert {(task.slot, task.postgres_conn_id) for task in made} == {("orders", "pg")}
     assert group.wait_caught_up.deferrable and group.watch_errors.deferrable
     assert {task.conn_id for task in made if hasattr(task, "conn_id")} == {"spark_other"}
+
+
+def test_the_group_says_where_its_jobs_run_also_if_the_dag_says_it() -> None:
+    with DAG("d", schedule=None, default_args={"deferrable": False, "executor": "KubernetesExecutor"}):
+        group = BottledWaterTaskGroup(pipeline={"tables": ["a"]}, snapshot={"deploy_mode": "cluster"})
+    for task in (group.preflight, group.create_slot):
+        assert task.stream == {
+            "executor": "KubernetesExecutor", "deploy_mode": None, "deferrable": False, "settings_file": None,
+        }  # fmt: skip
+        assert task.snapshot == {**task.stream, "deploy_mode": "cluster"}
 
 
 @pytest.mark.parametrize("operator", ALL)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job, submit
+from airflow_bottledwater.spark import copies, job, submit
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
 
@@ -31,13 +35,63 @@ def test_the_settings_are_found_where_a_cluster_puts_them(tmp_path: Path, monkey
     assert job.SettingsFile(str(there), {"slot": "orders"}).load() == PIPELINE.with_(slot="orders")
 
 
-def test_the_settings_are_found_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process is a worker of an executor; returns the folder with the files that Spark has sent to it."""
     from pyspark import SparkFiles
 
-    sent = PIPELINE.write(tmp_path)
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
     monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
-    assert job.SettingsFile(f"/elsewhere/{sent.name}").load() == PIPELINE
+    return tmp_path
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_settings_are_found_through_spark_and_nobody_else_may_read_them(
+    executor: Path, tmp_path_factory: pytest.TempPathFactory, shared: bool
+) -> None:
+    """Also where the host that submitted the job shares its disk, so that the file itself is found."""
+    original = PIPELINE.write(tmp_path_factory.mktemp("submitted"))
+    sent = Path(shutil.copyfile(original, executor / original.name))
+    sent.chmod(0o644)
+    if not shared:
+        original.unlink()
+    assert job.SettingsFile(str(original)).load() == PIPELINE
+    assert sent.stat().st_mode & 0o777 == 0o600
+
+
+class Standalone:
+    """Spark's context, whose executors are this process."""
+
+    defaultParallelism = 3
+
+    def __init__(self, master: str) -> None:
+        self.master = master
+
+    def parallelize(self, numbers: range, count: int) -> Standalone:
+        self._count = count
+        return self
+
+    def foreachPartition(self, work: Callable[[Any], None]) -> None:
+        for number in range(self._count):
+            work([number])
+
+
+def test_the_copies_are_removed_at_the_end(executor: Path) -> None:
+    sent = PIPELINE.write(executor)
+    (executor / "stderr").touch()
+    copies.remove(Standalone("yarn"))  # type: ignore[arg-type]
+    assert sent.exists()
+    copies.remove(Standalone("spark://h:7077"))  # type: ignore[arg-type]
+    assert [path.name for path in executor.iterdir()] == ["stderr"]
+
+
+def test_executors_that_do_not_answer_do_not_hold_the_end_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    context = Standalone("spark://h:7077")
+    monkeypatch.setattr(context, "foreachPartition", lambda work: ended.wait())
+    monkeypatch.setattr(copies, "_REMOVAL", 0.2)
+    copies.remove(context)  # type: ignore[arg-type]
+    ended.set()
 
 
 @pytest.mark.parametrize(

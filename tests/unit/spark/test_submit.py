@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -62,3 +66,57 @@ def test_driver_and_workers_are_this_python() -> None:
     assert (made["PYSPARK_PYTHON"], made["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
     assert made["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert submit.environment({"PYSPARK_PYTHON": "/other/python"})["PYSPARK_PYTHON"] == "/other/python"
+
+
+class Network:
+    """Stands in for the module ``socket``: a host with one interface for each family."""
+
+    SOCK_DGRAM = socket.SOCK_DGRAM
+
+    def __init__(self, *unknown: str) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self._unknown = unknown
+
+    def getaddrinfo(self, host: str, port: int, *, type: int) -> list[Any]:
+        self.asked.append((host, port))
+        if host in self._unknown:
+            raise socket.gaierror("Name or service not known")
+        return [(socket.AF_INET6 if ":" in host else socket.AF_INET, type, 17, "", (host, port))]
+
+    def socket(self, family: int, kind: int) -> Any:
+        address = "2001:db8::5" if family == socket.AF_INET6 else "10.0.0.5"
+        made = SimpleNamespace(connect=lambda target: None, getsockname=lambda: (address, 40000))
+        return contextlib.nullcontext(made)
+
+
+@pytest.mark.parametrize(
+    ("master", "asked", "address"),
+    [
+        ("spark://m:7077", ("m", 7077), "10.0.0.5"),
+        # with a standby master
+        ("spark://a.example.com:7077,b.example.com:7077", ("a.example.com", 7077), "10.0.0.5"),
+        ("spark://[2001:db8::1]:7077", ("2001:db8::1", 7077), "[2001:db8::5]"),
+        ("k8s://https://k.example.com:6443", ("k.example.com", 6443), "10.0.0.5"),
+        ("k8s://https://k.example.com", ("k.example.com", 443), "10.0.0.5"),
+        ("k8s://k.example.com:6443", ("k.example.com", 6443), "10.0.0.5"),
+        ("k8s://https://[2001:db8::1]:6443", ("2001:db8::1", 6443), "[2001:db8::5]"),
+        # names no host: the route to any other network
+        ("yarn", ("192.0.2.1", 9), "10.0.0.5"),
+        ("spark://gone:7077", ("gone", 7077), None),
+    ],
+)
+def test_executors_are_told_the_address_towards_the_master(
+    monkeypatch: pytest.MonkeyPatch, master: str, asked: tuple[str, int], address: str | None
+) -> None:
+    network = Network("gone")
+    monkeypatch.setattr(submit, "socket", network)
+    for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert submit.driver_address(master) == address
+    assert network.asked == [asked]
+    found = submit.conf_for(master)
+    assert found.get("spark.driver.host") == address and "spark.driver.bindAddress" not in found
+    # the user knows better, as behind a NAT
+    assert submit.conf_for(master, {"spark.driver.host": "nat"})["spark.driver.host"] == "nat"
+    monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.9")
+    assert submit.driver_address(master) is None

@@ -13,16 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job, run_directory, supervise
 from airflow_bottledwater.spark.error_codec import pack
-from airflow_bottledwater.spark.run_directory import Supervisor
-from airflow_bottledwater.state import jobs
+from airflow_bottledwater.spark.run_directory import Exit, Submission, Supervisor
+from airflow_bottledwater.state import jobs, store
 from tests.support import stand_in
 from tests.support.waiting import until
 
@@ -328,6 +330,31 @@ def test_only_our_own_stop_is_one(tmp_path: Path, who: str, signum: signal.Signa
     assert found is not None, supervise.log_tail(tmp_path)
     assert (found.ok, found.stopped, found.transient) == ((True, True, False) if who == "we" else (False, False, True))
     assert supervise.exit_code(tmp_path) == (job.EXIT_OK if who == "we" else job.EXIT_TRANSIENT)
+
+
+def test_the_end_that_a_supervisor_reports_has_lines_of_ours_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+    pipeline.write(tmp_path)
+    run_directory.write(tmp_path, Submission("id", "stream"))
+    run_directory.write(tmp_path, Exit(-9))
+    stamp = "2026-01-02 03:04:05,678 INFO"
+    lines = [
+        "a password, who knows",
+        *(f"{stamp} {number} {'x' * 2000}" for number in range(20)),
+        f"{stamp} last words",
+    ]
+    (tmp_path / supervise.LOG).write_text("\n".join(lines) + "\n")
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(jobs, "read", lambda *_: None)
+    monkeypatch.setattr(store, "write_control", lambda _, records: written.extend(records.values()))
+    supervise._report_end(tmp_path)
+    (record,) = written
+    error = record["outcome"]["error"]
+    assert "password" not in json.dumps(record)
+    assert len(error) <= 4000 and error.startswith("The job ended without a word (exit code -9).")
+    assert error.endswith("last words")
 
 
 def test_what_was_stopped_before_it_started_does_not_start(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Ends what is left of a job that does not answer, where it can be reached: its processes on this host, or its application in a
+cluster. It has lost its slot before."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from airflow_bottledwater.spark import submit, supervise
+
+log = logging.getLogger(__name__)
+
+#: seconds for the command that cancels an application
+_CANCEL_SECONDS = 60.0
+
+
+def end_here(folder: Path) -> bool:
+    """End the processes of a job on this host; returns whether none is left.
+
+    :param folder: its run directory.
+    """
+    if supervise.running(folder):
+        log.info("The job's processes on this host are ended.")
+    return supervise.stop(folder, timeout=5.0)
+
+
+def cancel(master: str, application: str, environment: Mapping[str, str]) -> bool:
+    """Cancel an application in its cluster; returns whether that was possible. If not, the log says why, and how to do it by hand.
+
+    :param master: Spark's master.
+    :param application: see :func:`~airflow_bottledwater.spark.submit.cancel`.
+    """
+    command = submit.cancel(master, application, environment)
+    problem = "Spark's commands are not installed on this host, or the master is not known."
+    if command is not None:
+        try:
+            done = subprocess.run(
+                command, check=False, env=environment, capture_output=True, text=True, timeout=_CANCEL_SECONDS
+            )
+            problem = done.stderr[-500:].strip() if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+    if problem:
+        log.warning(
+            "The application %s was not cancelled: %s\nCancel it: %s", application, problem, by_hand(application)
+        )
+    else:
+        log.info("The application %s was cancelled.", application)
+    return not problem
+
+
+def by_hand(application: str) -> str:
+    """The command with which a person cancels an application."""
+    if application.startswith("application_"):
+        return f"yarn application -kill {application}"
+    namespace, _, pod = application.rpartition(":")
+    return f"kubectl delete pod {pod} --namespace {namespace or 'default'}"

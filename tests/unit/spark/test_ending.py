@@ -1,0 +1,60 @@
+"""What is left of a job is ended where it can be reached, and otherwise the reader is told how."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from airflow_bottledwater.spark import ending
+
+YARN, POD = "application_1700000000000_0007", "cdc:bottledwater-stream-shop-1234"
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    """Spark's commands are programs that note their arguments here, and fail if there is a file ``fail``."""
+    noted = tmp_path / "calls"
+    for name in ("spark-submit", "spark-class"):
+        program = tmp_path / name
+        program.write_text(
+            f'#!/bin/sh\necho "{name} $*" >> {noted}\n[ ! -e {tmp_path}/fail ] || {{ echo "No route to host" >&2; exit 1; }}\n'
+        )
+        program.chmod(0o755)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("master", "application", "called"),
+    [
+        ("yarn", YARN, f"spark-class org.apache.hadoop.yarn.client.cli.ApplicationCLI application -kill {YARN}"),
+        ("k8s://https://k:443", POD, f"spark-submit --master k8s://https://k:443 --kill {POD}"),
+    ],
+)
+def test_an_application_is_cancelled_by_the_means_of_its_cluster(
+    calls: Path, master: str, application: str, called: str
+) -> None:
+    assert ending.cancel(master, application, {"PATH": f"{calls.parent}:/bin"})
+    assert calls.read_text().strip() == called
+
+
+@pytest.mark.parametrize(
+    ("application", "by_hand"),
+    [
+        (YARN, f"yarn application -kill {YARN}"),
+        (POD, "kubectl delete pod bottledwater-stream-shop-1234 --namespace cdc"),
+        ("pod-of-a-driver", "kubectl delete pod pod-of-a-driver --namespace default"),
+    ],
+)
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://k:443", ""])
+def test_what_cannot_be_cancelled_is_said_with_the_command_that_does(
+    calls: Path, caplog: pytest.LogCaptureFixture, master: str, application: str, by_hand: str
+) -> None:
+    (calls.parent / "fail").touch()
+    for path, problem in ((f"{calls.parent}:/bin", "No route to host"), ("/nowhere", "not installed")):
+        with caplog.at_level(logging.WARNING):
+            assert not ending.cancel(master, application, {"PATH": path})
+        assert by_hand in caplog.text
+        assert (problem if master else "not known") in caplog.text
+        caplog.clear()

@@ -1,0 +1,170 @@
+"""What the executors of a cluster try before the work begins, and what is said of what they lack."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
+from airflow_bottledwater.settings import SETTINGS, Pipeline
+from airflow_bottledwater.spark import executors
+from airflow_bottledwater.spark.job import SettingsFile
+
+PIPELINE = Pipeline.of(
+    postgres="host=127.0.0.1 port=1 dbname=shop",
+    kafka={"bootstrap.servers": "127.0.0.1:1"},
+    registry={"url": "http://127.0.0.1:1"},
+    executor_timeout=5.0,
+)
+HERE = socket.gethostname()
+
+
+class Cluster:
+    """Spark's context for a cluster whose executors are this process. It starts a task that raises again, as Spark does."""
+
+    master = "spark://h:7077"
+
+    def __init__(self, fail: Exception | None = None) -> None:
+        self.attempts, self.cancelled, self._fail = 0, False, fail
+
+    def parallelize(self, numbers: Iterable[int], count: int) -> Cluster:
+        self._numbers = numbers
+        return self
+
+    def mapPartitions(self, work: Callable[[Iterator[int]], Any]) -> Cluster:
+        self._work = work
+        return self
+
+    def collect(self) -> list[Any]:
+        if self._fail is not None:
+            raise self._fail
+        while True:
+            self.attempts += 1
+            try:
+                return list(self._work(iter(self._numbers)))
+            except Exception:
+                if self.attempts == 4:
+                    raise
+
+    def getConf(self) -> dict[str, str]:
+        return {"spark.driver.host": "10.0.0.1"}
+
+    def cancelAllJobs(self) -> None:
+        self.cancelled = True
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SettingsFile:
+    return SettingsFile(str(PIPELINE.write(tmp_path)))
+
+
+def check(cluster: Any, file: SettingsFile) -> None:
+    executors.check(cluster, PIPELINE, file)
+
+
+def answer(_: Pipeline) -> dict[str, Callable[[], None]]:
+    """All servers answer."""
+    return {"PostgreSQL": lambda: None, "Kafka": lambda: None}
+
+
+def test_executors_that_have_everything_pass(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_servers", answer)
+    cluster = Cluster()
+    check(cluster, file)
+    assert cluster.attempts == 1
+
+
+def test_on_one_host_nothing_is_tried(file: SettingsFile) -> None:
+    cluster = Cluster()
+    cluster.master = "local[2]"
+    check(cluster, file)
+    assert cluster.attempts == 0
+
+
+def test_another_version_of_the_package_is_refused(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_servers", answer)
+    versions = iter(["2.0", "1.9"])
+    monkeypatch.setattr(executors, "version", lambda _: next(versions))
+    with pytest.raises(Refused, match=rf"{HERE} has version 1\.9 of .*, the driver has 2\.0"):
+        check(Cluster(), file)
+
+
+def test_another_version_of_python_is_refused(file: SettingsFile) -> None:
+    raised = RuntimeError(
+        "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11."
+    )
+    with pytest.raises(Refused, match="different versions of Python"):
+        check(Cluster(raised), file)
+
+
+def _away() -> None:
+    raise Outage("The broker is away.", "Wait.")
+
+
+def test_what_cannot_be_reached_is_said_at_once_and_spark_does_not_try_again(
+    file: SettingsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "_servers", lambda _: {"PostgreSQL": lambda: None, "Kafka": _away})
+    cluster = Cluster()
+    with pytest.raises(Outage, match=rf"From the executor on host {HERE}: The broker is away\. Wait\."):
+        check(cluster, file)
+    assert cluster.attempts == 1
+
+
+def test_a_refusal_keeps_its_class(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise CredentialsRefused("The password is wrong.")
+
+    monkeypatch.setattr(executors, "_servers", lambda _: {"Kafka": refuse})
+    with pytest.raises(CredentialsRefused, match=r"From the executor .*: The password is wrong"):
+        check(Cluster(), file)
+
+
+def test_a_server_that_swallows_packets_does_not_use_up_the_time(
+    file: SettingsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(executors, "_servers", lambda _: {"Kafka at k:9092": ended.wait, "PostgreSQL": lambda: None})
+    monkeypatch.setattr(executors, "_REACH", 0.2)
+    with pytest.raises(Outage, match=rf"{HERE}: Kafka at k:9092: no answer within"):
+        check(Cluster(), file)
+    ended.set()
+
+
+def test_the_default_time_for_executors_leaves_room_for_their_start() -> None:
+    assert SETTINGS["executor_timeout"].default - executors._REACH > 30
+
+
+@pytest.mark.parametrize(
+    ("number", "what"), [(0, "PostgreSQL at 127"), (1, "Kafka at 127"), (2, "The schema registry at http://127")]
+)
+def test_each_server_of_the_pipeline_is_tried(number: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_bottledwater.kafka import topics
+
+    monkeypatch.setattr(topics, "_TIMEOUT", 0.1)
+    name, ask = list(executors._servers(PIPELINE).items())[number]
+    assert name.startswith(what)
+    with pytest.raises(Outage):
+        ask()
+
+
+def test_without_avro_there_is_no_registry_to_try() -> None:
+    assert len(executors._servers(PIPELINE.with_(output_format="json"))) == 2
+
+
+def test_executors_that_never_begin(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = PIPELINE.with_(executor_timeout=0.3)
+    ended = threading.Event()
+    cluster = Cluster()
+    monkeypatch.setattr(cluster, "collect", ended.wait)
+    began = time.monotonic()
+    with pytest.raises(Outage, match=r"No executor of spark://h:7077 .*10\.0\.0\.1"):
+        executors.check(cluster, pipeline, file)  # type: ignore[arg-type]
+    ended.set()
+    assert cluster.cancelled and time.monotonic() - began < 3

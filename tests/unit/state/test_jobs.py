@@ -1,0 +1,75 @@
+"""What travels with a job's record is bounded: all pipelines of a Kafka share its topic, and each heartbeat writes it anew."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import jobs, store
+from airflow_bottledwater.state.control_records import JobRecord, decode
+
+PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+
+
+def say(tail: jobs.LogTail, message: str) -> None:
+    tail.handle(logging.LogRecord("airflow_bottledwater", logging.INFO, "", 0, message, (), None))
+
+
+def test_the_log_is_its_last_lines_each_cut() -> None:
+    tail = jobs.LogTail()
+    for number in range(99):
+        say(tail, f"line {number}")
+    say(tail, "x" * 1000 + "\nthe same record")
+    assert tail.count == 101
+    assert len(tail.lines) == 40 and tail.lines[-1] == "the same record"
+    assert len(tail.lines[-2]) == 300 and tail.lines[-3].endswith("line 98")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[JobRecord]:
+    """The records that were written."""
+    found: list[JobRecord] = []
+
+    def write(key: str, value: dict[str, Any] | None, *, wait: float = 0) -> None:
+        record = decode(JobRecord, value)
+        assert record is not None
+        found.append(record)
+
+    monkeypatch.setattr(store, "Control", lambda _: SimpleNamespace(write=write, close=lambda: None))
+    monkeypatch.setattr(store, "write_control", lambda _, records: [write(*each) for each in records.items()])
+    monkeypatch.setattr(jobs, "read", lambda *_: None)
+    return found
+
+
+def test_the_log_is_left_out_when_nothing_was_said_for_a_while(
+    written: list[JobRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.0))
+    tail = jobs.LogTail()
+    reporter = jobs.JobReporter(PIPELINE, "id", "stream", tail, lambda: None)
+    for seconds, said in ((0, "it begins"), (29, ""), (2, ""), (5, "more"), (1, "")):
+        now[0] += seconds
+        if said:
+            say(tail, said)
+        reporter._write(wait=0)
+    assert [len(record.log) for record in written] == [1, 1, 0, 2, 2]
+    assert [record.lines for record in written] == [1, 1, 1, 2, 2]
+    # the end has it in any case
+    now[0] += 100
+    reporter.finish(Outcome(ok=True))
+    assert len(written[-1].log) == 2
+
+
+def test_the_end_that_another_process_reports_is_bounded(written: list[JobRecord]) -> None:
+    error = "\n".join(["It was killed.", *("x" * 1000 for _ in range(50)), "the last words"])
+    jobs.report_end(PIPELINE, "id", "stream", Outcome(ok=False, error=error), error.splitlines())
+    (record,) = written
+    assert record.outcome is not None
+    assert len(record.outcome.error) == 4000 and record.outcome.error.startswith("It was killed.")
+    assert len(record.log) == 40 and max(map(len, record.log)) == 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
@@ -35,7 +35,7 @@ class Resolver:
     registered.
 
     :param pinned: the pipeline's tables by oid.
-    :param not_taken: the names of tables that could not be taken in when the stream started.
+    :param not_taken: the oids of tables that could not be taken in when the stream started.
     :param via_root: whether partitioned tables are published as one.
     """
 
@@ -43,11 +43,11 @@ class Resolver:
         self,
         pipeline: Pipeline,
         pinned: dict[int, PinnedTable],
-        not_taken: Sequence[str] = (),
+        not_taken: frozenset[int] = frozenset(),
         *,
         via_root: bool = False,
     ) -> None:
-        self._pipeline, self._not_taken, self._via_root = pipeline, set(not_taken), via_root
+        self._pipeline, self._not_taken, self._via_root = pipeline, not_taken, via_root
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         self._read: dict[int, Table] = {}
@@ -90,7 +90,7 @@ class Resolver:
         :param message: of that table.
         """
         name = f"{message.schema}.{message.name}"
-        if self._pipeline.new_tables == "add" and name not in self._not_taken:
+        if self._pipeline.new_tables == "add" and message.oid not in self._not_taken:
             with session(
                 self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
             ) as connection:

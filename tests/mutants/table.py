@@ -577,8 +577,8 @@ MUTANTS = (
     Mutant(
         "a publication that publishes other tables, too, is refused",
         "provision/publication_checks.py",
-        "problems += publication.others_problems(present, besides)",
-        "pass",
+        "return problems + publication.others_problems(present, besides)",
+        "return problems",
         "tests/integration/test_source_unharmed.py::test_a_publication_that_publishes_other_tables_too_is_refused",
     ),
     Mutant(
@@ -1365,9 +1365,16 @@ MUTANTS = (
     Mutant(
         "a new table without a key is not taken in",
         "provision/take_in.py",
-        "    if not unkeyed:",
-        "    if True:",
+        "for table in catalog.load(connection, list(new), forms=pipeline.forms) if not table.keyed}",
+        "for table in [] if not table.keyed}",
         "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
+    ),
+    Mutant(
+        "new tables that cannot be taken in do not keep the others from it",
+        "provision/take_in.py",
+        "        if len(new) == 1:",
+        "        if len(new) >= 1:",
+        "tests/integration/test_new_tables.py::test_those_that_are_unfit_are_named_and_the_others_taken_in",
     ),
     Mutant(
         "publications send a partitioned table as one",

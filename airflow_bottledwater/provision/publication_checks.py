@@ -68,6 +68,11 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
             found.warnings.append(
                 f"Publication {present.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
             )
+    if present.whole and besides:
+        found.warnings.append(
+            f"Publication {present.name!r} also publishes {', '.join(t.qualified for t in besides[:5])}{' …' if len(besides) > 5 else ''}, "
+            "which the settings do not name: their changes are sent, and left out."
+        )
     return problems + publication.others_problems(present, besides)
 
 

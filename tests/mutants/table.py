@@ -9,6 +9,7 @@ _PIPELINE, _RECOVERY, _HANDOVER, _RANDOM, _EVOLUTION, _TOAST, _IDENTITY, _COVERA
     for name in ("pipeline", "recovery", "handover", "handover_random", "evolution", "toast", "identity", "coverage")
 )
 _PARTITIONS = "tests/integration/test_partitions.py"
+_WHOLE, _ASSEMBLER = "tests/integration/test_whole_publications.py", "tests/unit/stream/test_assembler.py"
 _SUPERVISE, _CLI, _HOOKS = (
     f"tests/unit/{name}.py" for name in ("spark/test_supervise", "test_cli", "hooks/test_pipeline_hook")
 )
@@ -42,8 +43,8 @@ MUTANTS = (
     Mutant(
         "what the snapshot holds is not streamed",
         "stream/assemble.py",
-        "if table.boundary >= 0 and boundaries[table.boundary].holds:",
-        "if False:",
+        "if table.version == LEFT_OUT or (table.boundary >= 0 and boundaries[table.boundary].holds):",
+        "if table.version == LEFT_OUT:",
         f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
     ),
     Mutant(
@@ -1370,6 +1371,55 @@ MUTANTS = (
         "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
     ),
     Mutant(
+        "changes of a table that is not followed are left out",
+        "stream/relations.py",
+        "        return None\n\n    def _covers",
+        "        return Refused(name)\n\n    def _covers",
+        f"{_WHOLE}::test_changes_of_a_table_that_is_not_followed_are_left_out_until_it_is",
+    ),
+    Mutant(
+        "a new table is taken in before any of its changes is left out",
+        "stream/relations.py",
+        "        elif inside:\n",
+        "        elif True:\n",
+        f"{_WHOLE}::test_a_new_table_ends_what_is_streamed_before_any_of_its_changes_is_left_out",
+    ),
+    Mutant(
+        "no table is taken in inside a large transaction",
+        "stream/relations.py",
+        "        elif inside:\n",
+        "        elif False:\n",
+        f"{_WHOLE}::test_a_table_that_is_created_in_a_large_transaction_is_taken_in_behind_it",
+    ),
+    Mutant(
+        "with new_tables = stop, a new table's first change ends the stream",
+        "stream/relations.py",
+        'elif new_tables == "stop":',
+        'elif new_tables == "never":',
+        f"{_WHOLE}::test_with_stop_it_ends_the_stream",
+    ),
+    Mutant(
+        "only a table that is not followed is left out",
+        "stream/assembler.py",
+        'self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, none)',
+        'self._tables[at]["version"] = none if self._left_out else self._current.get(oid, none)',
+        f"{_ASSEMBLER}::test_a_table_that_is_not_followed_is_left_out_and_nothing_else_is",
+    ),
+    Mutant(
+        "changes of a table that is left out are counted in their transaction",
+        "stream/assemble.py",
+        "        state.ordinal = ordinal\n        state.skipped_changes += 1\n",
+        "        state.skipped_changes += 1\n",
+        f"{_ASSEMBLER}::test_a_table_that_is_not_followed_is_left_out_and_nothing_else_is",
+    ),
+    Mutant(
+        "what a publication does to other tables is no reason to leave new ones out",
+        "provision/publication_checks.py",
+        "    if found.adding:\n",
+        "    if False:\n",
+        f"{_WHOLE}::test_one_that_cannot_be_taken_in_keeps_no_other_from_it",
+    ),
+    Mutant(
         "new tables that cannot be taken in do not keep the others from it",
         "provision/take_in.py",
         "        if len(new) == 1:",
@@ -1394,7 +1444,7 @@ MUTANTS = (
         "a partition's own Relation message is no foreign table",
         "stream/assembler.py",
         "        if version is None:\n",
-        "        if version is None:\n            raise self._unknown(message.oid)\n",
+        "        if version is None:\n            self._leave_out(message.oid)\n            raise AssertionError\n",
         f"{_PARTITIONS}::test_a_row_that_moves_is_a_tombstone_and_then_the_row",
     ),
     Mutant(

@@ -56,12 +56,11 @@ class BackfillWatch:
             )
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."
-        left = "" if report.seconds_left is None else f", about {report.seconds_left:,.0f} s left"
+        left = f", {report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB" if report.total_bytes else ""
+        left += "" if report.seconds_left is None else f", about {report.seconds_left:,.0f} s left"
+        pace = f" ({report.rows_per_second:,.0f} a second)" if report.rows_per_second else ""
         waits = f"; it waits for {report.what}" if report.what else ""
-        return (
-            f"{report.state.capitalize()}: {report.rows:,} rows ({report.rows_per_second:,.0f} a second), "
-            f"{report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB{left}{waits}."
-        )
+        return f"{report.state.capitalize()}: {report.rows:,} rows{pace}{left}{waits}."
 
 
 def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:

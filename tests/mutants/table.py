@@ -1427,6 +1427,20 @@ MUTANTS = (
         "tests/integration/test_new_tables.py::test_those_that_are_unfit_are_named_and_the_others_taken_in",
     ),
     Mutant(
+        "a live snapshot that is not read has no pace",
+        "live/report.py",
+        '        if state == "reading":\n',
+        "        if True:\n",
+        "tests/unit/live/test_report.py::test_what_waits_has_no_pace",
+    ),
+    Mutant(
+        "what is left of a live snapshot is counted in the file that is read",
+        "live/extent.py",
+        "            elif progress.filenode != file:\n                return None\n",
+        "            elif False:\n                return None\n",
+        "tests/unit/live/test_report.py::test_a_table_that_is_read_again_from_its_start_is_not_done_early",
+    ),
+    Mutant(
         "publications send a partitioned table as one",
         "postgres/publication.py",
         '", publish_via_partition_root = true" if via_root else ""',

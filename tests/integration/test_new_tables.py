@@ -65,8 +65,10 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
 
 def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+    flow.change(allow_unkeyed=True)
     flow.execute("CREATE TABLE keyless (id int)", "INSERT INTO first VALUES (2, 'two')")
     flow.stream()
+    assert _tables(flow) == {"first"}
     assert "public.keyless: created since the slot was, and not followed" in caplog.text
     assert len(flow.read("first")) == 2
     flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed

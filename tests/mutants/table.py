@@ -15,7 +15,8 @@ _SUPERVISE, _CLI, _HOOKS = (
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
 _SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/state/test_health.py"
-_LIVE = "tests/integration/test_live_snapshots.py"
+_LIVE, _LIVE_ORDER = "tests/integration/test_live_snapshots.py", "tests/integration/test_live_order.py"
+_PACE = "tests/unit/live/test_pace.py"
 _LIVE_RANDOM = "tests/integration/test_live_random.py::test_rows_that_are_read_again_never_take_a_key_back_in_time"
 _TASKS = "tests/integration/test_spark_tasks.py"
 _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
@@ -1186,6 +1187,76 @@ MUTANTS = (
         "if found.snapshot.xmin >= self._oldest_xid:",
         "if True:",
         f"{_LIVE}::test_a_commit_that_was_published_before_others_can_see_it_is_not_undone",
+    ),
+    Mutant(
+        "a table is locked before rows that are read again are looked at",
+        "postgres/snapshot.py",
+        "    try:\n        _lock(connection, everything)\n",
+        '    connection.execute("SELECT pg_current_snapshot()")\n    try:\n        _lock(connection, everything)\n',
+        f"{_LIVE_ORDER}::test_the_table_is_locked_before_the_snapshot_is_taken",
+    ),
+    Mutant(
+        "L of rows that are read again is behind all that they show",
+        "postgres/snapshot.py",
+        '    at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()\n    assert at is not None\n    tables =',
+        '    at = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()\n    assert at is not None\n    tables =',
+        f"{_LIVE_ORDER}::test_all_that_the_snapshot_shows_was_committed_below_l",
+    ),
+    Mutant(
+        "what a chunk shows is on disk before it is handed over",
+        "live/reading.py",
+        '        self._flushed(connection, found)\n        connection.execute("COMMIT")\n        self._at',
+        '        connection.execute("COMMIT")\n        self._at',
+        f"{_LIVE_ORDER}::test_whatever_is_handed_over_is_on_disk",
+    ),
+    Mutant(
+        "what a sweep does not find is gone on disk before its keys are handed over",
+        "live/reading.py",
+        '            self._flushed(connection, found)\n            connection.execute("COMMIT")\n            for',
+        '            connection.execute("COMMIT")\n            for',
+        f"{_LIVE_ORDER}::test_whatever_is_handed_over_is_on_disk",
+    ),
+    Mutant(
+        "a chunk that was published is not published again",
+        "live/snapshots.py",
+        "if self._session.state.live(self._id) != progress:",
+        "if False:",
+        f"{_LIVE_ORDER}::test_a_chunk_that_was_published_is_not_published_again",
+    ),
+    Mutant(
+        "rows are read again after more changes than can be noted",
+        "live/snapshots.py",
+        "if len(self._touched) > MOST:",
+        "if False:",
+        f"{_LIVE_ORDER}::test_after_too_many_changes_to_note_rows_are_read_again",
+    ),
+    Mutant(
+        "a sweep waits until the rows before it are published",
+        "live/reading.py",
+        "        while self.chunks.unfinished_tasks:\n",
+        "        while False:\n",
+        f"{_LIVE_ORDER}::test_a_sweep_waits_until_the_rows_are_published",
+    ),
+    Mutant(
+        "no more rows are read in a second than was asked for",
+        "live/reading.py",
+        "rows / request.rows_per_second if request.rows_per_second else 0.0",
+        "0.0",
+        f"{_PACE}::test_the_pace_is_the_limit",
+    ),
+    Mutant(
+        "no more bytes are read in a second than was asked for",
+        "live/reading.py",
+        "size / request.bytes_per_second if request.bytes_per_second else 0.0",
+        "0.0",
+        f"{_PACE}::test_the_pace_is_the_limit",
+    ),
+    Mutant(
+        "time in which nothing was read is not made up for",
+        "live/reading.py",
+        "max(self._due, time.monotonic() - 1.0)",
+        "self._due",
+        f"{_PACE}::test_reading_counts_and_a_pause_is_not_made_up_for",
     ),
     Mutant(
         "rows wait until the stream has published all that they show",

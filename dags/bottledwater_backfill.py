@@ -1,7 +1,10 @@
 """Publish the rows of one day of a table again: each run takes the day of its data interval.
 
-To do it for many days, choose *Backfill* in the trigger dialog, or use ``airflow backfill create``. The schedule publishes each day once it
-is over, with the values of the form as they are set in the DAG's file: give them those of the pipeline.
+To do it for many days, choose *Backfill* in the trigger dialog, or run, for example::
+
+    airflow backfill create --dag-id bottledwater_backfill --from-date 2026-03-01 --to-date 2026-03-10
+
+The schedule publishes each day once it is over, with the values of the form as they are set in the DAG's file: give them those of the pipeline.
 
 Prerequisite: a pipeline (the DAG ``bottledwater``, or the command) whose stream runs, or is run by ``bottledwater_scheduled``. The rows are
 published by the stream, between its changes; if none runs, the task waits until one does. To publish a day again does no harm: rows that

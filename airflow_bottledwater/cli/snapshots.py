@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -18,13 +18,16 @@ from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.settings import Pipeline
 
+if TYPE_CHECKING:
+    from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
+
 log = logging.getLogger("bottledwater")
 
 #: seconds between two looks at a live snapshot
 _INTERVAL = 1.0
 #: seconds without a report after which it is said what is waited for
 _SILENT = 10.0
-_COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", "error")
+_COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", "rows/s", "left", "error")
 
 
 @click.command("snapshot")
@@ -119,7 +122,10 @@ def snapshots_command(as_json: bool, pause: str | None, resume: str | None, canc
     """Show the live snapshots of a pipeline, or pause, resume or cancel one."""
     from airflow_bottledwater.provision import live
     from airflow_bottledwater.state import snapshots
+    from airflow_bottledwater.state.control_records import SnapshotReport
 
+    if sum(each is not None for each in (pause, resume, cancel)) > 1:
+        raise click.UsageError("Give one of --pause, --resume and --cancel.")
     pipeline = pipeline_of(values)
     name = live.name_of(pipeline)
     for request_id, change, word in (
@@ -144,18 +150,19 @@ def snapshots_command(as_json: bool, pause: str | None, resume: str | None, canc
         return
     table = Table(*_COLUMNS)
     for each, (request, report) in found.items():
-        state = report.state if report is not None else "asked for"
-        done = f"{100 * report.bytes / report.total_bytes:.0f} %" if report is not None and report.total_bytes else ""
-        table.add_row(
-            each,
-            state,
-            ", ".join(report.tables if report is not None and report.tables else request.tables if request else ()),
-            request.where if request is not None else "",
-            *(
-                f"{value:,}"
-                for value in ((report.rows, report.newer, report.swept) if report is not None else (0, 0, 0))
-            ),
-            done,
-            report.error if report is not None else "",
-        )
+        table.add_row(each, *_row(request, report or SnapshotReport("asked for")))
     Console(markup=False).print(table)
+
+
+def _row(request: SnapshotRequest | None, report: SnapshotReport) -> tuple[str, ...]:
+    """A line of the table; what is not known is empty."""
+    return (
+        report.state,
+        ", ".join(report.tables or (request.tables if request is not None else ())),
+        request.where if request is not None else "",
+        *(f"{count:,}" for count in (report.rows, report.newer, report.swept)),
+        f"{100 * report.bytes / report.total_bytes:.0f} %" if report.total_bytes else "",
+        f"{report.rows_per_second:,.0f}" if report.rows_per_second else "",
+        f"{report.seconds_left:,.0f} s" if report.seconds_left is not None else "",
+        report.error or (f"waits for {report.what}" if report.what else ""),
+    )

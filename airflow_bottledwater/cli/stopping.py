@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import tempfile
 from pathlib import Path
@@ -83,7 +84,9 @@ def _end(job: Job, records: Iterable[JobRecord]) -> bool:
     """End the job's processes, if they are on this host, or its application; returns whether nothing is left."""
     from airflow_bottledwater.spark import ending, run_directory, submit, supervise
 
-    folders = list(Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*"))
+    # anybody may make a folder there
+    found = Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*")
+    folders = [folder for folder in found if folder.stat().st_uid == os.getuid()]
     for record in records:
         if record.application:
             master = record.owner.master if record.owner is not None else ""

@@ -1,4 +1,4 @@
-"""Watching a live snapshot from a task or a trigger, and cancelling it."""
+"""Watching a live snapshot from a task or a trigger, cancelling it, and letting live snapshots wait and go on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotReport, StatusRecord, decode, reading_key, status_key
@@ -56,12 +57,11 @@ class BackfillWatch:
             )
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."
-        left = "" if report.seconds_left is None else f", about {report.seconds_left:,.0f} s left"
+        left = f", {report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB" if report.total_bytes else ""
+        left += "" if report.seconds_left is None else f", about {report.seconds_left:,.0f} s left"
+        pace = f" ({report.rows_per_second:,.0f} a second)" if report.rows_per_second else ""
         waits = f"; it waits for {report.what}" if report.what else ""
-        return (
-            f"{report.state.capitalize()}: {report.rows:,} rows ({report.rows_per_second:,.0f} a second), "
-            f"{report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB{left}{waits}."
-        )
+        return f"{report.state.capitalize()}: {report.rows:,} rows{pace}{left}{waits}."
 
 
 def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
@@ -76,3 +76,54 @@ def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
         snapshots.change(pipeline, name, request_id, cancelled=True)
     except StateError:
         return  # it has ended
+
+
+class BackfillHook(PipelineHook):
+    """Lets the live snapshots of a pipeline wait, and go on, whoever has asked for them: an operator, or the command.
+
+    :param slot: name of the replication slot; it names the pipeline.
+    :param postgres_conn_id: the pipeline's connection of type Postgres.
+    :param kafka_conn_id: the pipeline's connection of type Apache Kafka.
+    """
+
+    def __init__(
+        self,
+        slot: str = "bottledwater",
+        postgres_conn_id: str = "postgres_default",
+        kafka_conn_id: str = "kafka_default",
+    ) -> None:
+        # nothing is encoded here, so that no registry is needed
+        super().__init__(postgres_conn_id, kafka_conn_id, None, {"slot": slot, "output_format": "json"})
+
+    def pause(self, request_id: str = "") -> list[str]:
+        """Let live snapshots wait; what they have published stays. Returns the ids of those that wait now.
+
+        :param request_id: which one (its id is in the log of the task that has asked for it); empty for all.
+        :raises StateError: it has ended, or there is none with this id.
+        :raises Outage: the source or Kafka does not answer.
+        """
+        return self._change(request_id, paused=True)
+
+    def resume(self, request_id: str = "") -> list[str]:
+        """Let live snapshots go on, like :meth:`pause`; returns their ids."""
+        return self._change(request_id, paused=False)
+
+    def _change(self, request_id: str, *, paused: bool) -> list[str]:
+        from airflow_bottledwater.provision import live
+        from airflow_bottledwater.state import snapshots
+
+        pipeline = self.pipeline()
+        name = live.name_of(pipeline)
+        if request_id:
+            snapshots.change(pipeline, name, request_id, paused=paused)
+            return [request_id]
+        changed = []
+        for each, (request, _) in snapshots.reports(pipeline, name).items():
+            if request is None or request.paused == paused:
+                continue
+            try:
+                snapshots.change(pipeline, name, each, paused=paused)
+            except StateError:
+                continue  # it has ended in this moment
+            changed.append(each)
+        return changed

@@ -22,6 +22,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
 from airflow_bottledwater.live.keys import between, bound, files, key_hashes, keys_query, place
 from airflow_bottledwater.live.slices import Places, find
 from airflow_bottledwater.model.boundary import Snapshot
@@ -51,10 +52,6 @@ _LARGEST = 8 << 20
 _LEAST_BLOCKS = 32
 #: seconds that others may wait behind our wait for a lock
 _LOCK = 1.0
-#: bytes of a block of a table, see airflow_bottledwater.snapshot.progress
-BLOCK = 8192
-#: in place of a table's filenode: its rows are published, and it is being swept
-SWEEPING = -1
 
 
 class _TooLarge(Exception):
@@ -101,21 +98,6 @@ class _Piece:
     whole: bool
 
 
-@dataclass(slots=True)
-class Extent:
-    """How large what is read is.
-
-    :param pages: the blocks of each table, as far as they are known.
-    """
-
-    pages: dict[int, int]
-
-    @property
-    def bytes(self) -> int:
-        """The size of all tables' blocks."""
-        return sum(self.pages.values()) * BLOCK
-
-
 class Reading(threading.Thread):
     """Reads a request's rows from a place on. It must be made after the stream's changes are being noted.
 
@@ -123,6 +105,7 @@ class Reading(threading.Thread):
     :param tables: the pipeline's tables by oid.
     :ivar chunks: what is read, in order; the last one's ``after`` says that all tables are done.
     :ivar error: why it has ended early.
+    :ivar extent: how much there is to be read.
     :ivar waits_for: what it waits for, as text; empty while it reads.
     """
 
@@ -134,7 +117,7 @@ class Reading(threading.Thread):
         self.chunks: queue.Queue[Chunk] = queue.Queue(_AHEAD)
         self.error: BaseException | None = None
         self.waits_for = ""
-        self.extent = Extent({})
+        self.extent = Extent()
         self._ended = threading.Event()
         self._blocks = _FIRST_BLOCKS
         self._due = time.monotonic()
@@ -190,12 +173,13 @@ class Reading(threading.Thread):
         """Read the next chunk, and hand it over."""
         connection = self._connect()
         oid = self._at.tables[self._at.done]
+        self.extent.measure(connection, self._at.tables[self._at.done :])
         if self._at.filenode == SWEEPING:
             return self._sweep(connection, oid)
         found = self._begin(connection, oid)
         version = self._version(found)
         self._partitions[oid] = partitions.remembered(found.partitions)
-        self.extent.pages[oid] = found.table.pages
+        self.extent.note(found)
         piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
         try:
             blocks = list(self._read(connection, version, piece))
@@ -265,9 +249,9 @@ class Reading(threading.Thread):
             log.info("%s has rows in other places, or another order: it is read again from its start.", table.qualified)
             at = replace(at, key=())
         upto = bound(connection, table, at.key, blocks * _ROWS_OF_A_BLOCK)
-        pages = sum(self.extent.pages.get(oid, 0) for oid in at.tables[: at.done + 1])
         # how much of the table this is cannot be told before its end
-        after = replace(at, filenode=now, key=upto or (), bytes=at.bytes if upto else pages * BLOCK)
+        size = at.bytes if upto else at.bytes + table.pages * BLOCK
+        after = replace(at, filenode=now, key=upto or (), bytes=size)
         return _Piece(table, 0, LAST_BLOCK, between(table, at.key, upto or ()), blocks, after, upto is None)
 
     def _sweep(self, connection: Connection, oid: int) -> None:

@@ -22,8 +22,9 @@ class Reports:
         self._control: store.Control | None = None
         #: by the request: the state that was reported last, and when
         self._last: dict[str, tuple[str, float]] = {}
-        self._measured, self._began = "", 0.0
-        self._rows_then = self._bytes_then = 0
+        #: which reading the pace is measured of, since when, and from where
+        self._measured: Reading | None = None
+        self._began, self._then, self._id = 0.0, LiveProgress(()), ""
         self.boundary = ""
 
     def tell(
@@ -34,7 +35,11 @@ class Reports:
         reading: Reading | None = None,
         tables: dict[int, PinnedTable] | None = None,
     ) -> None:
-        """Report, unless the same was reported a moment ago."""
+        """Report, unless the same was reported a moment ago.
+
+        :param reading: None if nothing is read of it now.
+        :param tables: the pipeline's tables by oid, to name those that it is of.
+        """
         now = time.monotonic()
         progress = progress or LiveProgress(())
         waits_for = reading.waits_for if reading is not None else ""
@@ -43,21 +48,24 @@ class Reports:
         before, at = self._last.get(request_id, ("", 0.0))
         if before == state and now - at < self._pipeline.heartbeat_interval:
             return
-        if reading is not None and self._measured != request_id:
-            self._measured, self._began, self.boundary = request_id, now, ""
-            self._rows_then, self._bytes_then = progress.rows, progress.bytes
+        if reading is not None and self._measured is not reading:
+            self._measured, self._began, self._then = reading, now, progress
+        if reading is not None and self._id != request_id:
+            self._id, self.boundary = request_id, ""
         self._last[request_id] = (state, now)
-        seconds = max(0.001, now - self._began)
         report = SnapshotReport(
             state, waits_for, [tables[oid].table.qualified for oid in progress.tables] if tables else []
         )
         report.rows, report.newer, report.dead_letters = progress.rows, progress.newer, progress.dead_letters
         report.swept, report.bytes, report.error = progress.swept, progress.bytes, progress.error
-        report.total_bytes = max(progress.bytes, reading.extent.bytes if reading is not None else 0)
-        report.rows_per_second = (progress.rows - self._rows_then) / seconds
-        pace = (progress.bytes - self._bytes_then) / seconds
-        report.seconds_left = (report.total_bytes - progress.bytes) / pace if pace > 0 else None
-        report.boundary, report.at = self.boundary, time.time()
+        left = reading.extent.left(progress) if reading is not None else 0 if state == "finished" else None
+        report.total_bytes = progress.bytes + left if left is not None else 0
+        if state == "reading":
+            seconds = max(0.001, now - self._began)
+            report.rows_per_second = (progress.rows - self._then.rows) / seconds
+            pace = (progress.bytes - self._then.bytes) / seconds
+            report.seconds_left = left / pace if left is not None and pace > 0 else None
+        report.boundary, report.at = self.boundary if self._id == request_id else "", time.time()
         if self._control is None:
             self._control = store.Control(self._pipeline.kafka)
         self._control.write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import JobFailed
@@ -38,7 +39,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param verify_tables: tables to verify, as ``[schema.]table`` patterns; empty means all of the pipeline. (templated)
     :param sample: share of the rows that is verified, more than 0, up to 1. (templated)
-    :param fail_on_difference: whether the task fails if a topic differs; otherwise it only returns the counts.
+    :param fail_on_difference: whether the task fails if a topic differs. Its result (XCom) has the counts in either case.
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
     :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
     :param name: the job's name in Spark; None: ``bottledwater-verify``. (templated)
@@ -108,6 +109,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         self.verify_tables = verify_tables
         self.sample = sample
         self.fail_on_difference = fail_on_difference
+        self._ti: Any = None
 
     def pipeline_settings(self) -> dict[str, Any]:
         """All settings as JSON values, with what is verified."""
@@ -115,7 +117,8 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         return {**super().pipeline_settings(), **{name: value for name, value in own.items() if value}}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the job to its end; returns the counts by table."""
+        """Run the job to its end; returns the counts by table. If topics differ and the task fails, they are its result (XCom), too."""
+        self._ti = context["ti"]
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()
             place = self._place()
@@ -124,6 +127,11 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
                 return self._finish(found.outcome)
             identity = found or self._submit(context, pipeline, place)
         return self._follow(pipeline, place, identity)
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Handle the trigger's event: the job has ended."""
+        self._ti = context["ti"]
+        return super().execute_complete(context, event)
 
     def _finish(self, outcome: Outcome) -> dict[str, Any]:
         """Turn what the job has found into the task's outcome; values of rows are in the task's log only.
@@ -140,6 +148,9 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
             for difference in table.differences:
                 self.log.warning("%s: %s", table.table, difference)
         if found.different and self.fail_on_difference:
+            if self.do_xcom_push:
+                # a task that fails returns nothing
+                self._ti.xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=found.summary())
             raise AirflowFailException(f"{_first_keys(found)} {found.advice()}")
         if advice := found.advice():
             self.log.warning("%s", advice)

@@ -63,6 +63,7 @@ class Published:
     :param all_tables: whether it is FOR ALL TABLES.
     :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
     :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
+    :param whole: whether it has whole schemas or all tables, so that tables that are created later are in it at once.
     :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its partitions.
     """
 
@@ -74,6 +75,7 @@ class Published:
     truncates: bool
     tables: dict[int, tuple[tuple[str, ...] | None, bool]]
     via_root: bool = False
+    whole: bool = False
 
 
 def read(connection: Connection, name: str) -> Published | None:
@@ -85,14 +87,17 @@ def read(connection: Connection, name: str) -> Published | None:
     if row is None:
         return None
     tables: dict[int, tuple[tuple[str, ...] | None, bool]] = {}
+    whole = bool(row[1])
     if connection.info.server_version >= 150000:
         for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
             tables[oid] = (tuple(columns) if 0 < len(columns) < total else None, filtered)
+        schemas = connection.execute("SELECT FROM pg_publication_namespace WHERE pnpubid = %s", (row[0],)).fetchone()
+        whole = whole or schemas is not None
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
             tables[oid] = (None, False)
     _, everything, inserts, updates, deletes, truncates, via_root = row
-    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root)
+    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, whole)
 
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
@@ -182,12 +187,12 @@ def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
         "Take it out (ALTER PUBLICATION … DROP TABLE; where it inherits from a published table, ALTER PUBLICATION … SET TABLE ONLY …), "
         "or add it to the pipeline's tables."
     )
-    if published.all_tables:
-        remedy = "Publish a list of tables, or add it to the pipeline's tables."
     found = problems(published, [t for t in others if not t.identifiable])
+    if published.whole:
+        return found  # with such a publication, the pipeline chooses what it follows
     return found + [
-        f"Publication {published.name!r} also publishes {table.qualified}, which is not a table of the pipeline: the stream would end "
-        f"at its first change. {remedy}"
+        f"Publication {published.name!r} also publishes {table.qualified}, which is not a table of the pipeline: its changes would be left "
+        f"out. {remedy}"
         for table in others
     ]
 

@@ -48,13 +48,16 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 
 
-def create(pipeline: Pipeline, *, stopped: threading.Event | None = None, live: str = "") -> SlotRecord:
+def create(
+    pipeline: Pipeline, *, stopped: threading.Event | None = None, live: str = "", adding: frozenset[int] = frozenset()
+) -> SlotRecord:
     """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
 
     The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded itself yet.
 
     :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next call continues.
     :param live: the id of the live snapshot that is to read the tables that are added; empty for none.
+    :param adding: the oids of the tables that are to be added; empty for those that the settings name.
     :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
@@ -63,11 +66,13 @@ def create(pipeline: Pipeline, *, stopped: threading.Event | None = None, live: 
     :raises StopRequested: it was asked to stop.
     """
     with stoppable(stopped):
-        return _create_or_find(pipeline, stopped, live)
+        return _create_or_find(pipeline, stopped, live, adding)
 
 
-def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None, live: str) -> SlotRecord:
-    findings = preflight.run(pipeline)
+def _create_or_find(
+    pipeline: Pipeline, stopped: threading.Event | None, live: str, adding: frozenset[int]
+) -> SlotRecord:
+    findings = preflight.run(pipeline, adding=adding)
     cluster = findings.cluster
     known = findings.state
     wanted = {t.oid: t for t in findings.tables}

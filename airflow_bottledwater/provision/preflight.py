@@ -28,10 +28,12 @@ log = logging.getLogger(__name__)
 OLDEST_VERSION = 140000
 
 
-def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
+def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = frozenset()) -> Findings:
     """Check source, broker and registry; changes nothing. Warnings are logged.
 
     :param renewing: whether the tables are to be taken up again, see :mod:`airflow_bottledwater.provision.renew`.
+    :param adding: the oids of the tables that are to be added to a running pipeline: only these are checked. Empty for those that the
+        settings name.
     :raises PreflightError: there are problems; the error has all that were found.
     :raises SlotInUse: the slot is still being created.
     :raises Outage: a server is not available.
@@ -39,7 +41,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
     problems: list[str] = []
     with session(pipeline.postgres, "Preflight") as connection:
         cluster = identify(connection)
-        found = Findings(cluster, renewing=renewing)
+        found = Findings(cluster, renewing=renewing, adding=adding)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
                 [

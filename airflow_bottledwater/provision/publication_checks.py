@@ -48,6 +48,14 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
     """The problems of a publication that exists: whether this pipeline created it, and whether it makes the application's writes fail."""
     intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
     problems = publication.problems(present, found.tables)
+    if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
+        problems.append(
+            f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting publication), or set "
+            "create_publication to false to use it."
+        )
+    if found.adding:
+        # what it does to other tables, it does already, and that is no reason to leave these out
+        return problems
     besides = catalog.load(connection, [oid for oid in present.tables if oid not in mine])
     if present.all_tables:
         keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.identifiable]
@@ -60,13 +68,12 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
             found.warnings.append(
                 f"Publication {present.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
             )
-    problems += publication.others_problems(present, besides)
-    if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
-        problems.append(
-            f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting publication), or set "
-            "create_publication to false to use it."
+    if present.whole and besides:
+        found.warnings.append(
+            f"Publication {present.name!r} also publishes {', '.join(t.qualified for t in besides[:5])}{' …' if len(besides) > 5 else ''}, "
+            "which the settings do not name: their changes are sent, and left out."
         )
-    return problems
+    return problems + publication.others_problems(present, besides)
 
 
 def _rights_to_create(

@@ -77,7 +77,9 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
 def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
     problems: list[str] = []
     try:
-        oids = catalog.resolve(connection, pipeline.tables, pipeline.schemas, via_root=found.via_root)
+        oids = sorted(found.adding) or catalog.resolve(
+            connection, pipeline.tables, pipeline.schemas, via_root=found.via_root
+        )
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, forms=pipeline.forms)

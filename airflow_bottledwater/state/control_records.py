@@ -256,9 +256,11 @@ class SnapshotReport:
     :param what: what it waits for, or reads.
     :param rows: rows published. ``newer`` are rows that were left out since the stream has published newer ones; ``swept`` are keys
         that got a tombstone.
-    :param bytes: the size of the tables' blocks that were read, of ``total_bytes``, both without TOAST.
+    :param bytes: the size of the tables' blocks that were read, of ``total_bytes``, both without TOAST. ``total_bytes`` is 0 if it is not
+        known: while nothing is read, and inside of a table that is read in the order of its keys.
     :param boundary: the LSN up to which the rows that were published last show the table.
-    :param seconds_left: estimated; None if it is not known.
+    :param rows_per_second: since it is read without a break; 0 while no rows are read.
+    :param seconds_left: until all rows are read (without the sweep), at that pace; None if it is not known.
     :param at: seconds since 1970, by the clock of the job's host.
     """
 

@@ -57,11 +57,12 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
         )
 
 
-def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState) -> list[str]:
-    """The names of tables and partitions that the settings include but the pipeline does not follow: they were created after its
-    slot."""
+def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[int, str]:
+    """The tables and partitions that the settings include but the pipeline does not follow, with their names, in the order of these:
+    they were created after its slot."""
     new = [oid for oid in _wanted(connection, pipeline, known) if oid not in known.tables]
-    return sorted(f"{schema}.{name}" for schema, name in catalog.names(connection, new).values()) if new else []
+    named = {oid: f"{schema}.{name}" for oid, (schema, name) in catalog.names(connection, new).items()} if new else {}
+    return dict(sorted(named.items(), key=lambda item: item[1]))
 
 
 def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
@@ -111,17 +112,22 @@ class CoverageWatch:
     """Checks the coverage regularly while a stream runs, in a thread of its own: a server that does not answer must not hold up the
     stream. The thread starts at once.
 
-    :param not_taken: the names of tables that could not be taken in when the stream started.
+    :param not_taken: the oids of tables that could not be taken in when the stream started.
     :param interval: seconds between two checks.
     :ivar unfollowed: the last results of :func:`unfollowed` and :func:`unsent`; each name is also logged, once.
     """
 
     def __init__(
-        self, pipeline: Pipeline, known: PipelineState, not_taken: Sequence[str] = (), *, interval: float = _INTERVAL
+        self,
+        pipeline: Pipeline,
+        known: PipelineState,
+        not_taken: frozenset[int] = frozenset(),
+        *,
+        interval: float = _INTERVAL,
     ) -> None:
         self._pipeline, self._interval = pipeline, interval
-        self._not_taken = set(not_taken)
-        self._new: set[str] = set()
+        self._not_taken = not_taken
+        self._new: dict[int, str] = {}
         # a copy, to which is added what the stream was told of
         self._known = PipelineState(dict(known.raw))
         self._recorded = known.partitions
@@ -141,7 +147,7 @@ class CoverageWatch:
         """
         if self._found is not None:
             raise self._found
-        new = sorted(self._new - self._not_taken)
+        new = [name for oid, name in self._new.items() if oid not in self._not_taken]
         if new and whole and self._pipeline.new_tables == "add":
             raise TablesChanged(
                 f"{', '.join(new)}: created since the slot was. The stream begins anew, and takes them in."
@@ -186,7 +192,7 @@ class CoverageWatch:
             found = unsent(connection, self._known) if changed else found
         return found
 
-    def _log_changes(self, unfollowed: list[str], changed: Mapping[str, str]) -> None:
+    def _log_changes(self, unfollowed: dict[int, str], changed: Mapping[str, str]) -> None:
         for name in sorted(changed.keys() - set(self.unfollowed)):
             log.warning(
                 "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the topic to the table again "
@@ -194,9 +200,9 @@ class CoverageWatch:
                 name,
                 changed[name],
             )
-        found = [*unfollowed, *sorted(changed)]
-        self._new = set(unfollowed)
-        if self._pipeline.new_tables == "ignore" and (new := sorted(set(unfollowed) - set(self.unfollowed))):
+        found = [*unfollowed.values(), *sorted(changed)]
+        self._new = unfollowed
+        if self._pipeline.new_tables == "ignore" and (new := sorted(set(unfollowed.values()) - set(self.unfollowed))):
             log.warning(
                 "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "
                 "again), which take them in with all their rows.",

@@ -39,7 +39,7 @@ STATE = int64s(
     "whole_bytes",
     "whole_lsn",  # its end LSN, or that of a later keepalive
     "transactions",  # transactions received
-    "skipped_changes",  # changes left out at the boundary, and the transactions that contained some
+    "skipped_changes",  # changes left out at the boundary, or of tables that are not followed, and the transactions that contained some
     "skipped_transactions",
     "skipped_here",
     "batch_bytes",  # bytes at which a batch ends, at the next commit
@@ -49,11 +49,14 @@ STATE = int64s(
 #: a table that a Relation message has announced; rows are in the order of oids
 TABLE = int64s(
     "oid",
-    "version",  # -1: none, its changes cannot be published
+    "version",  # -1: none, its changes cannot be published; or LEFT_OUT
     "boundary",  # its boundary's number; -1: none
     "skipped_transactions",
     "last_skipped",  # the final LSN of the last skipped transaction
 )
+
+#: in place of a version: the table is not one of the pipeline's, and its changes are left out
+LEFT_OUT = -2
 
 #: the numbers of a Boundary, and whether it contains the transaction that is being received
 BOUNDARY = int64s("insert_lsn", "xmin", "xmax", "first_running", "end_running", "holds")
@@ -127,7 +130,8 @@ def _find(tables, oid):
 
 @compiled
 def _take_row(b, p, n, state, tables, boundaries, changes, out):
-    """Copy a message with rows, unless it is at or before P or its table's boundary contains it; returns DONE, or why it stopped."""
+    """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left out; returns DONE,
+    or why it stopped."""
     final = state.final_lsn
     ordinal = state.ordinal + 1
     if final < state.from_lsn or (final == state.from_lsn and ordinal <= state.from_ordinal):
@@ -137,7 +141,7 @@ def _take_row(b, p, n, state, tables, boundaries, changes, out):
     if at < 0:
         return UNKNOWN
     table = tables[at]
-    if table.boundary >= 0 and boundaries[table.boundary].holds:
+    if table.version == LEFT_OUT or (table.boundary >= 0 and boundaries[table.boundary].holds):
         state.ordinal = ordinal
         state.skipped_changes += 1
         state.skipped_here = 1

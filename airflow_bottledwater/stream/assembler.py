@@ -27,6 +27,7 @@ from airflow_bottledwater.stream.assemble import (
     CUT,
     DONE,
     FULL,
+    LEFT_OUT,
     RELATION,
     ROOM,
     STATE,
@@ -38,7 +39,7 @@ from airflow_bottledwater.stream.assemble import (
 )
 
 
-def _foreign(message: pgoutput.RelationMessage) -> BottledWaterError:
+def _foreign(message: pgoutput.RelationMessage, inside: bool) -> BottledWaterError | None:
     return Refused(f"Table {message.schema}.{message.name} is not one of the pipeline's.")
 
 
@@ -51,7 +52,8 @@ class TransactionAssembler:
         registry); None for a table that is not the pipeline's.
     :param batch_bytes: bytes at which a batch ends, at the next commit.
     :param largest_transaction: bytes at which a single transaction is cut.
-    :param unknown: makes the error for a change of a table that is not the pipeline's.
+    :param unknown: makes the error for a change of a table that is not the pipeline's, of which it is told whether its transaction is
+        published in part already; None if the table's changes are to be left out.
     :ivar position: the end of the last batch, P at first.
     """
 
@@ -63,7 +65,7 @@ class TransactionAssembler:
         *,
         batch_bytes: int,
         largest_transaction: int,
-        unknown: Callable[[pgoutput.RelationMessage], BottledWaterError] = _foreign,
+        unknown: Callable[[pgoutput.RelationMessage, bool], BottledWaterError | None] = _foreign,
     ) -> None:
         self.position = start
         self._boundaries = dict(boundaries)
@@ -73,6 +75,8 @@ class TransactionAssembler:
         self._current: dict[int, int] = {}
         #: why changes of a table cannot be published that its boundary does not contain
         self._refused: dict[int, Refused] = {}
+        #: tables that are not the pipeline's, whose changes are left out
+        self._left_out: set[int] = set()
         # a record array's row: its fields are attributes, as they are in compiled code
         self._state = np.zeros(1, dtype=STATE).view(np.recarray)[0]
         self._state.batch_bytes, self._state.largest_transaction = batch_bytes, largest_transaction
@@ -95,12 +99,12 @@ class TransactionAssembler:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """How many transactions were received, and how many changes and transactions were left out at the boundary."""
+        """How many transactions were received, and how many changes, in how many transactions, were left out."""
         return {name: int(self._state[name]) for name in ("transactions", "skipped_changes", "skipped_transactions")}
 
     @property
     def skipped_by_table(self) -> dict[str, int]:
-        """For each table, how many transactions had changes that were left out at the boundary."""
+        """For each table, how many transactions had changes that were left out: at the boundary, or because it is not followed."""
         skipped = {row["oid"]: int(row["skipped_transactions"]) for row in self._tables if row["skipped_transactions"]}
         return {f"{(m := self._messages[oid]).schema}.{m.name}": count for oid, count in skipped.items()}
 
@@ -111,7 +115,8 @@ class TransactionAssembler:
             boundary = self._boundaries.get(oid)
             number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
             self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0)], dtype=TABLE))
-        self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, -1)
+        none = LEFT_OUT if oid in self._left_out else -1
+        self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, none)
 
     def add(self, block: Block) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
@@ -146,7 +151,7 @@ class TransactionAssembler:
             elif why == UNKNOWN and self._state.whole_count:
                 return self._emit()  # what is whole before it can be published
             elif why == UNKNOWN:
-                raise self._unknown(int.from_bytes(self._payload()[1:5], "big"))
+                self._leave_out(int.from_bytes(self._payload()[1:5], "big"))
             elif why == UNEXPECTED:
                 raise ProtocolError(
                     f"PostgreSQL sent a message of kind {chr(self._payload()[0])!r}, which was not asked for and may change rows; nothing "
@@ -214,10 +219,12 @@ class TransactionAssembler:
         oids = [
             oid for oid in message.oids if oid not in self._boundaries or not self._boundaries[oid].contains(final, xid)
         ]
+        for oid in oids:
+            if oid in self._refused or (oid not in self._current and oid not in self._left_out):
+                self._leave_out(oid)
+        oids = [oid for oid in oids if oid in self._current]
         if not oids:
             return
-        if unknown := [oid for oid in oids if oid not in self._current or oid in self._refused]:
-            raise self._unknown(unknown[0])
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
         while state.count == len(self._changes) or state.bytes + len(kept) > len(self._out):
@@ -229,13 +236,19 @@ class TransactionAssembler:
         state.count += 1
         state.bytes += len(kept)
 
-    def _unknown(self, oid: int) -> BottledWaterError:
-        """The error for a change that cannot be published."""
+    def _leave_out(self, oid: int) -> None:
+        """Leave out the changes of a table from now on, if it is not one of the pipeline's, and that does no harm.
+
+        :raises BottledWaterError: they must not be left out, and cannot be published.
+        """
         if (refused := self._refused.get(oid)) is not None:
-            return refused
+            raise refused
         if (message := self._messages.get(oid)) is None:
-            return ProtocolError("PostgreSQL sent a change before its table's Relation message.")
-        return self._refuse(message)
+            raise ProtocolError("PostgreSQL sent a change before its table's Relation message.")
+        if (error := self._refuse(message, self.position.ordinal > 0)) is not None:
+            raise error
+        self._left_out.add(oid)
+        self._index(oid)
 
     def _emit(self) -> Batch:
         state = self._state

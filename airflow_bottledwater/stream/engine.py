@@ -94,7 +94,8 @@ class StreamReport:
         """Report that the stream is at ``position``.
 
         :param counters: how many records of each kind are published since the slot was created.
-        :param skipped_by_table: how many transactions had changes of a table that were left out at the boundary.
+        :param skipped_by_table: how many transactions had changes of a table that were left out: at the boundary, or because it is not
+            followed.
         """
         self.position = position
         status = self._controller.status

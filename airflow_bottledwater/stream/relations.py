@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
     BottledWaterError,
     Outage,
+    PreflightError,
     Refused,
     SchemaRefused,
     TablesChanged,
@@ -35,7 +36,7 @@ class Resolver:
     registered.
 
     :param pinned: the pipeline's tables by oid.
-    :param not_taken: the names of tables that could not be taken in when the stream started.
+    :param not_taken: the oids of tables that could not be taken in when the stream started.
     :param via_root: whether partitioned tables are published as one.
     """
 
@@ -43,11 +44,11 @@ class Resolver:
         self,
         pipeline: Pipeline,
         pinned: dict[int, PinnedTable],
-        not_taken: Sequence[str] = (),
+        not_taken: frozenset[int] = frozenset(),
         *,
         via_root: bool = False,
     ) -> None:
-        self._pipeline, self._not_taken, self._via_root = pipeline, set(not_taken), via_root
+        self._pipeline, self._not_taken, self._via_root = pipeline, not_taken, via_root
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         self._read: dict[int, Table] = {}
@@ -84,25 +85,49 @@ class Resolver:
         # a renamed table keeps its topic, where its consumers and its keys are
         return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
 
-    def unknown(self, message: pgoutput.RelationMessage) -> BottledWaterError:
-        """The error for a change of a table that is not the pipeline's.
+    def unknown(self, message: pgoutput.RelationMessage, inside: bool) -> BottledWaterError | None:
+        """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which is logged.
+
+        That loses nothing: whenever the table is taken in, its rows are read under a snapshot that shows all that was left out.
 
         :param message: of that table.
+        :param inside: whether its transaction is published in part already; no table can be taken in there.
         """
-        name = f"{message.schema}.{message.name}"
-        if self._pipeline.new_tables == "add" and name not in self._not_taken:
-            with session(
-                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
-            ) as connection:
-                covered = catalog.resolve(
-                    connection, self._pipeline.tables, self._pipeline.schemas, via_root=self._via_root
-                )
-            if message.oid in covered:
-                return TablesChanged(f"{name} was created since the slot was; it is taken in.")
-        return Refused(
-            f"Table {name} was added to the publication behind our back.",
-            "Stop the stream, and start again with the table in the settings: slot and snapshot tasks (or the command) take it in.",
-        )
+        name, new_tables = f"{message.schema}.{message.name}", self._pipeline.new_tables
+        if not self._covers(message.oid):
+            why = (
+                "is not one of the tables that the settings name. If it is to be published, name it in tables or schemas, and start the "
+                "stream again; otherwise take it out of the publication, if you can"
+            )
+        elif new_tables == "stop":
+            return Refused(
+                f"{name} was created since the slot was, and new_tables is stop.",
+                "Run create_slot and the snapshot again (or start the command again), which take it in with all its rows; or set new_tables "
+                "to add or ignore.",
+            )
+        elif new_tables == "ignore":
+            why = (
+                "was created since the slot was, and new_tables is ignore. Stop the stream and run create_slot and the snapshot again (or "
+                "start the command again), which take it in with all its rows"
+            )
+        elif message.oid in self._not_taken:
+            why = "could not be taken in when the stream started, which the log explains. Mend that, and start the stream again"
+        elif inside:
+            why = "was created since the slot was. It is taken in with all its rows when this large transaction is published"
+        else:
+            return TablesChanged(f"{name} was created since the slot was; it is taken in.")
+        log.warning("The publication sends changes of %s, which are left out: it %s.", name, why)
+        return None
+
+    def _covers(self, oid: int) -> bool:
+        """Whether the settings name a table."""
+        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+            try:
+                tables, schemas = self._pipeline.tables, self._pipeline.schemas
+                return oid in catalog.resolve(connection, tables, schemas, via_root=self._via_root)
+            except PreflightError:
+                # a pattern that matches nothing any more: preflight reports it
+                return False
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:

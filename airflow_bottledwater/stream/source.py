@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import CredentialsRefused, SlotError, SlotInUse, StaleBatch
@@ -39,7 +39,7 @@ class ChangeSource:
     :param position: P; A if nothing was streamed yet.
     :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is called when
         the slot seems unusable, since another job may be the reason.
-    :param not_taken: the names of tables that could not be taken in when the stream started.
+    :param not_taken: the oids of tables that could not be taken in when the stream started.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ChangeSource:
         position: Position,
         backoff: Backoff,
         reached: Callable[[], Position | None] = lambda: None,
-        not_taken: Sequence[str] = (),
+        not_taken: frozenset[int] = frozenset(),
     ) -> None:
         assembler.warm_up()  # before the server sends anything
         record = state.slot

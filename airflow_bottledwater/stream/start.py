@@ -26,7 +26,7 @@ class Start:
 
     :param prefix: the prefix of the slot's transactional ids.
     :param position: P, or A if nothing was streamed yet.
-    :param not_taken: the names of tables that were created since, and could not be taken in.
+    :param not_taken: the oids of tables that were created since, and could not be taken in.
     """
 
     cluster: Cluster
@@ -35,7 +35,7 @@ class Start:
     state_topic: str
     state: PipelineState
     position: Position
-    not_taken: tuple[str, ...] = ()
+    not_taken: frozenset[int] = frozenset()
 
     @property
     def topics(self) -> dict[str, Pin]:
@@ -92,19 +92,19 @@ def begin(pipeline: Pipeline) -> Start:
             claimed.close()
 
 
-def _claim(pipeline: Pipeline, connection: Connection, cluster: Cluster) -> tuple[Claim, tuple[str, ...]]:
-    """The claim, when new tables were taken in; and the names of those that could not be."""
+def _claim(pipeline: Pipeline, connection: Connection, cluster: Cluster) -> tuple[Claim, frozenset[int]]:
+    """The claim, when new tables were taken in; and the oids of those that could not be."""
     claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
     try:
-        names = new_tables(connection, pipeline, claimed.state)
+        new = new_tables(connection, pipeline, claimed.state)
     except BaseException:
         claimed.close()
         raise
-    if not names:
-        return claimed, ()
+    if not new:
+        return claimed, frozenset()
     claimed.close()
     # this claims the slot, too
-    not_taken = take_in(connection, pipeline, claimed.state, names)
+    not_taken = take_in(connection, pipeline, new)
     return Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout)), not_taken
 
 

@@ -175,11 +175,12 @@ class _Work:
             if not chosen:
                 continue
             lsns, ordinals = records.positions(block)
+            reached = np.where(lsns == 0, records.shown(block), lsns)
             right = records.partitions(block, len(view.ends))
             buckets = bucket_of(keys, view.bits)
             for i in chosen:
                 partition = int(block.messages[i]["partition"])
-                pos = f"{lsns[i]:016X}/{ordinals[i]:08X}" if lsns[i] else ""
+                pos = f"{reached[i]:016X}/{ordinals[i]:08X}" if reached[i] else ""
                 version = Version(int(block.messages[i]["offset"]), block.value(i), pos)
                 known = found.get((partition, key := block.key(i)))
                 shown = None if places.later(int(lsns[i])) else version

@@ -1,5 +1,5 @@
-"""What a record is at its place in a topic, beside its key and value: its position, and the partition that its key belongs to. Compiled,
-since every record of a topic is looked at."""
+"""What a record is at its place in a topic, beside its key and value: its position, what a row that was read again shows, and the
+partition that its key belongs to. Compiled, since every record of a topic is looked at."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import Block
 
-_POS = np.frombuffer(b"pos\0", dtype=np.uint8).copy()
+_POS, _SNAPSHOT = (np.frombuffer(name, dtype=np.uint8).copy() for name in (b"pos\0", b"snapshot\0"))
 #: the characters of a position: sixteen hex digits, a slash, eight hex digits
 _LENGTH, _SLASH = 25, 16
+#: characters of a header ``snapshot`` at most
+_LONGEST = 100
 
 
 @compiled
@@ -56,6 +58,42 @@ def _read_positions(addresses, name, scratch, text, lsns, ordinals):
 
 
 @compiled
+def _lsn(text, length):
+    """The LSN behind the id of a live snapshot (``3f2a91c04d7e/0/16B3748``); 0 if there is none."""
+    found, part = np.uint64(0), np.uint64(0)
+    shift, slashes = np.uint64(0), 0
+    for back in range(length):
+        character = text[length - 1 - back]
+        if character == 47:
+            found |= part << np.uint64(32 * slashes)
+            slashes += 1
+            if slashes == 2:
+                return found
+            part = shift = np.uint64(0)
+            continue
+        digit = _hex(character)
+        if digit < 0 or shift > 28:
+            return np.uint64(0)
+        part |= np.uint64(digit) << shift
+        shift += np.uint64(4)
+    return np.uint64(0)
+
+
+@compiled
+def _read_shown(addresses, name, scratch, text, lsns):
+    for i in range(addresses.size):
+        lsns[i] = 0
+        if rd.compiled_message_headers(addresses[i], scratch.ctypes.data) != 0:
+            continue
+        found = rd.compiled_header_get_last(
+            scratch[0], name.ctypes.data, scratch.ctypes.data + 8, scratch.ctypes.data + 16
+        )
+        if found == 0 and scratch[2] <= text.size:
+            memcpy(text.ctypes.data, scratch[1], scratch[2])
+            lsns[i] = _lsn(text, scratch[2])
+
+
+@compiled
 def _read_partitions(messages, count, out):
     for i in range(messages.size):
         # not the partitioner of the kernels that published the record
@@ -68,6 +106,13 @@ def positions(block: Block) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint
     scratch, text = np.zeros(3, dtype=np.int64), np.zeros(_LENGTH, dtype=np.uint8)
     _read_positions(block.addresses, _POS, scratch, text, lsns, ordinals)
     return lsns, ordinals
+
+
+def shown(block: Block) -> npt.NDArray[np.uint64]:
+    """The LSN up to which each row that was read again shows the table, by its header ``snapshot``; 0 of every other record."""
+    lsns = np.zeros(len(block), dtype=np.uint64)
+    _read_shown(block.addresses, _SNAPSHOT, np.zeros(3, dtype=np.int64), np.zeros(_LONGEST, dtype=np.uint8), lsns)
+    return lsns
 
 
 def partitions(block: Block, count: int) -> npt.NDArray[np.int64]:
@@ -85,4 +130,5 @@ def warm_up() -> None:
 def _read_nothing() -> None:
     nothing = Block(np.zeros(0, dtype=rd.MESSAGE), np.zeros(0, dtype=np.int64))
     positions(nothing)
+    shown(nothing)
     partitions(nothing, 1)

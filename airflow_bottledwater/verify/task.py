@@ -75,7 +75,7 @@ class Version:
     """A record of a key.
 
     :param value: None for a tombstone.
-    :param pos: its header; empty if it has none.
+    :param pos: its header; of a row that was read again, the LSN at which it shows the table, and 0; empty if it has neither.
     """
 
     offset: int

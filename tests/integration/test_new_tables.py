@@ -6,12 +6,13 @@ import logging
 
 import pytest
 
+from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
 
@@ -57,18 +58,41 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
     flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
     known = read_state(flow.pipeline, state_topic(flow))
     with connect(flow.dsn) as connection:
-        assert take_in(connection, flow.pipeline, known, new_tables(connection, flow.pipeline, known)) == ()
+        assert take_in(connection, flow.pipeline, new_tables(connection, flow.pipeline, known)) == frozenset()
     flow.stream()
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
 
 
 def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+    flow.change(allow_unkeyed=True)
     flow.execute("CREATE TABLE keyless (id int)", "INSERT INTO first VALUES (2, 'two')")
     flow.stream()
+    assert _tables(flow) == {"first"}
     assert "public.keyless: created since the slot was, and not followed" in caplog.text
     assert len(flow.read("first")) == 2
     flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed
+
+
+def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    flow.execute(
+        "CREATE TABLE gone (id int PRIMARY KEY)",
+        "CREATE TABLE keyless (id int)",
+        'CREATE TABLE "with.dot" (id int PRIMARY KEY)',
+        "CREATE TABLE good (id int PRIMARY KEY, name text)",
+        "INSERT INTO good VALUES (1, 'one')",
+        'INSERT INTO "with.dot" VALUES (7)',
+    )
+    flow.execute("ALTER TABLE first RENAME TO old", "CREATE TABLE first (id int PRIMARY KEY)", "DROP TABLE gone")
+    flow.stream()
+    assert _tables(flow) == {"first", "good", "with.dot"}
+    dotted = names.topic("public", "with.dot", flow.pipeline.topic_prefix)
+    assert flow.compare("good").equal and [m.key for m in read(flow.kafka, dotted)] == [{"id": 7}]
+    (keyless,) = (line for line in caplog.messages if line.startswith("public.keyless: "))
+    (again,) = (line for line in caplog.messages if line.startswith("public.first: "))
+    assert "Without a key" in keyless and "holds the rows of another table" in again
+    assert not any("good" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("new_tables", ["ignore", "stop"])

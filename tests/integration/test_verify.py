@@ -25,6 +25,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver, latest, moment
 from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 from tests.support.writers import ASYNCHRONOUS, PREPARING, SHORT, Habit, Writers, make_tables
 
 pytestmark = pytest.mark.long
@@ -254,6 +255,35 @@ def test_a_truncated_table_is_empty_for_its_consumers(flow: Flow) -> None:
         damage = Damage(flow)
         damage.write(damage.key(3), None)
         assert kinds(verify(flow)) == {"missing": 1}
+
+
+def test_a_row_that_was_read_again_is_older_or_newer_than_a_truncate_by_its_header(flow: Flow) -> None:
+    with running(flow):
+        flow.execute("TRUNCATE items", "INSERT INTO items (id) VALUES (3)")
+        assert not kinds(verify(flow))
+        damage = Damage(flow)
+        row = damage.records[damage.key(7)]
+        ((now,),) = flow.execute("SELECT pg_current_wal_insert_lsn()::text")
+        damage.write(damage.key(7), row, headers=[("snapshot", b"0123456789ab/0/1")])
+        assert not kinds(verify(flow))
+        # an id is any text; this one looks like an LSN itself
+        damage.write(damage.key(7), row, headers=[("snapshot", f"AB/0/{now}".encode())])
+        assert kinds(verify(flow)) == {"surplus": 1}
+
+
+def test_rows_that_were_read_again_after_a_truncate_need_no_second_look(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = begun(make_flow(tables="items"))
+    looks: list[int] = []
+    _while_it_reads(monkeypatch, looks.append)
+    with running(flow):
+        flow.execute("TRUNCATE items", "INSERT INTO items (id) VALUES (3), (4)")
+        request = flow.ask("items")
+        until(lambda: flow.reported(request).state == "finished", "it is read again", 30)
+        assert [m.snapshot != "" for m in flow.read("items") if m.key == {"id": 3}][-1]
+        assert not kinds(verify(flow))
+    assert looks == [1]
 
 
 def test_a_table_that_was_altered_is_compared_in_what_its_records_have(flow: Flow) -> None:

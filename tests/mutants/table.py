@@ -9,12 +9,14 @@ _PIPELINE, _RECOVERY, _HANDOVER, _RANDOM, _EVOLUTION, _TOAST, _IDENTITY, _COVERA
     for name in ("pipeline", "recovery", "handover", "handover_random", "evolution", "toast", "identity", "coverage")
 )
 _PARTITIONS = "tests/integration/test_partitions.py"
+_WHOLE, _ASSEMBLER = "tests/integration/test_whole_publications.py", "tests/unit/stream/test_assembler.py"
 _SUPERVISE, _CLI, _HOOKS = (
     f"tests/unit/{name}.py" for name in ("spark/test_supervise", "test_cli", "hooks/test_pipeline_hook")
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
 _SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/state/test_health.py"
-_LIVE = "tests/integration/test_live_snapshots.py"
+_LIVE, _LIVE_ORDER = "tests/integration/test_live_snapshots.py", "tests/integration/test_live_order.py"
+_PACE = "tests/unit/live/test_pace.py"
 _LIVE_RANDOM = "tests/integration/test_live_random.py::test_rows_that_are_read_again_never_take_a_key_back_in_time"
 _TASKS = "tests/integration/test_spark_tasks.py"
 _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
@@ -42,8 +44,8 @@ MUTANTS = (
     Mutant(
         "what the snapshot holds is not streamed",
         "stream/assemble.py",
-        "if table.boundary >= 0 and boundaries[table.boundary].holds:",
-        "if False:",
+        "if table.version == LEFT_OUT or (table.boundary >= 0 and boundaries[table.boundary].holds):",
+        "if table.version == LEFT_OUT:",
         f"{_RANDOM}::test_a_handover_under_writers_loses_repeats_and_tears_nothing[1]",
     ),
     Mutant(
@@ -577,8 +579,8 @@ MUTANTS = (
     Mutant(
         "a publication that publishes other tables, too, is refused",
         "provision/publication_checks.py",
-        "problems += publication.others_problems(present, besides)",
-        "pass",
+        "return problems + publication.others_problems(present, besides)",
+        "return problems",
         "tests/integration/test_source_unharmed.py::test_a_publication_that_publishes_other_tables_too_is_refused",
     ),
     Mutant(
@@ -1187,6 +1189,76 @@ MUTANTS = (
         f"{_LIVE}::test_a_commit_that_was_published_before_others_can_see_it_is_not_undone",
     ),
     Mutant(
+        "a table is locked before rows that are read again are looked at",
+        "postgres/snapshot.py",
+        "    try:\n        _lock(connection, everything)\n",
+        '    connection.execute("SELECT pg_current_snapshot()")\n    try:\n        _lock(connection, everything)\n',
+        f"{_LIVE_ORDER}::test_the_table_is_locked_before_the_snapshot_is_taken",
+    ),
+    Mutant(
+        "L of rows that are read again is behind all that they show",
+        "postgres/snapshot.py",
+        '    at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()\n    assert at is not None\n    tables =',
+        '    at = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()\n    assert at is not None\n    tables =',
+        f"{_LIVE_ORDER}::test_all_that_the_snapshot_shows_was_committed_below_l",
+    ),
+    Mutant(
+        "what a chunk shows is on disk before it is handed over",
+        "live/reading.py",
+        '        self._flushed(connection, found)\n        connection.execute("COMMIT")\n        self._at',
+        '        connection.execute("COMMIT")\n        self._at',
+        f"{_LIVE_ORDER}::test_whatever_is_handed_over_is_on_disk",
+    ),
+    Mutant(
+        "what a sweep does not find is gone on disk before its keys are handed over",
+        "live/reading.py",
+        '            self._flushed(connection, found)\n            connection.execute("COMMIT")\n            for',
+        '            connection.execute("COMMIT")\n            for',
+        f"{_LIVE_ORDER}::test_whatever_is_handed_over_is_on_disk",
+    ),
+    Mutant(
+        "a chunk that was published is not published again",
+        "live/snapshots.py",
+        "if self._session.state.live(self._id) != progress:",
+        "if False:",
+        f"{_LIVE_ORDER}::test_a_chunk_that_was_published_is_not_published_again",
+    ),
+    Mutant(
+        "rows are read again after more changes than can be noted",
+        "live/snapshots.py",
+        "if len(self._touched) > MOST:",
+        "if False:",
+        f"{_LIVE_ORDER}::test_after_too_many_changes_to_note_rows_are_read_again",
+    ),
+    Mutant(
+        "a sweep waits until the rows before it are published",
+        "live/reading.py",
+        "        while self.chunks.unfinished_tasks:\n",
+        "        while False:\n",
+        f"{_LIVE_ORDER}::test_a_sweep_waits_until_the_rows_are_published",
+    ),
+    Mutant(
+        "no more rows are read in a second than was asked for",
+        "live/reading.py",
+        "rows / request.rows_per_second if request.rows_per_second else 0.0",
+        "0.0",
+        f"{_PACE}::test_the_pace_is_the_limit",
+    ),
+    Mutant(
+        "no more bytes are read in a second than was asked for",
+        "live/reading.py",
+        "size / request.bytes_per_second if request.bytes_per_second else 0.0",
+        "0.0",
+        f"{_PACE}::test_the_pace_is_the_limit",
+    ),
+    Mutant(
+        "time in which nothing was read is not made up for",
+        "live/reading.py",
+        "max(self._due, time.monotonic() - 1.0)",
+        "self._due",
+        f"{_PACE}::test_reading_counts_and_a_pause_is_not_made_up_for",
+    ),
+    Mutant(
         "rows wait until the stream has published all that they show",
         "live/snapshots.py",
         "position is None or position.lsn < self._chunk.insert_lsn",
@@ -1365,9 +1437,86 @@ MUTANTS = (
     Mutant(
         "a new table without a key is not taken in",
         "provision/take_in.py",
-        "    if not unkeyed:",
-        "    if True:",
+        "for table in catalog.load(connection, list(new), forms=pipeline.forms) if not table.keyed}",
+        "for table in [] if not table.keyed}",
         "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
+    ),
+    Mutant(
+        "changes of a table that is not followed are left out",
+        "stream/relations.py",
+        "        return None\n\n    def _covers",
+        "        return Refused(name)\n\n    def _covers",
+        f"{_WHOLE}::test_changes_of_a_table_that_is_not_followed_are_left_out_until_it_is",
+    ),
+    Mutant(
+        "a new table is taken in before any of its changes is left out",
+        "stream/relations.py",
+        "        elif inside:\n",
+        "        elif True:\n",
+        f"{_WHOLE}::test_a_new_table_ends_what_is_streamed_before_any_of_its_changes_is_left_out",
+    ),
+    Mutant(
+        "no table is taken in inside a large transaction",
+        "stream/relations.py",
+        "        elif inside:\n",
+        "        elif False:\n",
+        f"{_WHOLE}::test_a_table_that_is_created_in_a_large_transaction_is_taken_in_behind_it",
+    ),
+    Mutant(
+        "with new_tables = stop, a new table's first change ends the stream",
+        "stream/relations.py",
+        'elif new_tables == "stop":',
+        'elif new_tables == "never":',
+        f"{_WHOLE}::test_with_stop_it_ends_the_stream",
+    ),
+    Mutant(
+        "only a table that is not followed is left out",
+        "stream/assembler.py",
+        'self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, none)',
+        'self._tables[at]["version"] = none if self._left_out else self._current.get(oid, none)',
+        f"{_ASSEMBLER}::test_a_table_that_is_not_followed_is_left_out_and_nothing_else_is",
+    ),
+    Mutant(
+        "changes of a table that is left out are counted in their transaction",
+        "stream/assemble.py",
+        "        state.ordinal = ordinal\n        state.skipped_changes += 1\n",
+        "        state.skipped_changes += 1\n",
+        f"{_ASSEMBLER}::test_a_table_that_is_not_followed_is_left_out_and_nothing_else_is",
+    ),
+    Mutant(
+        "what a publication does to other tables is no reason to leave new ones out",
+        "provision/publication_checks.py",
+        "    if found.adding:\n",
+        "    if False:\n",
+        f"{_WHOLE}::test_one_that_cannot_be_taken_in_keeps_no_other_from_it",
+    ),
+    Mutant(
+        "new tables that cannot be taken in do not keep the others from it",
+        "provision/take_in.py",
+        "        if len(new) == 1:",
+        "        if len(new) >= 1:",
+        "tests/integration/test_new_tables.py::test_those_that_are_unfit_are_named_and_the_others_taken_in",
+    ),
+    Mutant(
+        "a live snapshot that is not read has no pace",
+        "live/report.py",
+        '        if state == "reading":\n',
+        "        if True:\n",
+        "tests/unit/live/test_report.py::test_what_waits_has_no_pace",
+    ),
+    Mutant(
+        "what is left of a live snapshot is counted in the file that is read",
+        "live/extent.py",
+        "            elif progress.filenode != file:\n                return None\n",
+        "            elif False:\n                return None\n",
+        "tests/unit/live/test_report.py::test_a_table_that_is_read_again_from_its_start_is_not_done_early",
+    ),
+    Mutant(
+        "a row that was read again after a TRUNCATE is there",
+        "verify/lane.py",
+        "            reached = np.where(lsns == 0, records.shown(block), lsns)\n",
+        "            reached = lsns\n",
+        f"{_VERIFY}::test_a_row_that_was_read_again_is_older_or_newer_than_a_truncate_by_its_header",
     ),
     Mutant(
         "publications send a partitioned table as one",
@@ -1387,7 +1536,7 @@ MUTANTS = (
         "a partition's own Relation message is no foreign table",
         "stream/assembler.py",
         "        if version is None:\n",
-        "        if version is None:\n            raise self._unknown(message.oid)\n",
+        "        if version is None:\n            self._leave_out(message.oid)\n            raise AssertionError\n",
         f"{_PARTITIONS}::test_a_row_that_moves_is_a_tombstone_and_then_the_row",
     ),
     Mutant(

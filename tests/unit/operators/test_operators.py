@@ -500,12 +500,13 @@ DIFFERENT: Any = {
 }  # fmt: skip
 
 
-def verify_of(known: Any = None, **arguments: Any) -> Any:
+def verify_of(known: Any = None, pushed: dict[str, Any] | None = None, **arguments: Any) -> Any:
     values = {"bottledwater_job": known}
     store = SimpleNamespace(
         get=values.get, set=lambda key, value, retention: values.update({key: value}), delete=values.pop
     )
     ti = SimpleNamespace(try_number=2, max_tries=2, dag_id="d", run_id="r", task_id="t", map_index=-1)
+    ti.xcom_push = lambda key, value: {} if pushed is None else pushed.update({key: value})
     return VerifyTopicsOperator(task_id="t", retries=2, **arguments).execute({"task_state_store": store, "ti": ti})
 
 
@@ -528,10 +529,27 @@ def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: 
         AirflowFailException,
         match=r"keys that differ: public\.a \(id = secret\)\. .*public\.a: 1 missing.*bottledwater snapshot --tables public\.a --sweep$",
     ):
-        verify_of()
+        verify_of(pushed=(pushed := {}))
     found = verify_of(fail_on_difference=False)
+    # the failed task's result says the same
+    assert pushed == {"return_value": found}
     assert found["tables"]["public.a"] == {"verdict": "different", "rows": 7, "unsettled": 0, "missing": 1}
     assert "secret" not in str(found)
+
+
+def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
+    verified: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(Outcome(ok=True, counts=DIFFERENT))
+    monkeypatch.setattr(VerifyTopicsOperator, "_ended", lambda *_: ({}, ended))
+    monkeypatch.setattr(VerifyTopicsOperator, "_leave", lambda *_: None)
+    pushed: dict[str, Any] = {}
+    context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
+    with pytest.raises(AirflowFailException):
+        VerifyTopicsOperator(task_id="t").execute_complete(context, {"status": "ended"})
+    assert pushed["return_value"]["equal"] is False
+    with pytest.raises(AirflowFailException):
+        VerifyTopicsOperator(task_id="t", do_xcom_push=False).execute_complete({"ti": None}, {"status": "ended"})  # type: ignore[typeddict-item]
 
 
 def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(verified: SimpleNamespace) -> None:

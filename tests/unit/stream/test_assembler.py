@@ -134,8 +134,12 @@ def expected(history: History, start: Position, boundaries: dict[int, Boundary])
     return changes
 
 
-def resolver(calls: list[tuple[int, int]]) -> Callable[[pgoutput.RelationMessage, Version | None], Version]:
-    def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version:
+def resolver(
+    calls: list[tuple[int, int]], foreign: int = 0
+) -> Callable[[pgoutput.RelationMessage, Version | None], Version | None]:
+    def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
+        if message.oid == foreign:
+            return None
         version = int(message.columns[1].name[1:])
         assert current is None or current.table.oid == message.oid
         calls.append((message.oid, version))
@@ -161,6 +165,7 @@ def content(batch: Batch) -> list[Change]:
 class Run:
     batches: list[Batch] = field(default_factory=list)
     resolved: list[tuple[int, int]] = field(default_factory=list)
+    left_out: list[tuple[int, bool]] = field(default_factory=list)
     assembler: TransactionAssembler | None = None
 
     @property
@@ -178,12 +183,14 @@ def run(
     sizes: list[int],
     empty: bool = False,
     restarts: tuple[int, ...] = (),
+    foreign: int = 0,
 ) -> Run:
-    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks."""
+    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks, ``foreign`` is a table that is left out."""
     made = Run()
     assembler = made.assembler = TransactionAssembler(
-        start, boundaries, resolver(made.resolved), batch_bytes=limit, largest_transaction=most
-    )
+        start, boundaries, resolver(made.resolved, foreign), batch_bytes=limit, largest_transaction=most,
+        unknown=lambda message, inside: made.left_out.append((message.oid, inside)),
+    )  # fmt: skip
     blocks = itertools.count(1)
     while True:
         messages = list(served(history, assembler.position.lsn))
@@ -406,6 +413,38 @@ def test_the_statistics_count_what_boundaries_leave_out(case: tuple[History, Pos
     assert made.assembler.statistics["transactions"] == sum(isinstance(t, Transaction) for t in only_rows)
     assert made.assembler.statistics["skipped_changes"] == len(everything) - len(left)
     assert made.assembler.statistics["skipped_transactions"] == len({c[3] for c in hidden})
+
+
+@settings(max_examples=examples(80))
+@given(cases(), small, small, blocks, st.lists(st.integers(1, 20), max_size=3))
+def test_a_table_that_is_not_followed_is_left_out_and_nothing_else_is(
+    case: tuple[History, Position, dict[int, Boundary]], limit: int, most: int, sizes: list[int], restarts: list[int]
+) -> None:
+    history, start, boundaries = case
+    foreign = OIDS[1]
+    boundaries.pop(foreign, None)
+    last = max(t.xid for t in history if isinstance(t, Transaction)) + 1
+    everything = {foreign: Boundary(Snapshot(last, last, ()), 2**62, last, filtered=True)}
+    made = run(
+        history, start, boundaries, limit=limit, most=most, sizes=sizes, restarts=tuple(restarts), foreign=foreign
+    )
+    # as if a boundary held all that it ever had: ordinals are counted, and the other tables are as they were
+    assert made.changes == expected(history, start, boundaries | everything)
+    assert [oid for oid, _ in made.left_out] in ([], [foreign])  # asked once
+    others = run(history, start, boundaries, limit=limit, most=most, sizes=sizes, foreign=1)
+    assert others.left_out == [] and others.changes == expected(history, start, boundaries)
+
+
+def test_a_table_that_is_not_followed_is_asked_about_inside_a_transaction_that_is_published_in_part() -> None:
+    first, second = (w.insert(oid, b"", b"x" * 100) for oid in OIDS[:2])
+    rows = (Row(first, OIDS[0], 0), Row(first, OIDS[0], 0), Row(second, OIDS[1], 0))
+    history: History = [Transaction(100, 110, 7, 0, rows)]
+    assert run(history, Position(0, 0), {}, limit=10**6, most=10**6, sizes=[1], foreign=OIDS[1]).left_out == [
+        (OIDS[1], False)
+    ]
+    made = run(history, Position(100, 1), {}, limit=10**6, most=10**6, sizes=[1], foreign=OIDS[1])
+    assert made.left_out == [(OIDS[1], True)] and len(made.changes) == 1
+    assert made.assembler is not None and made.assembler.skipped_by_table == {f"public.t{OIDS[1]}": 1}
 
 
 def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:

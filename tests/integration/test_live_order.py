@@ -1,0 +1,177 @@
+"""The order of steps that the argument of live snapshots rests on, one at a time (docs/guarantees.md)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.kafka.errors import NewProducerNeeded
+from airflow_bottledwater.live import reading
+from airflow_bottledwater.live import snapshots as live_snapshots
+from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS
+from airflow_bottledwater.model.lsn import parse_lsn
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.snapshot import begin_reading
+from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.state.records import live_key
+from airflow_bottledwater.stream.engine import flush_target
+from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.source import open_source
+from airflow_bottledwater.stream.start import begin
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+
+ROWS = 300
+
+
+@pytest.fixture
+def flow(make_flow: MakeFlow) -> Flow:
+    made = make_flow(tables="items")
+    made.execute(
+        "CREATE TABLE items (id bigint PRIMARY KEY, name text)",
+        f"INSERT INTO items SELECT g, 'item ' || g FROM generate_series(1, {ROWS}) g",
+    )
+    return made
+
+
+@pytest.fixture
+def streamed(flow: Flow) -> Flow:
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    return flow
+
+
+def _oid(flow: Flow) -> int:
+    return int(flow.execute("SELECT 'items'::regclass::oid")[0][0])
+
+
+def test_the_table_is_locked_before_the_snapshot_is_taken(flow: Flow) -> None:
+    """A TRUNCATE leaves nothing for older snapshots to see: one from before it would show an empty table."""
+    with psycopg.connect(flow.dsn) as other, connect(flow.dsn) as connection:
+        other.execute("TRUNCATE items")
+        other.execute("INSERT INTO items VALUES (7, 'after')")
+        row = other.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+        assert row is not None
+        ending = threading.Timer(1.0, other.commit)
+        ending.start()
+        found = begin_reading(connection, _oid(flow), forms=DEFAULT_TYPE_OPTIONS, lock_timeout=20.0)
+        ending.join()
+        assert found.snapshot.sees(row[0])
+        assert connection.execute("SELECT count(*) FROM public.items").fetchone() == (1,)
+
+
+def test_all_that_the_snapshot_shows_was_committed_below_l(flow: Flow) -> None:
+    """Also what is not on disk yet."""
+    oid = _oid(flow)
+    with psycopg.connect(flow.dsn, autocommit=True) as other, connect(flow.dsn) as connection:
+        other.execute("SET synchronous_commit = off")
+        for _ in range(20):
+            other.execute("UPDATE items SET name = name WHERE id = 1")
+            row = other.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            found = begin_reading(connection, oid, forms=DEFAULT_TYPE_OPTIONS, lock_timeout=20.0)
+            connection.execute("ROLLBACK")
+            assert found.insert_lsn >= parse_lsn(row[0])
+
+
+def test_whatever_is_handed_over_is_on_disk(streamed: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: set[int] = set()
+    handed: list[tuple[bool, bool]] = []
+    wait, hand_over = reading.wait_flushed, Reading._hand_over
+
+    def waited(connection: Any, dsn: str, lsn: int, *, timeout: float) -> None:
+        wait(connection, dsn, lsn, timeout=timeout)
+        flushed.add(lsn)
+
+    def handing_over(self: Reading, chunk: Chunk) -> None:
+        handed.append((bool(chunk.stale), chunk.insert_lsn in flushed))
+        # each snapshot has an L of its own
+        streamed.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
+        hand_over(self, chunk)
+
+    monkeypatch.setattr(reading, "wait_flushed", waited)
+    monkeypatch.setattr(Reading, "_hand_over", handing_over)
+    streamed.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
+    request_id = streamed.ask("items", sweep=True)
+    streamed.stream()
+    assert streamed.reported(request_id).swept == 1
+    assert {stale for stale, _ in handed} == {False, True} and all(on_disk for _, on_disk in handed)
+
+
+def test_a_chunk_that_was_published_is_not_published_again(streamed: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker's answer to its commit was lost."""
+    request_id = streamed.ask("items")
+    key, lost, original = live_key(request_id), list[bool](), PublishSession.transact
+
+    def transact(self: PublishSession, batches: Any, progress: Mapping[str, Any]) -> None:
+        original(self, batches, progress)
+        if (reached := progress.get(key)) is not None and reached.rows and not lost:
+            lost.append(True)
+            raise NewProducerNeeded("The outcome is not known.")
+
+    monkeypatch.setattr(PublishSession, "transact", transact)
+    streamed.stream()
+    again = [m.key["id"] for m in streamed.read("items") if m.snapshot]
+    assert lost and sorted(again) == list(range(1, ROWS + 1))
+    assert streamed.reported(request_id).rows == ROWS
+
+
+def test_after_too_many_changes_to_note_rows_are_read_again(
+    streamed: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(live_snapshots, "MOST", 50)
+    original, done = Reading._hand_over, list[bool]()
+
+    def hand_over(self: Reading, chunk: Chunk) -> None:
+        if not done:
+            done.append(True)
+            streamed.execute("UPDATE items SET name = 'changed' WHERE id <= 100")
+            time.sleep(1)  # the stream publishes it meanwhile
+        original(self, chunk)
+
+    monkeypatch.setattr(Reading, "_hand_over", hand_over)
+    request_id = streamed.ask("items")
+    with streamed.streaming() as errors:
+        until(lambda: streamed.reported(request_id).state == "finished", "it ends", 60, failed=errors)
+    assert "changed too many keys" in caplog.text
+    assert streamed.reported(request_id).rows == ROWS and streamed.compare("items").equal
+
+
+def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delete that the rows show already, and that is not published yet: the sweep is to find its tombstone in the topic."""
+    looked: list[str] = []
+    ends = reading.Topics.ends
+
+    def looking(self: Any, name: str, partitions: int) -> Any:
+        looked.append(name)
+        return ends(self, name, partitions)
+
+    streamed.execute("DELETE FROM items WHERE id = 5")
+    start, backoff = begin(streamed.pipeline), Backoff(10)
+    request_id = streamed.ask("items", sweep=True)
+    with closing(StreamPublisher(streamed.pipeline, start, backoff)) as publisher:
+        publisher.reached()
+        monkeypatch.setattr(reading.Topics, "ends", looking)
+        until(lambda: publisher.live.work() or publisher.live.waits, "rows are read", 30)
+        time.sleep(1.0)
+        assert streamed.topic("items") not in looked
+        with closing(open_source(streamed.pipeline, start, backoff, publisher.position)) as source:
+            target, deadline = flush_target(streamed.pipeline), time.monotonic() + 60
+            while publisher.position.lsn < target or publisher.live.active:
+                if (batch := source.next(0.1, flush_empty=True)) is not None:
+                    publisher.publish(batch)
+                publisher.live.work()
+                assert time.monotonic() < deadline
+    assert streamed.topic("items") in looked and streamed.reported(request_id).swept == 0
+    assert [m.value for m in streamed.read("items") if m.key["id"] == 5][1:] == [None]

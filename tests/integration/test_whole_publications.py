@@ -1,0 +1,168 @@
+"""Publications that have all tables, or whole schemas: tables that are not followed come along, and do not stop the stream."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from airflow_bottledwater.errors import Refused, TablesChanged
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.state import coverage, status
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.stream.engine import follow
+from airflow_bottledwater.stream.start import begin
+from tests.support.topics import Flow, MakeFlow, read
+from tests.support.waiting import until
+from tests.support.writers import state_topic
+
+
+@pytest.fixture
+def flow(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Flow:
+    """A pipeline of the tables f…, with publications of a DBA. New tables are found by their changes only."""
+    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 60.0})
+    made = make_flow(tables="f*", create_publication=False)
+    name = made.pipeline.slot
+    made.execute(
+        "CREATE TABLE first (id int PRIMARY KEY, name text)",
+        "INSERT INTO first VALUES (1, 'one')",
+        f"CREATE PUBLICATION {name} FOR ALL TABLES",
+        f"CREATE PUBLICATION {name}_unkeyed WITH (publish = 'insert, truncate')",
+    )
+    made.create()
+    made.snapshot()
+    made.stream()
+    return made
+
+
+def test_a_new_table_is_taken_in_at_its_first_change(flow: Flow) -> None:
+    with flow.streaming() as errors:
+        flow.execute(
+            "CREATE TABLE fresh (id int PRIMARY KEY, name text)",
+            "INSERT INTO fresh SELECT g, 'old' FROM generate_series(1, 50) g",
+            "UPDATE fresh SET name = 'new' WHERE id < 10",
+            "DELETE FROM fresh WHERE id = 50",
+            "INSERT INTO first VALUES (2, 'two')",
+        )
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 60, failed=errors)
+        flow.execute("INSERT INTO fresh VALUES (60, 'newest')")
+        until(lambda: flow.compare("fresh").equal, "it is published", 60, failed=errors)
+    assert errors == [] and flow.compare("first").equal
+
+
+CASES = {
+    "new_tables is ignore": ("fresh (id int PRIMARY KEY, name text)", {"new_tables": "ignore"}, {"new_tables": "add"}),
+    "it could not be taken in": ("fresh (id int, name text)", {}, {}),
+    "the settings do not name it": ("other (id int PRIMARY KEY, name text)", {}, {"tables": ("f*", "other")}),
+}
+
+
+@pytest.mark.parametrize("way", ["by the stream", "by a snapshot"])
+@pytest.mark.parametrize("case", CASES)
+def test_changes_of_a_table_that_is_not_followed_are_left_out_until_it_is(
+    flow: Flow, caplog: pytest.LogCaptureFixture, case: str, way: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    table, before, after = CASES[case]
+    name = table.split()[0]
+    flow.change(**before)
+    with flow.streaming() as errors:
+        flow.execute(f"CREATE TABLE {table}")
+        for number in range(2, 6):
+            flow.execute(f"INSERT INTO {name} VALUES ({number}, 'left out')", f"INSERT INTO first VALUES ({number})")
+        flow.transaction(f"INSERT INTO {name} VALUES (20, 'gone'), (21, 'gone')", "INSERT INTO first VALUES (6)")
+        until(lambda: len(flow.read("first")) == 6, "the stream goes on", 60, failed=errors)
+        flow.execute(
+            f"TRUNCATE first, {name}",
+            f"INSERT INTO {name} VALUES (7, 'kept')",
+            "INSERT INTO first SELECT generate_series(1, 7)",
+        )
+        until(lambda: len(flow.read("first")) == 13, "the stream goes on", 60, failed=errors)
+        until(lambda: _skipped(flow) == {f"public.{name}": 6}, "the status counts them", 30, failed=errors)
+    assert errors == [] and _tables(flow) == {"first"}
+    said = [line for line in caplog.messages if f"sends changes of public.{name}, which are left out: it " in line]
+    assert len(said) == 1
+    (event,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_events")
+    assert event.value["relations"] == ["public.first"]
+    flow.execute(
+        f"ALTER TABLE {name} DROP COLUMN id, ADD id serial PRIMARY KEY" if "PRIMARY" not in table else "SELECT 1"
+    )
+    flow.change(**after)
+    if way == "by a snapshot":
+        flow.create()
+        flow.snapshot()
+    flow.execute(
+        f"INSERT INTO {name} VALUES (8, 'streamed')" if "PRIMARY" in table else f"UPDATE {name} SET name = 'n'"
+    )
+    flow.stream()
+    assert _tables(flow) == {"first", name}
+    assert flow.compare(name).equal and flow.compare("first").equal
+
+
+def test_one_that_cannot_be_taken_in_keeps_no_other_from_it(flow: Flow) -> None:
+    flow.execute(
+        "CREATE TABLE faulty (id int)",
+        "INSERT INTO faulty VALUES (1)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "INSERT INTO other VALUES (1)",
+        "CREATE TABLE fresh (id int PRIMARY KEY)",
+        "INSERT INTO fresh VALUES (1)",
+    )
+    flow.stream()
+    assert _tables(flow) == {"first", "fresh"} and flow.compare("fresh").equal
+
+
+def test_a_table_that_is_created_in_a_large_transaction_is_taken_in_behind_it(flow: Flow) -> None:
+    flow.change(max_transaction_bytes=64 * 1024, batch_bytes=64 * 1024)
+    start = begin(flow.pipeline)
+    flow.transaction(
+        "INSERT INTO first SELECT g, repeat('x', 1000) FROM generate_series(2, 300) g",
+        "CREATE TABLE fresh (id int PRIMARY KEY, name text)",
+        "INSERT INTO fresh SELECT g, repeat('y', 1000) FROM generate_series(1, 300) g",
+    )
+    follow(flow.pipeline, start, bounded=True)
+    assert len({m.key["id"] for m in flow.read("first")}) == 300 and _tables(flow) == {"first"}
+    flow.stream()
+    assert _tables(flow) == {"first", "fresh"} and flow.compare("fresh").equal
+
+
+def test_with_stop_it_ends_the_stream(flow: Flow) -> None:
+    flow.change(new_tables="stop")
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+    flow.stream()
+    flow.execute("CREATE TABLE fresh (id int PRIMARY KEY)", "INSERT INTO fresh VALUES (1)")
+    with pytest.raises(Refused, match="fresh was created since the slot was, and new_tables is stop"):
+        flow.stream()
+
+
+def test_the_tables_of_a_schema_may_be_more_than_the_pipelines(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="first", create_publication=False)
+    name = flow.pipeline.slot
+    flow.execute(
+        "CREATE TABLE first (id int PRIMARY KEY)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        f"CREATE PUBLICATION {name} FOR TABLES IN SCHEMA public",
+        f"CREATE PUBLICATION {name}_unkeyed WITH (publish = 'insert, truncate')",
+    )
+    assert any("also publishes public.other" in each for each in preflight.run(flow.pipeline).warnings)
+    flow.create()
+    flow.snapshot()
+    flow.execute("INSERT INTO other VALUES (1)", "INSERT INTO first VALUES (1)", "DROP TABLE other")
+    flow.stream()
+    assert flow.compare("first").equal
+
+
+def test_a_new_table_ends_what_is_streamed_before_any_of_its_changes_is_left_out(flow: Flow) -> None:
+    start = begin(flow.pipeline)
+    flow.execute("CREATE TABLE fresh (id int PRIMARY KEY)", "INSERT INTO fresh VALUES (1)")
+    with pytest.raises(TablesChanged):
+        follow(flow.pipeline, start, bounded=True)
+
+
+def _skipped(flow: Flow) -> dict[str, int]:
+    job = status.report(flow.pipeline).job
+    return dict(job.progress.get("skipped_by_table", {})) if job else {}
+
+
+def _tables(flow: Flow) -> set[str]:
+    return {pinned.table.name for pinned in read_state(flow.pipeline, state_topic(flow)).tables.values()}

@@ -1,0 +1,109 @@
+"""The trigger of a backfill: what it sees, and what becomes of the live snapshot when a user ends the task."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.hooks import backfill
+from airflow_bottledwater.triggers import backfill as module
+from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.backfill import BackfillTrigger
+
+ARGUMENTS: dict[str, Any] = {
+    "name": "pipeline", "request_id": "id", "postgres_conn_id": "pg", "kafka_conn_id": "k", "schema_registry_conn_id": None,
+    "settings": {"slot": "shop"}, "poll_interval": 0.01, "deadline": None,
+}  # fmt: skip
+
+
+class Watch:
+    """A watch that sees what it is told to."""
+
+    def __init__(self, *seen: Any) -> None:
+        self.seen, self.closed = list(seen), False
+
+    def fetch(self) -> Any:
+        found = self.seen.pop(0) if self.seen else None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def events(monkeypatch: pytest.MonkeyPatch, watch: Watch, **arguments: Any) -> list[Any]:
+    monkeypatch.setattr(module, "_SETTLED", 0.0)
+
+    async def begin(_: BackfillTrigger) -> Watch:
+        return watch
+
+    monkeypatch.setattr(BackfillTrigger, "_begin", begin)
+
+    async def collect() -> list[Any]:
+        return [event.payload async for event in BackfillTrigger(**{**ARGUMENTS, **arguments}).run()]
+
+    found = asyncio.run(asyncio.wait_for(collect(), 10))
+    assert watch.closed
+    return found
+
+
+def test_it_is_stored_as_plain_values() -> None:
+    path, arguments = BackfillTrigger(**ARGUMENTS).serialize()
+    assert path == "airflow_bottledwater.triggers.backfill.BackfillTrigger" and arguments == ARGUMENTS
+
+
+def test_it_fires_at_the_end_and_an_outage_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {"state": "finished", "rows": 7}
+    watch = Watch(None, Outage("Kafka does not answer."), None, report)
+    assert events(monkeypatch, watch) == [{"status": "ended", "report": report}]
+
+
+def test_it_fires_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert events(monkeypatch, Watch(), deadline=time.time() + 0.05) == [{"status": "timeout"}]
+
+
+@pytest.mark.parametrize(
+    ("states", "cancelled"),
+    [({"deferred"}, False), ({"failed"}, True), ({"success"}, True), (set(), True), (None, True)],
+    ids=["given to another triggerer", "marked as failed", "marked as success", "cleared", "Airflow does not answer"],
+)
+def test_only_a_user_who_ends_the_task_cancels_the_live_snapshot(
+    monkeypatch: pytest.MonkeyPatch, states: set[str] | None, cancelled: bool
+) -> None:
+    found: list[Any] = []
+
+    async def answer(*_: Any) -> set[str]:
+        if states is None:
+            raise TimeoutError
+        return states
+
+    async def pipeline(_: Any) -> str:
+        return "the pipeline"
+
+    monkeypatch.setattr(tasks, "states", answer)
+    monkeypatch.setattr(module.PipelineHook, "apipeline", pipeline)
+    monkeypatch.setattr(backfill, "cancel", lambda *arguments: found.append(arguments))
+    trigger = BackfillTrigger(**ARGUMENTS)
+    trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)  # type: ignore[assignment]
+    asyncio.run(trigger.on_kill())
+    assert found == ([("the pipeline", "pipeline", "id")] if cancelled else [])
+
+
+def test_a_kafka_that_does_not_answer_fails_nothing_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pipeline(_: Any) -> None:
+        raise Outage("Kafka does not answer.")
+
+    async def failed(*_: Any) -> set[str]:
+        return {"failed"}
+
+    monkeypatch.setattr(tasks, "states", failed)
+    monkeypatch.setattr(module.PipelineHook, "apipeline", pipeline)
+    trigger = BackfillTrigger(**ARGUMENTS)
+    trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)  # type: ignore[assignment]
+    asyncio.run(trigger.on_kill())

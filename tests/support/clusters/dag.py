@@ -245,7 +245,7 @@ class Stream:
     def task(self, name: str = "stream") -> dict[str, Any]:
         return next(t for t in self.system.client.task_instances(DAG, self.run_id) if t["task_id"] == name)
 
-    def deferred(self, but: str = "", timeout: float = 300) -> tuple[str, str]:
+    def deferred(self, but: str = "", timeout: float = 600) -> tuple[str, str]:
         """Host and folder of the job that reads from the slot, once the task is deferred; not the one with this folder."""
 
         def found() -> tuple[str, str] | None:
@@ -256,13 +256,16 @@ class Stream:
             active = self.system.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.name}'")
             return others[0] if state == "deferred" and len(others) == 1 and active == [(True,)] else None
 
-        return until(found, "a stream that is deferred", timeout, pause=0.5)
+        try:
+            return until(found, "a stream that is deferred", timeout, pause=0.5)
+        except AssertionError as error:
+            raise AssertionError(self.why()) from error
 
     def why(self) -> str:
         return "\n".join(
             f"--- {t['task_id']} {t['state']}\n{self.system.client.task_log(DAG, self.run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
             for t in self.system.client.task_instances(DAG, self.run_id)
-            if t["state"] in ("failed", "up_for_retry", "deferred")
+            if t["state"] in ("failed", "up_for_retry", "deferred", "running")
         )
 
     def nothing_lost_or_twice(self) -> None:

@@ -16,7 +16,7 @@ from tests.support.clusters.hosts import available
 from tests.support.verifying import verified_in_airflow
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", params=SPARKS)
@@ -79,7 +79,7 @@ def test_a_retry_attaches_to_the_job_that_runs(system: System, stream: Stream) -
     tries = stream.task()["try_number"]
     system.time_out(stream)
     until(lambda: stream.task()["try_number"] > tries, "the next try", 120, pause=0.5)
-    assert stream.deferred() == job
+    assert stream.deferred() == job, stream.why()
     stream.nothing_lost_or_twice()
 
 

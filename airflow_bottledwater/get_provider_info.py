@@ -29,7 +29,7 @@ def get_provider_info() -> dict[str, Any]:
         ),
         "sensors": _modules("slot_lag", "stream_error", room="sensors"),
         "triggers": _modules("backfill", "job", "slot_lag", "stream_error", room="triggers"),
-        "hooks": _modules("pipeline", "schema_registry", "source", room="hooks"),
+        "hooks": _modules("backfill", "pipeline", "schema_registry", "source", room="hooks"),
         "connection-types": [
             {
                 "connection-type": "schema_registry",

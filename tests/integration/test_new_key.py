@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.cli import cli
-from airflow_bottledwater.errors import Outage, PreflightError, Refused
+from airflow_bottledwater.errors import Outage, PreflightError, RecordError, Refused
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import slot
@@ -88,6 +88,23 @@ def test_a_table_with_another_key_is_taken_up_again(
     # and from here on, it is a table like any other
     flow.execute("UPDATE t SET text = 'later'", "DELETE FROM u WHERE id = 2")
     flow.stream()
+    assert flow.compare("t").equal and flow.compare("u").equal
+
+
+def test_a_table_whose_schema_the_registry_refuses_is_taken_up_again(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = _make(make_flow, registry)
+    flow.execute("ALTER TABLE t ALTER other TYPE text", "UPDATE t SET text = 'refused' WHERE id = 30")
+    with pytest.raises(RecordError, match="refuses the schema"):
+        flow.stream()
+    with pytest.raises(PreflightError, match=r"refuses the schema of subject '.*-value'"):
+        _renew(flow)
+    SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-value", level="NONE")
+    asked = _renew(flow)
+    flow.execute("UPDATE t SET other = 'text' WHERE id = 60", "DELETE FROM t WHERE id = 70")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
     assert flow.compare("t").equal and flow.compare("u").equal
 
 

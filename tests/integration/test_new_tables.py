@@ -17,10 +17,14 @@ from tests.support.waiting import until
 from tests.support.writers import state_topic
 
 
-@pytest.fixture
-def flow(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Flow:
-    monkeypatch.setattr(coverage, "_INTERVAL", 0.3)
+@pytest.fixture(autouse=True)
+def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tables are looked for three times a second."""
     monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
+
+
+@pytest.fixture
+def flow(make_flow: MakeFlow) -> Flow:
     made = make_flow(tables="*")
     made.execute("CREATE TABLE first (id int PRIMARY KEY, name text)", "INSERT INTO first VALUES (1, 'one')")
     made.create()
@@ -72,6 +76,27 @@ def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: p
     assert "public.keyless: created since the slot was, and not followed" in caplog.text
     assert len(flow.read("first")) == 2
     flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed
+
+
+def test_a_new_leaf_is_taken_in_with_its_rows(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="p", partitioned_tables="leaves")
+    flow.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO p SELECT g, g FROM generate_series(1, 5) g",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.transaction(
+            "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+            "INSERT INTO p SELECT g, g FROM generate_series(101, 105) g",
+        )
+        until(lambda: _tables(flow) == {"p1", "p2"}, "it is taken in", 60, failed=errors)
+        flow.execute("UPDATE p SET id = 110 WHERE id = 1", "DELETE FROM p WHERE id = 102")
+        until(lambda: {"id": 110} in [m.key for m in flow.read("p2")], "it is streamed", 60, failed=errors)
+    flow.stream()
+    assert flow.compare("p1").equal and flow.compare("p2").equal
 
 
 def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:

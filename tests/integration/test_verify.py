@@ -153,6 +153,17 @@ def test_a_dropped_key_is_missing(flow: Flow) -> None:
     assert "bottledwater snapshot --tables public.items --sweep" in found.advice()
 
 
+def test_a_key_without_any_record_is_missing(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="items", skip_snapshot=True)
+    flow.execute(TABLE, "INSERT INTO items (id) VALUES (1), (2), (3)")
+    flow.create()
+    with running(flow):
+        flow.execute("UPDATE items SET name = 'published' WHERE id = 2")
+        found = verify(flow)
+    assert kinds(found) == {"missing": 2}
+    assert {(d.key["id"], d.partition, d.offset) for d in found.tables[0].differences} == {("1", -1, -1), ("3", -1, -1)}
+
+
 def test_a_stale_a_changed_and_a_foreign_value_are_different(flow: Flow) -> None:
     with running(flow):
         damage = Damage(flow)

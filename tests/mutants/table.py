@@ -1512,6 +1512,13 @@ MUTANTS = (
         "tests/unit/live/test_report.py::test_a_table_that_is_read_again_from_its_start_is_not_done_early",
     ),
     Mutant(
+        "a key without any record is missing",
+        "verify/compare.py",
+        "        if not records and row is not None:\n",
+        "        if False:\n",
+        f"{_VERIFY}::test_a_key_without_any_record_is_missing",
+    ),
+    Mutant(
         "a row that was read again after a TRUNCATE is there",
         "verify/lane.py",
         "            reached = np.where(lsns == 0, records.shown(block), lsns)\n",

@@ -70,7 +70,7 @@ with DAG(
             "spark_default",
             type="string",
             title="Spark connection",
-            description="Connection of type Spark that submits the snapshot and the stream; deploy-mode client.",
+            description="Connection of type Spark that submits the snapshot and the stream: any master in deploy-mode client, or YARN in deploy-mode cluster.",
         ),
         "topic_prefix": Param(
             "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.operators.spark import JOB
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.state import control
 from tests.support.processes import job_processes
@@ -24,7 +26,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 
-Pod = Callable[[], "subprocess.Popen[bytes]"]
+Pod = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
@@ -61,12 +63,13 @@ def pod(flow: Flow, tmp_path: Path) -> Iterator[Pod]:
     }
     made: list[subprocess.Popen[bytes]] = []
 
-    def one() -> subprocess.Popen[bytes]:
+    def one(kept: dict[str, Any] | None = None) -> subprocess.Popen[bytes]:
+        known = {"KEPT": json.dumps({JOB: kept})} if kept else {}
         with (tmp_path / f"pod{len(made)}.log").open("wb") as log:
             made.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.support.clusters.staying", json.dumps(arguments)],
-                    env=env,
+                    env={**env, **known},
                     stdout=log,
                     stderr=log,
                 )
@@ -114,3 +117,37 @@ def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_p
     assert last.wait(60) == 0
     assert json.loads((tmp_path / "pod2.log").read_text().splitlines()[-1])["position"]
     assert job_processes(tmp_path) == {}
+
+
+def test_a_retry_in_another_pod_goes_on(flow: Flow, pod: Pod, tmp_path: Path) -> None:
+    """Airflow has kept which job the task had, in a pod that is gone: it has ended in order, or could not say anything any more."""
+    kept = None
+    for number, at_once in enumerate((False, True), start=1):
+        evicted = pod(kept)
+        _streams(flow, 10 * number)
+        (folder,) = tmp_path.glob("bottledwater/stream-*")
+        kept = _kept(folder)
+        evicted.kill()
+        if at_once:
+            for pid in job_processes(tmp_path):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: job_processes(tmp_path) == {}, "the job has ended", 60)
+        # the next pod has a disk of its own
+        shutil.rmtree(folder, ignore_errors=True)
+    pod(kept)
+    _streams(flow, 30)
+    assert verified_by_command(flow).rows == 30
+    log = (tmp_path / "pod2.log").read_text()
+    assert "has not reported for" in log and "publishes nothing any more" in log
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """The identity of the job with this folder, as a task in another pod finds it."""
+    job_id = json.loads((folder / "submission.json").read_text())["id"]
+    return {
+        "id": job_id,
+        "host": "the-pod-before",
+        "folder": str(folder),
+        "application": "",
+        "conn_id": "spark_default",
+    }

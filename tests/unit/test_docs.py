@@ -256,3 +256,13 @@ def test_modules_and_files_that_are_named_exist(page: Path) -> None:
         assert base.with_suffix(".py").exists() or base.is_dir(), module
     for file in re.findall(rf"`((?:{'|'.join(ROOMS)}|tests)/[\w/]+\.py)`", text):
         assert (ROOT / file).exists() or (ROOT / "airflow_bottledwater" / file).exists(), file
+
+
+def test_the_tests_of_each_class_of_faults_are_there() -> None:
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| (`tests/[^|]+) \|$", (ROOT / "docs" / "development.md").read_text(), re.M)
+    assert len(rows) == 7
+    for row in rows:
+        for file, names in re.findall(r"`(tests/[\w/]+\.py)`(?:: ((?:`\w+`(?:, )?)+))?", row):
+            text = (ROOT / file).read_text()
+            for name in re.findall(r"\w+", names):
+                assert f"def {name}(" in text, name

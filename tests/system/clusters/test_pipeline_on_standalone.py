@@ -92,6 +92,17 @@ def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
     assert supervise.running(job.run), job.log
 
 
+def _goes_on(reader: LiveReader, job: Job, flow: Flow, start: Start) -> Job:
+    """After a loss: Spark has started the task again elsewhere, or the job has ended and was submitted again; returns the job."""
+    before = len(reader.arrivals)
+    until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180)
+    if not supervise.running(job.run):
+        assert job.error()[1], job.log
+        job = start(flow, "stream")
+    _more(reader, job)
+    return job
+
+
 def _executors(host: Host) -> list[int]:
     """The executors' JVMs and Python workers on a host, without Spark's worker daemon."""
     found = []
@@ -162,13 +173,7 @@ def test_a_stream_goes_on_without_the_executor_that_was_killed(
             for pid in _executors(host):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        # Spark starts the task again elsewhere, or the job ends and may be submitted again
-        before = len(reader.arrivals)
-        until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180)
-        if not supervise.running(job.run):
-            assert job.error()[1], job.log
-            job = start(flow, "stream")
-        _more(reader, job)
+        job = _goes_on(reader, job, flow, start)
         assert supervise.stop(job.run)
         assert "StaleBatch" not in job.log
 
@@ -188,18 +193,39 @@ def test_an_executor_that_was_lost_but_lives_publishes_nothing(
         try:
             # its walsender does not know that nobody listens any more
             flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-            before = len(reader.arrivals)
-            until(
-                lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180
-            )
-            if not supervise.running(job.run):
-                assert job.error()[1], job.log
-                job = start(flow, "stream")
-                _more(reader, job)
+            job = _goes_on(reader, job, flow, start)
         finally:
             lost.thaw()
         time.sleep(5.0)
         _more(reader, job)
+        assert supervise.stop(job.run)
+
+
+def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
+    standalone: StandaloneCluster, servers: ReachableServers, network: Network, start: Start
+) -> None:
+    """The stream goes on with the other one, and when that is lost, too, with the one that is back."""
+    flow = make_flow(servers)
+    with live(flow) as reader:
+        flow.snapshot()
+        job = start(flow, "stream")
+        until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+        _more(reader, job)
+        first = _streams_on(network, flow)
+        first.kill()
+        job = _goes_on(reader, job, flow, start)
+        assert _streams_on(network, flow) is not first
+        (worker,) = [worker for worker in standalone.workers if worker.address == first.address]
+        worker.start()
+        second = _streams_on(network, flow)
+        until(lambda: _executors(first), "the application has an executor there again", 60)
+        second.kill()
+        try:
+            job = _goes_on(reader, job, flow, start)
+            assert _streams_on(network, flow) is first
+        finally:
+            (worker,) = [worker for worker in standalone.workers if worker.address == second.address]
+            worker.start()
         assert supervise.stop(job.run)
 
 

@@ -24,11 +24,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _fingerprint() -> str:
-    """A hash of all sources that go into compiled code: a kernel contains functions and constants of other files, but numba's own
-    cache only checks the file that a function is in."""
+    """A hash of all sources that go into compiled code, and of where they are: a kernel contains functions and constants of other files,
+    but numba's own cache only checks the file that a function is in; and each installation fills a cache of its own, one process at a
+    time."""
     package = Path(__file__).parent
     shared = ("compiled", "encoding/wire", "encoding/layout", "kafka/hashes", "kafka/librdkafka", "verify/fields")
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(str(package).encode())
     for source in (*(package / f"{name}.py" for name in shared), *sorted((package / "encoding/kernels").glob("*.py"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

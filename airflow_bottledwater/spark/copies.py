@@ -25,9 +25,8 @@ def protected(original: Path) -> list[Path]:
     places = [place for place in (Path.cwd() / original.name, _sent(original.name)) if place and place.exists()]
     copies = [place for place in places if not (original.exists() and place.samefile(original))]
     for copy in copies:
-        with contextlib.suppress(
-            OSError
-        ):  # of another user, as YARN may have it: then in a folder that nobody else may enter
+        # one of another user, as YARN may have it, is in a folder that nobody else may enter
+        with contextlib.suppress(OSError):
             copy.chmod(0o600)
     return copies
 

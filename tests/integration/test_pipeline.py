@@ -15,7 +15,6 @@ from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import (
     Outage,
     RecordError,
-    Refused,
     SlotError,
     StateError,
     StopRequested,
@@ -415,13 +414,17 @@ def test_a_column_that_is_added_and_dropped_appears_and_disappears(
     assert flow.compare("a").differences == []
 
 
-def test_a_table_that_is_published_behind_our_back_is_refused(make_flow: MakeFlow) -> None:
+def test_a_table_that_is_published_behind_our_back_is_left_out_and_named(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = make_flow(skip_snapshot=True, tables="a")
     _fill(flow, "a", "b", rows=1)
     flow.create()
-    flow.execute(f"ALTER PUBLICATION {flow.pipeline.publication_name} ADD TABLE b", "UPDATE b SET n = 1")
-    with pytest.raises(Refused, match=r"public\.b was added"):
-        flow.stream()
+    flow.execute(f"ALTER PUBLICATION {flow.pipeline.publication_name} ADD TABLE b")
+    flow.transaction("UPDATE b SET n = 1", "UPDATE a SET n = 1", "UPDATE b SET n = 2")
+    assert flow.stream()["published"] == 1
+    assert flow.compare("a").differences == []
+    assert caplog.text.count("sends changes of public.b, which are left out: it is not one of the tables") == 1
 
 
 def test_a_slot_that_was_moved_forward_or_dropped_is_refused(make_flow: MakeFlow) -> None:

@@ -33,8 +33,6 @@ class Local:
     :param folder: for the cluster.
     """
 
-    #: whether all of a job runs on the worker that submitted it
-    on_worker = True
     connection: Mapping[str, Any] = {
         "conn_type": "spark",
         "host": "local[2]",
@@ -118,7 +116,6 @@ class Standalone(Local):
 class Yarn(Local):
     """YARN in cluster mode: nothing of a job is on the worker's host."""
 
-    on_worker = False
     connection: Mapping[str, Any] = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
 
     def start(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.clusters.dag import DAG, SPARKS, Stream, System
+from tests.support.clusters.dag import DAG, SPARKS, Stream, System, Yarn
 from tests.support.clusters.hosts import available
 from tests.support.verifying import verified_in_airflow
 from tests.support.waiting import until
@@ -43,7 +43,7 @@ def _signal(pids: Any, signum: int) -> None:
 
 def test_it_streams_from_a_worker(system: System, stream: Stream) -> None:
     host, folder = stream.deferred()
-    assert not system.spark.on_worker or host in {worker.host for worker in system.airflow.workers}
+    assert isinstance(system.spark, Yarn) or host in {worker.host for worker in system.airflow.workers}
     assert folder
     stream.nothing_lost_or_twice()
 
@@ -85,9 +85,9 @@ def test_a_retry_attaches_to_the_job_that_runs(system: System, stream: Stream) -
 
 def test_a_worker_that_dies_with_its_job_is_replaced_by_the_other(system: System, stream: Stream) -> None:
     host, folder = stream.deferred()
-    if not system.spark.on_worker:
-        # what ends it is the cluster
-        system.spark.cluster.kill(folder.removeprefix("stream-"))  # type: ignore[attr-defined]
+    if isinstance(system.spark, Yarn):
+        # nothing of it is on the worker: an operator of the cluster ends it
+        system.spark.cluster.kill(folder.removeprefix("stream-"))
         stream.deferred(but=folder)
         stream.nothing_lost_or_twice()
         return

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import TablesChanged
+from airflow_bottledwater.errors import Outage, TablesChanged
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.job import SettingsFile
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_bottledwater.state.pipeline_state import PipelineState
     from airflow_bottledwater.state.snapshots import SnapshotRequests
+    from airflow_bottledwater.state.store import Reader
     from airflow_bottledwater.stream.engine import StreamReport
     from airflow_bottledwater.stream.start import Start
 
@@ -153,10 +154,24 @@ def _stream(
             raise job.translate(error) from error
         finally:
             _stop(query)
-        found = PipelineState(records.values)
+        found = _read_on(pipeline, start, records)
+        _report(report, found, query)
         engine.acknowledge(pipeline, found)
         return {"position": str(found.position or start.position), **controller.status.counters}
     return {}
+
+
+def _read_on(pipeline: Pipeline, start: Start, records: Reader) -> PipelineState:
+    """The state with what the query published while it was being stopped. In an outage, the state as it was read last."""
+    from airflow_bottledwater.kafka.topics import Topics
+    from airflow_bottledwater.state.pipeline_state import PipelineState
+
+    try:
+        end = Topics(pipeline.kafka).ends(start.state_topic, 1, committed=True)[0]
+        return PipelineState(records.read_to(end, timeout=10))
+    except Outage as error:
+        log.info("The last position could not be read (%s); the next run confirms it to PostgreSQL.", error)
+        return PipelineState(records.values)
 
 
 def _asked(requests: SnapshotRequests) -> bool:

@@ -36,7 +36,7 @@ _SLICE_MS = 1000
 #: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
 _FUTURE = 3_600_000
 #: records that fit into librdkafka's queue; more would cost memory and gain nothing
-_QUEUE = 50_000
+_QUEUE = 20_000
 #: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers
 RECORD_OVERHEAD = 61 + 21 + 64
 

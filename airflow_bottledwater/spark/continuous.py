@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
@@ -61,6 +62,7 @@ def stream(
 
     thread = threading.Thread(target=work, name="stream task", daemon=True)
     thread.start()
+    give_back()  # of what the claim and a snapshot have left: from now on this process only watches
     log.info("Streaming from %s.", start.position)
     _watch(context, pipeline, start, stopped, thread)
     result = outcome[0] if outcome else None

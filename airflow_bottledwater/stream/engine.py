@@ -19,6 +19,7 @@ from airflow_bottledwater.errors import (
     TablesChanged,
     TakenOver,
 )
+from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import publication, slot
@@ -140,7 +141,7 @@ def follow(
         backoff = stream_backoff(pipeline, stopped)
         with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
             publisher.reached()
-            report = StreamReport(controller, watch, publisher.position)
+            report, rest = StreamReport(controller, watch, publisher.position), Rest()
             with contextlib.closing(open_source(pipeline, start, backoff, publisher.position)) as source:
                 target = flush_target(pipeline) if bounded else None
                 while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
@@ -152,6 +153,7 @@ def follow(
                         counters = {**publisher.counters, **source.statistics}
                         report.update(publisher.position, counters, source.skipped_by_table)
                     live.work()
+                    rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
                 return {**publisher.counters, **source.statistics}
 
 

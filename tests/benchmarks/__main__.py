@@ -16,6 +16,7 @@ NAMES = (
     "stream",
     "latency",
     "memory",
+    "several",
     "start",
     "command",
     "toast",

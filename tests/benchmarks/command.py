@@ -27,8 +27,8 @@ _STARTS = 3
 
 
 @contextmanager
-def _command(source: Workload) -> Iterator[None]:
-    """The command, until the end of the block."""
+def running(source: Workload) -> Iterator[int]:
+    """The command with a pipeline of one table, until the end of the block; yields its process id."""
     pipeline = source.pipeline
     arguments = [
         str(Path(sys.executable).parent / "bottledwater"), "-d", source.dsn, "-s", pipeline.slot, "-b",
@@ -37,7 +37,7 @@ def _command(source: Workload) -> Iterator[None]:
     ]  # fmt: skip
     process = subprocess.Popen(arguments, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        yield
+        yield process.pid
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:
@@ -64,14 +64,14 @@ def run(stack: DataStack) -> None:
         reader = consumer(source, source.topic)
         figures["empty"].append(empty_job()[0])
         started = time.time()
-        with _command(source):
+        with running(source):
             row = _arrival(reader)
             source.insert(1)
             change = _arrival(reader)
         source.released()
         source.insert(1)
         again = time.time()
-        with _command(source):
+        with running(source):
             waiting = _arrival(reader)
         reader.close()
         source.released()

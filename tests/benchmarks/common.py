@@ -349,6 +349,15 @@ def resident(pid: int) -> int:
         return 0
 
 
+def proportional(pid: int) -> int:
+    """Resident bytes of a process, of which each page counts for its share only if others have it, too; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
 class Cpu:
     """CPU seconds per kind of process, from now on.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Self
 
 from airflow_bottledwater.local.stack import DataStack
@@ -23,6 +22,7 @@ from tests.benchmarks.common import (
     is_jvm,
     log,
     paused,
+    proportional,
     resident,
     scaled,
 )
@@ -52,7 +52,7 @@ class Peak:
             if jvm + python > self.total:
                 self.total, self.jvm, self.python = jvm + python, jvm, python
             if n % 10 == 0:  # the kernel walks all pages for it
-                self.proportional = max(self.proportional, sum(map(_proportional, pids)))
+                self.proportional = max(self.proportional, sum(map(proportional, pids)))
             n += 1
 
     def __enter__(self) -> Self:
@@ -71,14 +71,6 @@ class Peak:
             "python": self.python / _MB,
             "proportional": self.proportional / _MB,
         }
-
-
-def _proportional(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def run(stack: DataStack) -> None:

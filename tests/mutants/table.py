@@ -860,8 +860,15 @@ MUTANTS = (
     Mutant(
         "a trigger that moves to another triggerer stops nothing",
         "triggers/job.py",
-        "if await self._still_waits():",
+        "if await tasks.goes_on(self.task_instance):",
         "if False:",
+        "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
+    ),
+    Mutant(
+        "a trigger whose task is resumed or tried again stops nothing",
+        "triggers/tasks.py",
+        '_GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})',
+        '_GOES_ON = frozenset({"deferred"})',
         "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
     ),
     Mutant(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
+from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
@@ -48,6 +48,8 @@ _DEATHS = (
     "java.net.SocketException",
     "(no cause message)",  # of a query; an error raised in Python would have a message
 )
+#: texts by which Spark says that its application was ended from outside: by an operator of the cluster, by its manager, or by a signal
+_ENDS = ("SparkContext was shut down", "Master removed our application")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,11 @@ def translate(error: BaseException) -> BaseException:
             "Driver and executors have different versions of Python.",
             "Name the same version for both (PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, or spark.pyspark.python).",
         )
+    if any(sign in text for sign in _ENDS):
+        return ApplicationEnded(
+            "Spark's application was ended from outside the job.",
+            "See the job's log, and what the cluster's manager says.",
+        )
     if any(sign in text for sign in _DEATHS):
         return Outage("A Python process of the job died (killed, or out of memory).", "See the job's log.")
     return error
@@ -233,7 +240,7 @@ def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) 
         outcome = Outcome(ok=True)
     except BaseException as raised:
         failure = translate(raised)
-        if not isinstance(failure, BottledWaterError):
+        if not isinstance(failure, BottledWaterError) or isinstance(failure, ApplicationEnded):
             # Spark raises an error of its own if the same signal has ended its processes
             failure = stopped.interruption or failure
         outcome = _failed(failure)

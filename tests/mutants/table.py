@@ -872,6 +872,20 @@ MUTANTS = (
         "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
     ),
     Mutant(
+        "a job without any executor ends",
+        "spark/executors.py",
+        "if self._without >= self._pipeline.executor_timeout:",
+        "if False:",
+        "tests/unit/spark/test_executors.py::test_tasks_that_no_executor_runs_end_the_job_with_a_transient_error",
+    ),
+    Mutant(
+        "a driver that stood still waits for its executors",
+        "spark/executors.py",
+        "self._without + min(passed, 2 * _LOOK) if",
+        "self._without + passed if",
+        "tests/unit/spark/test_executors.py::test_a_driver_that_stood_still_does_not_take_that_for_a_loss",
+    ),
+    Mutant(
         "speculative execution is refused in all forms",
         "spark/submit.py",
         'value.strip().lower() == "true"',

@@ -39,6 +39,8 @@ CONF = {
     "spark.executor.heartbeatInterval": "3s",
     "spark.log.level": "WARN",
 }
+#: tasks wait until both hosts take part
+BOTH = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
 
 
 class Job:
@@ -86,7 +88,7 @@ def start(standalone: StandaloneCluster, tmp_path: Path) -> Iterator[Start]:
     until(lambda: not standalone.state()["activeapps"], "no application is left", 60)
 
 
-def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
+def _more(reader: LiveReader, job: Job, seconds: float = 300.0) -> None:
     before = len(reader.arrivals)
     until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "more records", seconds)
     assert supervise.running(job.run), job.log
@@ -95,7 +97,7 @@ def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
 def _goes_on(reader: LiveReader, job: Job, flow: Flow, start: Start) -> Job:
     """After a loss: Spark has started the task again elsewhere, or the job has ended and was submitted again; returns the job."""
     before = len(reader.arrivals)
-    until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180)
+    until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 300)
     if not supervise.running(job.run):
         assert job.error()[1], job.log
         job = start(flow, "stream")
@@ -141,8 +143,7 @@ def test_the_snapshot_is_taken_on_both_hosts(
 ) -> None:
     flow = make_flow(servers, lanes=2)
     with live(flow, 10 * ROWS):
-        waits = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
-        job = start(flow, "snapshot", **waits)
+        job = start(flow, "snapshot", **BOTH)
         seen, modes = set(), dict[Path, int]()
         while supervise.running(job.run):
             modes |= _copies(standalone)
@@ -178,17 +179,19 @@ def test_a_stream_goes_on_without_the_executor_that_was_killed(
         assert "StaleBatch" not in job.log
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_executor_that_was_lost_but_lives_publishes_nothing(
-    servers: ReachableServers, network: Network, start: Start
+    servers: ReachableServers, network: Network, start: Start, engine: str
 ) -> None:
-    """Its host freezes, Spark runs the task elsewhere, and the host wakes up with the task's process as it was."""
-    flow = make_flow(servers)
+    """Its host freezes, Spark runs the task elsewhere (micro-batches: the job ends, and is submitted again), and the host wakes up with
+    the task's process as it was."""
+    flow = make_flow(servers, engine=engine)
     with live(flow) as reader:
         flow.snapshot()
         job = start(flow, "stream")
         until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
         _more(reader, job)
-        lost = _streams_on(network, flow)
+        lost = _streams_on(network, flow) if engine == "continuous" else network[0]
         lost.freeze()
         try:
             # its walsender does not know that nobody listens any more
@@ -199,6 +202,29 @@ def test_an_executor_that_was_lost_but_lives_publishes_nothing(
         time.sleep(5.0)
         _more(reader, job)
         assert supervise.stop(job.run)
+
+
+def test_a_lane_that_was_lost_but_lives_publishes_nothing(
+    servers: ReachableServers, network: Network, start: Start
+) -> None:
+    """Its host freezes while it reads a range, Spark runs the lane elsewhere, and the host wakes up before the snapshot is complete, or
+    after it."""
+    flow = make_flow(servers, lanes=2)
+    with live(flow, 20 * ROWS):
+        job = start(flow, "snapshot", **BOTH)
+        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
+        network[0].freeze()
+        try:
+            until(lambda: "Lost executor" in job.log or not supervise.running(job.run), "the executor is lost", 120)
+            before = _ranges(flow)
+            until(lambda: _ranges(flow) > before or not supervise.running(job.run), "the other host goes on", 120)
+        finally:
+            network[0].thaw()
+        if job.ended() != 0:
+            assert job.error()[1], job.log
+            assert start(flow, "snapshot").ended() == 0
+        time.sleep(5.0)
+        assert status.report(flow.pipeline).complete
 
 
 def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
@@ -229,11 +255,43 @@ def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
         assert supervise.stop(job.run)
 
 
+@pytest.mark.parametrize("kind", [*ENGINES, "snapshot"])
+def test_a_job_whose_executors_are_all_lost_says_so(
+    standalone: StandaloneCluster, servers: ReachableServers, network: Network, start: Start, kind: str
+) -> None:
+    """Spark itself would wait for others for ever. When the cluster is back, a new job goes on."""
+    engine = kind if kind in ENGINES else "continuous"
+    flow = make_flow(servers, engine=engine, executor_timeout=120.0)
+    with live(flow, ROWS if kind in ENGINES else 20 * ROWS) as reader:
+        if kind in ENGINES:
+            flow.snapshot()
+            job = start(flow, "stream")
+            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+            _more(reader, job)
+        else:
+            job = start(flow, "snapshot")
+            until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
+        began = time.monotonic()
+        for host in network:
+            host.kill()
+        try:
+            message, transient = job.error()
+        finally:
+            for worker in standalone.workers:
+                worker.start()
+        assert "all were lost, and the cluster gives no others" in message and transient
+        assert time.monotonic() - began < 240
+        if kind == "snapshot":
+            assert start(flow, "snapshot").ended() == 0
+        else:
+            _more(reader, start(flow, "stream"))
+
+
 def test_a_snapshot_goes_on_without_a_host(servers: ReachableServers, network: Network, start: Start) -> None:
     flow = make_flow(servers, lanes=2)
     with live(flow, 20 * ROWS):
         job = start(flow, "snapshot")
-        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 120)
+        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
         for pid in _executors(network[0]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

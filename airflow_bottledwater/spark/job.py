@@ -10,6 +10,8 @@ import re
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,6 +98,30 @@ def _left_out(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+#: seconds between two lines in the log while Spark's application has not begun
+_TELL = 30.0
+_WAITS = "Spark's application has not begun for %.0f s: it waits for the cluster, whose manager says why (YARN: its queue may be full)."
+
+
+@contextlib.contextmanager
+def _told(message: str) -> Iterator[None]:
+    """Warn again and again while the block lasts, so that nobody waits in silence.
+
+    :param message: with a place for the seconds.
+    """
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(_TELL):
+            log.warning(message, time.monotonic() - began)
+
+    threading.Thread(target=tell, name="waits", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 @contextlib.contextmanager
 def context(
     name: str, properties: Mapping[str, str] | None = None, *, with_sql: bool = False
@@ -111,7 +137,7 @@ def context(
     conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))
     # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert, pyspark/sql/types.py), and these
     # import pandas and Arrow if they can: a hundred megabytes that only SQL has a use for
-    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow"):
+    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow"), _told(_WAITS):
         made = SparkContext.getOrCreate(conf)
     try:
         made.setLogLevel("ERROR")

@@ -879,6 +879,13 @@ MUTANTS = (
         "tests/unit/spark/test_executors.py::test_tasks_that_no_executor_runs_end_the_job_with_a_transient_error",
     ),
     Mutant(
+        "a job whose application was ended is submitted again",
+        "spark/job.py",
+        "if any(sign in text for sign in _ENDS):",
+        "if False:",
+        "tests/unit/spark/test_job.py::test_an_application_that_was_ended_from_outside_may_be_submitted_again",
+    ),
+    Mutant(
         "a driver that stood still waits for its executors",
         "spark/executors.py",
         "self._without + min(passed, 2 * _LOOK) if",

@@ -879,6 +879,14 @@ MUTANTS = (
         "tests/unit/spark/test_executors.py::test_tasks_that_no_executor_runs_end_the_job_with_a_transient_error",
     ),
     Mutant(
+        "a job that was given up before it began does nothing when it begins",
+        "operators/spark.py",
+        "elif not ended.pending:",
+        "else:",
+        "tests/system/clusters/test_pipeline_on_kubernetes.py::"
+        "test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled",
+    ),
+    Mutant(
         "a job whose application was ended is submitted again",
         "spark/job.py",
         "if any(sign in text for sign in _ENDS):",

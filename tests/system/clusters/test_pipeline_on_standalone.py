@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ class Job:
     def log(self) -> str:
         return (self.run / supervise.LOG).read_text()
 
-    def ended(self, seconds: float = 180.0) -> int | None:
+    def ended(self, seconds: float = 600.0) -> int | None:
         until(lambda: not supervise.running(self.run), "the job's end", seconds)
         return supervise.exit_code(self.run)
 
@@ -304,6 +305,65 @@ def test_a_snapshot_goes_on_without_a_host(servers: ReachableServers, network: N
 
 def _ranges(flow: Flow) -> int:
     return sum(int(table.ranges.partition("/")[0]) for table in status.report(flow.pipeline).tables)
+
+
+# ------------------------------------------------------------------ the command
+def _command(flow: Flow, *arguments: str) -> list[str]:
+    pipeline = flow.pipeline
+    return [
+        str(Path(sys.executable).parent / "bottledwater"), *arguments, "-d", pipeline.postgres, "-s", pipeline.slot,
+        "-b", pipeline.kafka["bootstrap.servers"], "-p", pipeline.topic_prefix, "-f", "json",
+    ]  # fmt: skip
+
+
+def test_the_command_is_interrupted_goes_on_and_is_stopped(
+    standalone: StandaloneCluster, servers: ReachableServers, tmp_path: Path
+) -> None:
+    flow = make_flow(servers)
+    names = (
+        "xid_header",
+        "range_bytes",
+        "batch_bytes",
+        "max_transaction_bytes",
+        "replication_factor",
+        "heartbeat_interval",
+        "executor_timeout",
+    )
+    more = [part for name in names for part in ("--set", f"{name}={getattr(flow.pipeline, name)}")]
+    more += [part for name, value in CONF.items() for part in ("--spark-conf", f"{name}={value}")]
+    command = _command(flow, "-i", ",".join(TABLES), "--master", standalone.url, *more)
+    log = tmp_path / "log"
+
+    @contextlib.contextmanager
+    def running() -> Iterator[subprocess.Popen[bytes]]:
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.kill()  # a job without its command ends by itself
+            process.wait()
+
+    def arrives(reader: LiveReader, process: subprocess.Popen[bytes], many: int) -> None:
+        until(lambda: len(reader.arrivals) >= many or process.poll() is not None, f"{many} records", 400)
+        assert process.poll() is None, log.read_text()
+
+    with live(flow) as reader:
+        with running() as process:
+            arrives(reader, process, 2 * ROWS + 50)
+            # the driver is here, and both hosts have executors
+            assert {worker["coresused"] for worker in standalone.state()["workers"] if worker["state"] == "ALIVE"} == {
+                1
+            }
+            process.send_signal(signal.SIGINT)
+            assert process.wait(90) == 0, log.read_text()
+        until(lambda: not standalone.state()["activeapps"], "the application has ended", 60)
+        with running() as process:
+            arrives(reader, process, len(reader.arrivals) + 50)
+            stopped = subprocess.run(_command(flow, "stop"), capture_output=True, text=True, check=False)
+            assert stopped.returncode == 0, stopped.stderr
+            assert process.wait(90) == 0, log.read_text()
+    until(lambda: not standalone.state()["activeapps"], "the application has ended", 60)
 
 
 # ------------------------------------------------------------------ what cannot work says so, soon

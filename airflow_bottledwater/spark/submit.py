@@ -79,6 +79,10 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
     else:
         address = driver_address(master)
         ours = {"spark.driver.host": address} if address else {}
+        if master.startswith("yarn"):
+            # YARN sends a filter for its pages while they are made: Spark's context then fails now and then, with a
+            # ConcurrentModificationException
+            ours["spark.ui.enabled"] = "false"
     workers = {f"spark.executorEnv.{name}": value for name, value in WORKER_ENVIRONMENT.items()}
     return {**workers, **ours, **(conf or {}), **(_UNWATCHED if cluster else {})}
 

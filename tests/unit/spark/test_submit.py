@@ -144,3 +144,6 @@ def test_executors_on_yarn_are_told_the_address_towards_the_resource_manager(
     (tmp_path / "yarn-site.xml").write_text(f"<configuration>{lines}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert submit.driver_address("yarn") == "10.0.0.5" and network.asked == [asked]
+    # its pages, and the filter that YARN puts before them, are made at the same time
+    assert submit.conf_for("yarn")["spark.ui.enabled"] == "false"
+    assert "spark.ui.enabled" not in submit.conf_for("yarn", cluster=True)

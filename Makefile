@@ -39,10 +39,13 @@ up: setup ## start the stack and keep it running
 down: ## stop what `make up` started
 	@test ! -x $(BIN)/bottledwater || $(BIN)/bottledwater down
 
-lint: setup ## format, lint, import directions, types
+lint: setup ## format, lint, import directions, types; Dockerfile, Compose files, Kubernetes' manifests and the chart's values
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
+	@$(BIN)/hadolint --ignore DL3066 docs/examples/Dockerfile  # the users of the base images have names
+	@$(BIN)/yamllint --strict --config-data '{extends: relaxed, rules: {line-length: disable}}' docker-compose.yaml docs/examples
+	@$(BIN)/kubernetes-validate --strict --quiet docs/examples/spark-on-kubernetes.yaml
 	@$(BIN)/mypy -p airflow_bottledwater -p tests.benchmarks  # those are run too seldom to show that they do not fit any more
 
 test-unit: setup

@@ -70,6 +70,10 @@ class Outage(BottledWaterError):
     """A server is not available. No record is to blame: the job waits with backoff, and reports it."""
 
 
+class ApplicationEnded(Outage):
+    """The Spark application of a job was ended by its cluster; the job may be submitted again."""
+
+
 class Interrupted(Outage):
     """A signal from outside the pipeline ended the job, for example when its host reboots: it may be submitted again.
 

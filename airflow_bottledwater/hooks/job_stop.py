@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
-from airflow_bottledwater.hooks import places, spark_job
+from airflow_bottledwater.hooks import job_watch, places, spark_job
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
@@ -82,6 +82,9 @@ def _request(pipeline: Pipeline, identity: Identity, folder: Path | None, timeou
             while True:
                 record = decode(JobRecord, shared.get(job_key(identity["id"]))[0])
                 claim = record.claim if record is not None else claim
+                if record is not None and record.outcome is not None and job_watch.is_pending(identity, record):
+                    log.info("The job was given up before it began.")
+                    return claim, False
                 if record is None or record.outcome is not None or _over(folder):
                     log.info("The job has ended.")
                     return claim, True

@@ -37,12 +37,14 @@ class Ended:
     :param asked: whether this very job was asked to stop, and not its pipeline.
     :param lost: whether it has only fallen silent: processes of it may still be there.
     :param log: the last lines of its log.
+    :param pending: whether it was given up before it began: in a cluster, it may begin all the same.
     """
 
     outcome: Outcome
     asked: bool = False
     lost: bool = False
     log: str = ""
+    pending: bool = False
 
     def as_event(self) -> dict[str, Any]:
         """As plain JSON values, for a trigger's event."""
@@ -51,7 +53,9 @@ class Ended:
     @classmethod
     def of_event(cls, event: dict[str, Any]) -> Ended:
         """The inverse of :meth:`as_event`."""
-        return cls(Outcome(**event["outcome"]), event["asked"], event["lost"], event["log"])
+        return cls(
+            Outcome(**event["outcome"]), event["asked"], event["lost"], event["log"], event.get("pending", False)
+        )
 
 
 class JobWatch:
@@ -133,7 +137,8 @@ class JobWatch:
         """The end that a job has reported; None while its processes on this host are still about to end."""
         self._ended_since = self._ended_since or time.monotonic()
         if self._folder is None:
-            return Ended(outcome, record.asked, log="\n".join(record.log[-_TAIL:]))
+            pending = is_pending(self._identity, record)
+            return Ended(outcome, record.asked, log="\n".join(record.log[-_TAIL:]), pending=pending)
         if supervise.running(self._folder) and time.monotonic() - self._ended_since < _GRACE:
             return None
         return Ended(outcome, record.asked, log=supervise.log_tail(self._folder, _TAIL))
@@ -142,6 +147,11 @@ class JobWatch:
         """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
         with self._fetching:
             self._shared.release()
+
+
+def is_pending(identity: Identity, record: JobRecord) -> bool:
+    """Whether a job was handed to a cluster, and has not begun."""
+    return not record.host and not identity["folder"]
 
 
 def _lost(record: JobRecord | None, silent: float, folder: Path | None) -> Ended:

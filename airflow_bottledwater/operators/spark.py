@@ -255,8 +255,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             spark_job.forget(identity)
 
     def _leave(self, pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
-        """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended; the request
-        to stop stays, should it wake up."""
+        """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended. The request to
+        stop stays, should it wake up, or should one begin that was given up before."""
         if ended.lost:
             self.log.warning("%s", ended.outcome.error)
             try:
@@ -264,7 +264,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             except BottledWaterError as error:
                 self.log.warning("%s", error)  # the next job waits for it
             spark_job.forget(identity)
-        else:
+        elif not ended.pending:
             job_watch.forget(pipeline, identity)
 
     def _follow(self, pipeline: Pipeline, place: Place, identity: Identity) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
+from airflow_bottledwater.spark.executors import Presence
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.state import control
 from airflow_bottledwater.state.claim import read_state
@@ -49,7 +50,8 @@ def stream(
 ) -> dict[str, Any]:
     """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns position and counters.
 
-    :raises BottledWaterError: the task's own error, or an :class:`Outage` if its worker died; neither is raised after a stop.
+    :raises BottledWaterError: the task's own error, or an :class:`Outage` if its worker died, or no executor is left; none is raised after
+        a stop.
     """
     outcome: list[dict[str, int] | BaseException] = []
 
@@ -64,10 +66,17 @@ def stream(
     thread.start()
     give_back()  # of what the claim and a snapshot have left: from now on this process only watches
     log.info("Streaming from %s.", start.position)
-    _watch(context, pipeline, start, stopped, thread)
-    result = outcome[0] if outcome else None
+    result: dict[str, int] | BaseException | None
+    try:
+        _watch(context, pipeline, start, stopped, thread)
+    except Outage as error:  # no executor is left
+        context.cancelAllJobs()
+        result, dead = error, True
+    else:
+        result = outcome[0] if outcome else None
+        dead = not isinstance(result, BottledWaterError) and unpack(str(result)) is None
     if isinstance(result, BaseException):
-        if not isinstance(result, BottledWaterError) and unpack(str(result)) is None:
+        if dead:
             _report_death(pipeline, start, result, stopped)
         if not stopped.is_set():
             raise job.translate(result) from result
@@ -79,10 +88,16 @@ def _watch(
     context: SparkContext, pipeline: Pipeline, start: Start, stopped: threading.Event, thread: threading.Thread
 ) -> None:
     """Wait for the task's end, and pass a stop on. The task itself reports its progress: a reader of the state topic in the driver would
-    slow down every commit."""
+    slow down every commit.
+
+    :raises Outage: no executor is left.
+    """
     asked = 0.0
+    presence = Presence(context, pipeline)
     while thread.is_alive():
         thread.join(0.2)
+        if not stopped.is_set():
+            presence.check()
         now = time.monotonic()
         if stopped.is_set() and not asked:
             asked = now

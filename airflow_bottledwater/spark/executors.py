@@ -1,4 +1,5 @@
-"""Checks that the executors of a cluster can do the work, before it begins: a job must not wait in silence."""
+"""Checks that the executors of a cluster can do the work, before it begins, and that there are some while it lasts: a job must not wait in
+silence."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ _PACKAGE = "airflow-provider-bottledwater"
 #: seconds for all servers together, which are tried at the same time: a little more than the time-outs of their clients, which say more.
 #: The driver has to have the answer within executor_timeout, or it would blame the cluster
 _REACH = 20.0
+#: seconds between two looks whether tasks have executors
+_LOOK = 1.0
 
 
 def _probe(_: Iterable[int], file: SettingsFile, wanted: str) -> list[dict[str, int] | Failure]:
@@ -142,3 +145,42 @@ def check(context: SparkContext, pipeline: Pipeline, file: SettingsFile, *, coun
         raise job.translate(found) from found
     for each in found:
         received(each)
+
+
+class Presence:
+    """Notices that no executor is left: should all be lost, Spark waits for others for ever.
+
+    What waits for tasks asks it again and again. With a master ``local`` it does nothing.
+    """
+
+    def __init__(self, context: SparkContext, pipeline: Pipeline) -> None:
+        self._context, self._pipeline = context, pipeline
+        self._looked = time.monotonic()
+        self._without = 0.0
+
+    def check(self) -> None:
+        """Look, at most once in a second.
+
+        :raises Outage: for ``executor_timeout`` seconds there have been tasks, none of which any executor has run.
+        """
+        now = time.monotonic()
+        if is_local(self._context.master) or (passed := now - self._looked) < _LOOK:
+            return
+        self._looked = now
+        # a driver that stood still itself has seen nothing meanwhile
+        self._without = self._without + min(passed, 2 * _LOOK) if self._waits() else 0.0
+        if self._without >= self._pipeline.executor_timeout:
+            raise Outage(
+                f"No executor of {self._context.master} has run any of the job's tasks for {self._without:.0f} s: all were lost, and "
+                "the cluster gives no others.",
+                "Look for its workers: Spark's master, YARN or Kubernetes shows them. A cluster that has to start hosts first needs a "
+                "longer executor_timeout.",
+            )
+
+    def _waits(self) -> bool:
+        try:
+            tracker = self._context.statusTracker()
+            stages = [found for n in tracker.getActiveStageIds() if (found := tracker.getStageInfo(n)) is not None]
+        except Exception:
+            return False  # Spark's context or its JVM has ended, of which the tasks tell
+        return bool(stages) and not any(stage.numActiveTasks for stage in stages)

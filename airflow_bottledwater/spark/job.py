@@ -10,6 +10,8 @@ import re
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StopRequested
+from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
@@ -48,6 +50,8 @@ _DEATHS = (
     "java.net.SocketException",
     "(no cause message)",  # of a query; an error raised in Python would have a message
 )
+#: texts by which Spark says that its application was ended from outside: by an operator of the cluster, by its manager, or by a signal
+_ENDS = ("SparkContext was shut down", "Master removed our application")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,30 @@ def _left_out(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+#: seconds between two lines in the log while Spark's application has not begun
+_TELL = 30.0
+_WAITS = "Spark's application has not begun for %.0f s: it waits for the cluster, whose manager says why (YARN: its queue may be full)."
+
+
+@contextlib.contextmanager
+def _told(message: str) -> Iterator[None]:
+    """Warn again and again while the block lasts, so that nobody waits in silence.
+
+    :param message: with a place for the seconds.
+    """
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(_TELL):
+            log.warning(message, time.monotonic() - began)
+
+    threading.Thread(target=tell, name="waits", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 @contextlib.contextmanager
 def context(
     name: str, properties: Mapping[str, str] | None = None, *, with_sql: bool = False
@@ -109,7 +137,7 @@ def context(
     conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))
     # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert, pyspark/sql/types.py), and these
     # import pandas and Arrow if they can: a hundred megabytes that only SQL has a use for
-    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow"):
+    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow"), _told(_WAITS):
         made = SparkContext.getOrCreate(conf)
     try:
         made.setLogLevel("ERROR")
@@ -154,6 +182,11 @@ def translate(error: BaseException) -> BaseException:
         return Refused(
             "Driver and executors have different versions of Python.",
             "Name the same version for both (PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, or spark.pyspark.python).",
+        )
+    if any(sign in text for sign in _ENDS):
+        return ApplicationEnded(
+            "Spark's application was ended from outside the job.",
+            "See the job's log, and what the cluster's manager says.",
         )
     if any(sign in text for sign in _DEATHS):
         return Outage("A Python process of the job died (killed, or out of memory).", "See the job's log.")
@@ -233,7 +266,7 @@ def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) 
         outcome = Outcome(ok=True)
     except BaseException as raised:
         failure = translate(raised)
-        if not isinstance(failure, BottledWaterError):
+        if not isinstance(failure, BottledWaterError) or isinstance(failure, ApplicationEnded):
             # Spark raises an error of its own if the same signal has ended its processes
             failure = stopped.interruption or failure
         outcome = _failed(failure)

@@ -43,7 +43,7 @@ def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: thread
         claimed = pool.submit(_begin, pipeline, stopped, failed)
         with job.context(name) as context:
             executors.check(context, pipeline, file)
-            warm_workers(context, 1, snapshot.warm)
+            warm_workers(context, pipeline, 1, snapshot.warm)
             start = claimed.result()
             if start is None:
                 snapshot.take(context, pipeline, file, stopped)

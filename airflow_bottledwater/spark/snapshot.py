@@ -34,9 +34,11 @@ def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, int] | Failure:
     return returned(work)
 
 
-def run_lanes(context: SparkContext, file: SettingsFile, tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+def run_lanes(
+    context: SparkContext, pipeline: Pipeline, file: SettingsFile, tasks: Sequence[LaneTask]
+) -> list[dict[str, int]]:
     """Run each lane as a task; see :func:`~airflow_bottledwater.spark.tasks.run_each`."""
-    return run_each(context, functools.partial(_run_lane, file), tasks, "lane")
+    return run_each(context, pipeline, functools.partial(_run_lane, file), tasks, "lane")
 
 
 def warm() -> None:
@@ -59,11 +61,11 @@ def take(context: SparkContext, pipeline: Pipeline, file: SettingsFile, stopped:
     :raises BottledWaterError: see :func:`airflow_bottledwater.snapshot.driver.run`.
     """
     executors.check(context, pipeline, file, count=pipeline.lanes)
-    warm_workers(context, pipeline.lanes, warm)
+    warm_workers(context, pipeline, pipeline.lanes, warm)
 
     from airflow_bottledwater.snapshot import driver
 
-    lanes = functools.partial(run_lanes, context, file)
+    lanes = functools.partial(run_lanes, context, pipeline, file)
     return asdict(driver.run(pipeline, lanes, stopped=stopped, report=_leave_progress))
 
 

@@ -139,6 +139,7 @@ def _stream(
         query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
         log.info("Streaming from %s.", start.position)
         report = engine.StreamReport(controller, watch, start.position)
+        presence = executors.Presence(spark.sparkContext, pipeline)
         try:
             while (
                 query.isActive
@@ -146,6 +147,7 @@ def _stream(
                 and (target is None or report.position.lsn < target or _asked(requests))
             ):
                 records.poll(0.2)
+                presence.check()
                 watch.check(whole=not report.position.ordinal)
                 _report(report, PipelineState(records.values), query)
             if (error := query.exception()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 from airflow_bottledwater.errors import Refused
 
@@ -77,6 +79,10 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
     else:
         address = driver_address(master)
         ours = {"spark.driver.host": address} if address else {}
+        if master.startswith("yarn"):
+            # YARN sends a filter for its pages while they are made: Spark's context then fails now and then, with a
+            # ConcurrentModificationException
+            ours["spark.ui.enabled"] = "false"
     workers = {f"spark.executorEnv.{name}": value for name, value in WORKER_ENVIRONMENT.items()}
     return {**workers, **ours, **(conf or {}), **(_UNWATCHED if cluster else {})}
 
@@ -105,8 +111,9 @@ def driver_address(master: str) -> str | None:
     """
     if os.environ.get("SPARK_LOCAL_IP") or os.environ.get("SPARK_LOCAL_HOSTNAME"):
         return None
-    # spark://a:7077,b:7077 with standby masters; k8s://https://host:443; "yarn" names none: the address of the default route
-    first = master.removeprefix("k8s://").partition("://")[2] or master.partition("://")[2]
+    # spark://a:7077,b:7077 with standby masters; k8s://https://host:443; without any, the address of the default route
+    first = _resource_manager() if master.startswith("yarn") else master.removeprefix("k8s://").partition("://")[2]
+    first = first or master.partition("://")[2]
     found = urlsplit(f"//{first.split(',')[0]}") if first else None
     host, port = (found.hostname, found.port) if found is not None and found.hostname else ("192.0.2.1", 9)
     try:
@@ -120,6 +127,20 @@ def driver_address(master: str) -> str | None:
     return None
 
 
+def _resource_manager() -> str:
+    """Where YARN's resource manager (or one of several) is, by the configuration that Spark's client reads; empty if that does not say."""
+    for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        file = Path(os.environ.get(variable) or os.devnull) / "yarn-site.xml"
+        with contextlib.suppress(OSError, ElementTree.ParseError):
+            for each in ElementTree.parse(file).iter("property"):
+                name, value = (str(each.findtext(part) or "").strip() for part in ("name", "value"))
+                # with several, their names follow: yarn.resourcemanager.hostname.rm1
+                if name.startswith(_WHERE) and "$" not in value:
+                    return value
+    return ""
+
+
+_WHERE = ("yarn.resourcemanager.hostname", "yarn.resourcemanager.address")
 _SPECULATION = "spark.speculation"
 
 

@@ -26,9 +26,11 @@ def _read(file: SettingsFile, reading: Reading) -> dict[int, Answer] | Failure:
     return returned(lambda: lane.run(file.load(), reading))
 
 
-def run_readings(context: SparkContext, file: SettingsFile, readings: Sequence[Reading]) -> list[dict[int, Answer]]:
+def run_readings(
+    context: SparkContext, pipeline: Pipeline, file: SettingsFile, readings: Sequence[Reading]
+) -> list[dict[int, Answer]]:
     """Read all parts; see :func:`~airflow_bottledwater.spark.tasks.run_each`."""
-    return run_each(context, functools.partial(_read, file), readings, "verify")
+    return run_each(context, pipeline, functools.partial(_read, file), readings, "verify")
 
 
 def _warm() -> None:
@@ -42,8 +44,8 @@ def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: thread
 
     with job.context(f"bottledwater verify {pipeline.slot}") as context:
         executors.check(context, pipeline, file, count=pipeline.lanes)
-        warm_workers(context, pipeline.lanes, _warm)
-        found = driver.run(pipeline, functools.partial(run_readings, context, file), stopped=stopped)
+        warm_workers(context, pipeline, pipeline.lanes, _warm)
+        found = driver.run(pipeline, functools.partial(run_readings, context, pipeline, file), stopped=stopped)
     return found.to_json()
 
 

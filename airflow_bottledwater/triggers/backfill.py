@@ -104,12 +104,8 @@ class BackfillTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Cancel the live snapshot when a user has marked or cleared the task or its DAG run; what it has published stays."""
-        ti: Any = self.task_instance
-        try:
-            if ti is not None and "deferred" in await tasks.states(ti.dag_id, ti.run_id, ti.task_id, ti.map_index):
-                return  # it was given to another triggerer
-        except Exception as error:
-            log.warning("Airflow does not say whether the task was ended (%s).", type(error).__name__)
+        if await tasks.goes_on(self.task_instance):
+            return
         try:
             pipeline = self._pipeline or await self._hook.apipeline()
             await asyncio.to_thread(backfill.cancel, pipeline, self.name, self.request_id)

@@ -166,8 +166,8 @@ class JobTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run."""
-        if await self._still_waits():
-            log.info("The trigger was given to another triggerer; the job goes on.")
+        if await tasks.goes_on(self.task_instance):
+            log.info("The trigger was given to another triggerer, or the task is resumed: the job goes on.")
             return
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
         try:
@@ -177,15 +177,3 @@ class JobTrigger(BaseTrigger):
             pipeline = None
         # one call in a thread, which goes on should Airflow cancel this coroutine, too
         await asyncio.get_running_loop().run_in_executor(STOPPING, _end, pipeline, self.identity)
-
-    async def _still_waits(self) -> bool:
-        """Whether the task is still deferred. Airflow cancels a trigger in the same way when it has given it to another triggerer
-        (because this one did not report for a while). If Airflow does not answer, the task is assumed to be ended by a user."""
-        ti: Any = self.task_instance
-        if ti is None:
-            return False
-        try:
-            return "deferred" in await tasks.states(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-        except Exception as error:
-            log.warning("Airflow does not say whether the task was ended (%s).", type(error).__name__)
-            return False

@@ -257,7 +257,7 @@ class Job:
         environment = submit.environment()
         if engine == RUNNER:
             environment |= submit.WORKER_ENVIRONMENT
-            command = [sys.executable, "-m", "tests.support.process_job", *submit.arguments(settings)]
+            command = [sys.executable, "-m", "tests.support.process_job", "stream", *submit.arguments(settings)]
         else:
             command = submit.command(name, settings, master=MASTER)
         self.submitted = time.time()

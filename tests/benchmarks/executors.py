@@ -91,10 +91,10 @@ def _take(stack: DataStack, cluster: StandaloneCluster, executors: int, rows: in
         file = SettingsFile(str(source.pipeline.write(Path(folder))))
         context = SparkContext(conf=SparkConf().setMaster(cluster.url).setAppName("executors").setAll(settings.items()))
         try:
-            warm_workers(context, executors, snapshot.warm)
+            warm_workers(context, source.pipeline, executors, snapshot.warm)
 
             def lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-                found.extend(run_each(context, functools.partial(_run_lane, file), tasks, "lane"))
+                found.extend(run_each(context, source.pipeline, functools.partial(_run_lane, file), tasks, "lane"))
                 return [each["done"] for each in found]
 
             before = _raw(source, rows, executors)

@@ -44,7 +44,16 @@ class Job:
         folder.mkdir()
         self.log = folder / "log"
         settings = str(flow.pipeline.write(folder))
-        command = [sys.executable, "-m", "tests.support.process_job", "--pipeline", settings, "--job", self.id]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.process_job",
+            "stream",
+            "--pipeline",
+            settings,
+            "--job",
+            self.id,
+        ]
         self.process: subprocess.Popen[bytes] = host.start(command, log=self.log, env=plain_environment(), cwd=ROOT)
 
     def end(self, seconds: float = 90) -> Ended:

@@ -50,7 +50,7 @@ class Job:
         flow, folder = self.flow, self._folder
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(flow.pipeline.write(folder)), "--job", self.id],
+                [sys.executable, "-m", "tests.support.process_job", "stream", "--pipeline", str(flow.pipeline.write(folder)), "--job", self.id],
                 stdout=log,
                 stderr=log,
             )  # fmt: skip
@@ -285,7 +285,7 @@ def test_the_command_ends_the_processes_of_a_job_on_this_host(
         here = socket.gethostname()
         jobs.announce(flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "")
     settings = flow.pipeline.write(folder)
-    command = [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(settings)]
+    command = [sys.executable, "-m", "tests.support.process_job", "stream", "--pipeline", str(settings)]
     supervise.start(folder, [*command, *(["--job", job_id] if by_airflow else [])], dict(os.environ))
     try:
         until(lambda: (r := status.report(flow.pipeline).job) and r.state == "streaming", "it streams")
@@ -326,7 +326,16 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
     folder.mkdir()
     run_directory.write(folder, Submission(job_id, "stream"))
     settings = flow.pipeline.write(folder)
-    command = [sys.executable, "-m", "tests.support.process_job", "--pipeline", str(settings), "--job", job_id]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.process_job",
+        "stream",
+        "--pipeline",
+        str(settings),
+        "--job",
+        job_id,
+    ]
     supervise.start(folder, command, dict(os.environ))
     try:
         identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "conn_id": "s"}

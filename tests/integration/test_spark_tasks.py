@@ -86,7 +86,7 @@ def test_a_verification_reads_tables_and_topics_in_tasks(
     flow.create()
     flow.snapshot()
     file = SettingsFile(str(flow.pipeline.write(tmp_path)))
-    read = partial(verify.run_readings, context, file)
+    read = partial(verify.run_readings, context, flow.pipeline, file)
     with flow.streaming() as errors:
         assert driver.run(flow.pipeline, read).to_json()["equal"]
         producer = Producer({"bootstrap.servers": flow.kafka.bootstrap, "partitioner": "murmur2_random"})
@@ -96,13 +96,14 @@ def test_a_verification_reads_tables_and_topics_in_tasks(
         assert table.counts == {"missing": 1}
     assert not errors
     with pytest.raises(Refused, match="/nowhere"):
-        verify.run_readings(context, SettingsFile("/nowhere/pipeline.json"), [NOWHERE])
+        verify.run_readings(context, flow.pipeline, SettingsFile("/nowhere/pipeline.json"), [NOWHERE])
 
 
 def test_a_lanes_permanent_error_is_not_tried_again(context: SparkContext) -> None:
     def lanes() -> None:
+        nothing: Any = None
         with pytest.raises(Refused, match="/nowhere"):
-            snapshot.run_lanes(context, SettingsFile("/nowhere/pipeline.json"), [NOWHERE, NOWHERE])
+            snapshot.run_lanes(context, nothing, SettingsFile("/nowhere/pipeline.json"), [NOWHERE, NOWHERE])
 
     assert failed_attempts(context, lanes) == 0
 
@@ -143,9 +144,10 @@ def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch:
 
     monkeypatch.setattr(snapshot, "_run_lane", run)
     tasks: Any = [SimpleNamespace(lane=lane) for lane in (0, 1)]
+    nothing: Any = None
     begun = time.monotonic()
     with pytest.raises(TakenOver):
-        snapshot.run_lanes(context, SettingsFile(""), tasks)
+        snapshot.run_lanes(context, nothing, SettingsFile(""), tasks)
     while context.statusTracker().getActiveJobsIds():
         wait(0.1)
     assert time.monotonic() - begun < 60

@@ -860,9 +860,45 @@ MUTANTS = (
     Mutant(
         "a trigger that moves to another triggerer stops nothing",
         "triggers/job.py",
-        "if await self._still_waits():",
+        "if await tasks.goes_on(self.task_instance):",
         "if False:",
         "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
+    ),
+    Mutant(
+        "a trigger whose task is resumed or tried again stops nothing",
+        "triggers/tasks.py",
+        '_GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})',
+        '_GOES_ON = frozenset({"deferred"})',
+        "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
+    ),
+    Mutant(
+        "a job without any executor ends",
+        "spark/executors.py",
+        "if self._without >= self._pipeline.executor_timeout:",
+        "if False:",
+        "tests/unit/spark/test_executors.py::test_tasks_that_no_executor_runs_end_the_job_with_a_transient_error",
+    ),
+    Mutant(
+        "a job that was given up before it began does nothing when it begins",
+        "operators/spark.py",
+        "elif not ended.pending:",
+        "else:",
+        "tests/system/clusters/test_pipeline_on_kubernetes.py::"
+        "test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled",
+    ),
+    Mutant(
+        "a job whose application was ended is submitted again",
+        "spark/job.py",
+        "if any(sign in text for sign in _ENDS):",
+        "if False:",
+        "tests/unit/spark/test_job.py::test_an_application_that_was_ended_from_outside_may_be_submitted_again",
+    ),
+    Mutant(
+        "a driver that stood still waits for its executors",
+        "spark/executors.py",
+        "self._without + min(passed, 2 * _LOOK) if",
+        "self._without + passed if",
+        "tests/unit/spark/test_executors.py::test_a_driver_that_stood_still_does_not_take_that_for_a_loss",
     ),
     Mutant(
         "speculative execution is refused in all forms",

@@ -1,19 +1,28 @@
-"""A stream with a real job's entry point, in one process without Spark: ``python -m tests.support.process_job --pipeline FILE --job ID``."""
+"""A job with a real job's entry point, in one process without Spark: ``python -m tests.support.process_job stream --pipeline FILE --job ID``."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from dataclasses import asdict
 from typing import Any
 
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.stream import engine
 
 
-def work(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def stream(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Stream until stopped."""
     return dict(engine.run(pipeline, bounded=bounded, stopped=stopped))
 
 
+def snapshot(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+    """Take the snapshot, with lanes in threads."""
+    return asdict(driver.run(pipeline, driver.in_threads(pipeline), stopped=stopped))
+
+
 if __name__ == "__main__":
-    job.run("stream", "A stream without Spark.", work)
+    kind = sys.argv.pop(1)
+    job.run(kind, f"A {kind} without Spark.", {"snapshot": snapshot, "stream": stream}[kind])

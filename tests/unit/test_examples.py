@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -28,6 +29,7 @@ SERVICE = EXAMPLES / "bottledwater.service"
 COMPOSE: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose-command.yaml").read_text())
 VALUES: dict[str, Any] = yaml.safe_load((EXAMPLES / "airflow-values.yaml").read_text())
 KUBERNETES: list[dict[str, Any]] = list(yaml.safe_load_all((EXAMPLES / "spark-on-kubernetes.yaml").read_text()))
+KUBERNETES_VERSION = "1.37"
 #: the longest that an ended command may take: its job's grace, and what follows it
 ENDING = GRACE + 10
 
@@ -225,6 +227,37 @@ def test_airflows_chart_gets_executor_image_and_secrets_by_volume() -> None:
         assert mount["readOnly"] is True
         assert f'"{mount["mountPath"]}/connections.json"' in VALUES["config"]["workers"]["secrets_backend_kwargs"]
     assert VALUES["workers"]["kubernetes"]["terminationGracePeriodSeconds"] > ENDING
+
+
+#: the parameters of the chart that are used here, by their place; its own schema is too large to be kept, and refuses any other name
+CHART = {
+    "": {"airflowVersion", "executor", "images", "config", "workers", "triggerer"},
+    "images": {"airflow"},
+    "images.airflow": {"repository", "tag", "pullPolicy"},
+    "workers": {"kubernetes"},
+    "workers.kubernetes": {
+        "serviceAccount", "terminationGracePeriodSeconds", "resources", "extraVolumes", "extraVolumeMounts",
+    },
+    "workers.kubernetes.serviceAccount": {"create", "name"},
+    "triggerer": {"extraVolumes", "extraVolumeMounts"},
+}  # fmt: skip
+
+
+def test_the_charts_values_have_its_names_and_what_they_give_to_pods_follows_the_schema_of_kubernetes() -> None:
+    for place, names in CHART.items():
+        found: dict[str, Any] = VALUES
+        for part in filter(None, place.split(".")):
+            found = found[part]
+        assert set(found) == names, place
+    for pods in (VALUES["workers"]["kubernetes"], VALUES["triggerer"]):
+        container = {"name": "base", "image": "x", "volumeMounts": pods["extraVolumeMounts"]}
+        container |= {"resources": pods["resources"]} if "resources" in pods else {}
+        spec = {"containers": [container], "volumes": pods["extraVolumes"]}
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+        container["volumeMounts"] = [{**mount, "readonly": True} for mount in pods["extraVolumeMounts"]]
+        with pytest.raises(kubernetes_validate.ValidationError, match="readonly"):
+            kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
 
 
 def of_kind(kind: str) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class System:
             "SPARK_DEFAULT": self.spark.connection,
         }  # fmt: skip
         env = {f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()}
-        env |= {"AIRFLOW__CORE__DEFAULT_TASK_RETRIES": "2", "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
+        env |= {"AIRFLOW__CORE__DEFAULT_TASK_RETRIES": "3", "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
         env |= self.spark.environment()
         self.airflow = CeleryAirflow(self.folder / "airflow", self.data.postgres, dags_folder=DAGS, env=env)
         self.airflow.start()

@@ -23,6 +23,8 @@ _SETTINGS: dict[str, Any] = {
     "batch_bytes": 64 * 1024,
     "max_transaction_bytes": 64 * 1024,
     "outage_timeout": 120.0,
+    # a machine that does much else starts Python slowly
+    "executor_timeout": 180.0,
 }
 _HABITS = (Habit(open_for=(0.05, 0.3)), SHORT, PREPARING)
 

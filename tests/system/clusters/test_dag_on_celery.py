@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,21 @@ def test_another_triggerer_watches_the_same_job(system: System, stream: Stream) 
     assert stream.deferred() == job
 
 
-def test_a_retry_attaches_to_the_job_that_runs(system: System, stream: Stream) -> None:
-    """No triggerer runs when Airflow fails the deferred task, so that nobody can stop its job."""
+@pytest.mark.parametrize("triggerer", ["runs", "is away"])
+def test_a_retry_attaches_to_the_job_that_runs(system: System, stream: Stream, triggerer: str) -> None:
+    """Airflow fails the deferred task itself: a triggerer that runs does not take that for the end of the task."""
     job = stream.deferred()
     tries = stream.task()["try_number"]
-    system.airflow.components["triggerer"].kill()
+    component = system.airflow.components["triggerer"]
+    if triggerer == "is away":
+        component.kill()
     system.time_out(stream)
     until(lambda: stream.task()["try_number"] > tries, "the next try", 120, pause=0.5)
-    system.airflow.components["triggerer"].start()
+    if triggerer == "is away":
+        component.start()
+    assert stream.deferred() == job, stream.why()
+    # the processes that make up the job have not been asked to end either
+    time.sleep(5.0)
     assert stream.deferred() == job, stream.why()
     stream.nothing_lost_or_twice()
 

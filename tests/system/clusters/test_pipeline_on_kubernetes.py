@@ -1,4 +1,4 @@
-"""The stream in Kubernetes' cluster mode: the real spark-submit against a recorded API server, and in place of the pod's container a process
+"""Snapshot and stream in Kubernetes' cluster mode: the real spark-submit against a recorded API server, and in place of the pod's container a process
 with the arguments that the pod was given. Secret and properties are those of docs/operations.md."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.state import status
 from tests.support.clusters.kubernetes import FakeKubernetes
 from tests.support.clusters.tasks import Task
 from tests.support.documented import OnKubernetes
@@ -64,20 +66,26 @@ class Kubelet:
         )
 
     def run(self, pod: dict[str, Any]) -> subprocess.Popen[bytes]:
+        """Run a pod, as the API then says."""
+        process = self.start(pod)
+        self._kubernetes.set_phase(pod["metadata"]["name"], "Running")
+        return process
+
+    def start(self, pod: dict[str, Any]) -> subprocess.Popen[bytes]:
+        """Run the container of a pod."""
         (container,) = pod["spec"]["containers"]
         arguments = [self._mounted(pod, container, argument) for argument in container["args"]]
         application = next(i for i, each in enumerate(arguments) if each.startswith("local://"))
-        assert arguments[application] == "local:///opt/bottledwater/jobs/stream.py"
+        kind = arguments[application].removeprefix("local:///opt/bottledwater/jobs/").removesuffix(".py")
         with (self._folder / f"pod{len(self.running)}.log").open("wb") as log:
             self.running.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.support.process_job", *arguments[application + 1 :]],
+                    [sys.executable, "-m", "tests.support.process_job", kind, *arguments[application + 1 :]],
                     stdout=log,
                     stderr=log,
                     env={**os.environ, "SPARK_APPLICATION_ID": "spark-1"},
                 )
             )
-        self._kubernetes.set_phase(pod["metadata"]["name"], "Running")
         return self.running[-1]
 
     def _mounted(self, pod: dict[str, Any], container: dict[str, Any], path: str) -> str:
@@ -103,8 +111,12 @@ def kubelet(kubernetes: FakeKubernetes, flow: Flow, tmp_path: Path) -> Iterator[
         process.wait()
 
 
+Make = Callable[[type], Task]
+
+
 @pytest.fixture
-def task(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Task:
+def make(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    """Makes the task of an operator."""
     dsn = conninfo_to_dict(flow.dsn)
     for name, value in {
         "postgres_default": {
@@ -120,16 +132,25 @@ def task(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    settings = {
-        name: getattr(flow.pipeline, name)
-        for name in ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
-    }
-    return Task(
-        lambda **more: StreamToKafkaOperator(
-            task_id="t", slot=flow.pipeline.slot, topic_prefix=flow.pipeline.topic_prefix, output_format="json",
-            settings=settings, poll_interval=0.5, **{**PRINTED.operator, **more},
-        )
-    )  # fmt: skip
+
+    def task(kind: type) -> Task:
+        settings = {
+            name: getattr(flow.pipeline, name)
+            for name in ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
+        }
+        return Task(
+            lambda **more: kind(
+                task_id="t", slot=flow.pipeline.slot, topic_prefix=flow.pipeline.topic_prefix, output_format="json",
+                settings=settings, poll_interval=0.5, **{**PRINTED.operator, **more},
+            )
+        )  # fmt: skip
+
+    return task
+
+
+@pytest.fixture
+def task(make: Make) -> Task:
+    return make(StreamToKafkaOperator)
 
 
 def test_the_job_is_submitted_watched_and_stopped(
@@ -176,6 +197,52 @@ def test_a_pod_that_hangs_is_fenced_and_deleted(
     )
 
 
+@pytest.fixture
+def snapshot(flow: Flow, make: Make) -> Task:
+    """The snapshot's task; there is a table with rows."""
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    flow.change(slot=f"{flow.pipeline.slot}_s", topic_prefix=f"{flow.pipeline.slot}_s", skip_snapshot=False)
+    flow.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 500) g")
+    flow.create()
+    return make(SnapshotToKafkaOperator)
+
+
+def test_a_snapshot_is_submitted_watched_and_finished(
+    kubernetes: FakeKubernetes, kubelet: Kubelet, snapshot: Task, flow: Flow
+) -> None:
+    ended = snapshot.start()
+    job = kubelet.run(kubelet.pod())
+    assert ended.result(180)["rows"] == 500 and job.wait(30) == 0
+    assert len(flow.read("a")) == 500 and status.report(flow.pipeline).complete
+    # once more: it is complete, and no pod is made
+    assert snapshot._make().execute(snapshot.context)
+    assert len(kubernetes.of_kind("Pod")) == 1
+
+
+def test_a_snapshot_that_fails_for_good_says_why(kubelet: Kubelet, snapshot: Task, flow: Flow) -> None:
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    ended = snapshot.start()
+    job = kubelet.run(kubelet.pod())
+    with pytest.raises(AirflowFailException, match="does not exist any more"):
+        ended.result(180)
+    assert job.wait(60) == 1
+
+
+def test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled(
+    kubernetes: FakeKubernetes, kubelet: Kubelet, snapshot: Task, flow: Flow
+) -> None:
+    ended = snapshot.start()
+    pod = kubelet.pod()
+    until(lambda: snapshot.trigger, "the task is deferred", 60)
+    job_stop.stop(flow.pipeline, snapshot.identity, timeout=2.0)
+    assert kubernetes.pod(pod["metadata"]["name"]) is None
+    with pytest.raises(AirflowFailException, match="stopped before its end"):
+        ended.result(180)
+    # should its container begin all the same, it does nothing
+    assert kubelet.start(pod).wait(180) == 0
+    assert flow.read("a") == [] and not status.report(flow.pipeline).complete
+
+
 def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKubernetes, task: Task) -> None:
     with pytest.raises(AirflowFailException, match="settings_file"):
         task._make(settings_file=None).execute(task.context)
@@ -185,7 +252,7 @@ def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKu
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
     from airflow_bottledwater.postgres.connect import connect, identify
-    from airflow_bottledwater.state import control, status
+    from airflow_bottledwater.state import control
 
     # its first rows may be there before its first status
     until(lambda: (found := status.report(flow.pipeline).job) and found.state == "streaming", "it reports")

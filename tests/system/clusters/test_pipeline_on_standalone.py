@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ CONF = {
     "spark.executor.heartbeatInterval": "3s",
     "spark.log.level": "WARN",
 }
+#: tasks wait until both hosts take part
+BOTH = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
 
 
 class Job:
@@ -55,7 +58,7 @@ class Job:
     def log(self) -> str:
         return (self.run / supervise.LOG).read_text()
 
-    def ended(self, seconds: float = 180.0) -> int | None:
+    def ended(self, seconds: float = 600.0) -> int | None:
         until(lambda: not supervise.running(self.run), "the job's end", seconds)
         return supervise.exit_code(self.run)
 
@@ -86,7 +89,7 @@ def start(standalone: StandaloneCluster, tmp_path: Path) -> Iterator[Start]:
     until(lambda: not standalone.state()["activeapps"], "no application is left", 60)
 
 
-def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
+def _more(reader: LiveReader, job: Job, seconds: float = 300.0) -> None:
     before = len(reader.arrivals)
     until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "more records", seconds)
     assert supervise.running(job.run), job.log
@@ -95,7 +98,7 @@ def _more(reader: LiveReader, job: Job, seconds: float = 120.0) -> None:
 def _goes_on(reader: LiveReader, job: Job, flow: Flow, start: Start) -> Job:
     """After a loss: Spark has started the task again elsewhere, or the job has ended and was submitted again; returns the job."""
     before = len(reader.arrivals)
-    until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 180)
+    until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 300)
     if not supervise.running(job.run):
         assert job.error()[1], job.log
         job = start(flow, "stream")
@@ -141,8 +144,7 @@ def test_the_snapshot_is_taken_on_both_hosts(
 ) -> None:
     flow = make_flow(servers, lanes=2)
     with live(flow, 10 * ROWS):
-        waits = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
-        job = start(flow, "snapshot", **waits)
+        job = start(flow, "snapshot", **BOTH)
         seen, modes = set(), dict[Path, int]()
         while supervise.running(job.run):
             modes |= _copies(standalone)
@@ -178,17 +180,19 @@ def test_a_stream_goes_on_without_the_executor_that_was_killed(
         assert "StaleBatch" not in job.log
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_executor_that_was_lost_but_lives_publishes_nothing(
-    servers: ReachableServers, network: Network, start: Start
+    servers: ReachableServers, network: Network, start: Start, engine: str
 ) -> None:
-    """Its host freezes, Spark runs the task elsewhere, and the host wakes up with the task's process as it was."""
-    flow = make_flow(servers)
+    """Its host freezes, Spark runs the task elsewhere (micro-batches: the job ends, and is submitted again), and the host wakes up with
+    the task's process as it was."""
+    flow = make_flow(servers, engine=engine)
     with live(flow) as reader:
         flow.snapshot()
         job = start(flow, "stream")
         until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
         _more(reader, job)
-        lost = _streams_on(network, flow)
+        lost = _streams_on(network, flow) if engine == "continuous" else network[0]
         lost.freeze()
         try:
             # its walsender does not know that nobody listens any more
@@ -199,6 +203,29 @@ def test_an_executor_that_was_lost_but_lives_publishes_nothing(
         time.sleep(5.0)
         _more(reader, job)
         assert supervise.stop(job.run)
+
+
+def test_a_lane_that_was_lost_but_lives_publishes_nothing(
+    servers: ReachableServers, network: Network, start: Start
+) -> None:
+    """Its host freezes while it reads a range, Spark runs the lane elsewhere, and the host wakes up before the snapshot is complete, or
+    after it."""
+    flow = make_flow(servers, lanes=2)
+    with live(flow, 20 * ROWS):
+        job = start(flow, "snapshot", **BOTH)
+        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
+        network[0].freeze()
+        try:
+            until(lambda: "Lost executor" in job.log or not supervise.running(job.run), "the executor is lost", 120)
+            before = _ranges(flow)
+            until(lambda: _ranges(flow) > before or not supervise.running(job.run), "the other host goes on", 120)
+        finally:
+            network[0].thaw()
+        if job.ended() != 0:
+            assert job.error()[1], job.log
+            assert start(flow, "snapshot").ended() == 0
+        time.sleep(5.0)
+        assert status.report(flow.pipeline).complete
 
 
 def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
@@ -229,11 +256,43 @@ def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
         assert supervise.stop(job.run)
 
 
+@pytest.mark.parametrize("kind", [*ENGINES, "snapshot"])
+def test_a_job_whose_executors_are_all_lost_says_so(
+    standalone: StandaloneCluster, servers: ReachableServers, network: Network, start: Start, kind: str
+) -> None:
+    """Spark itself would wait for others for ever. When the cluster is back, a new job goes on."""
+    engine = kind if kind in ENGINES else "continuous"
+    flow = make_flow(servers, engine=engine, executor_timeout=120.0)
+    with live(flow, ROWS if kind in ENGINES else 20 * ROWS) as reader:
+        if kind in ENGINES:
+            flow.snapshot()
+            job = start(flow, "stream")
+            until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+            _more(reader, job)
+        else:
+            job = start(flow, "snapshot")
+            until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
+        began = time.monotonic()
+        for host in network:
+            host.kill()
+        try:
+            message, transient = job.error()
+        finally:
+            for worker in standalone.workers:
+                worker.start()
+        assert "all were lost, and the cluster gives no others" in message and transient
+        assert time.monotonic() - began < 240
+        if kind == "snapshot":
+            assert start(flow, "snapshot").ended() == 0
+        else:
+            _more(reader, start(flow, "stream"))
+
+
 def test_a_snapshot_goes_on_without_a_host(servers: ReachableServers, network: Network, start: Start) -> None:
     flow = make_flow(servers, lanes=2)
     with live(flow, 20 * ROWS):
         job = start(flow, "snapshot")
-        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 120)
+        until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
         for pid in _executors(network[0]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -246,6 +305,65 @@ def test_a_snapshot_goes_on_without_a_host(servers: ReachableServers, network: N
 
 def _ranges(flow: Flow) -> int:
     return sum(int(table.ranges.partition("/")[0]) for table in status.report(flow.pipeline).tables)
+
+
+# ------------------------------------------------------------------ the command
+def _command(flow: Flow, *arguments: str) -> list[str]:
+    pipeline = flow.pipeline
+    return [
+        str(Path(sys.executable).parent / "bottledwater"), *arguments, "-d", pipeline.postgres, "-s", pipeline.slot,
+        "-b", pipeline.kafka["bootstrap.servers"], "-p", pipeline.topic_prefix, "-f", "json",
+    ]  # fmt: skip
+
+
+def test_the_command_is_interrupted_goes_on_and_is_stopped(
+    standalone: StandaloneCluster, servers: ReachableServers, tmp_path: Path
+) -> None:
+    flow = make_flow(servers)
+    names = (
+        "xid_header",
+        "range_bytes",
+        "batch_bytes",
+        "max_transaction_bytes",
+        "replication_factor",
+        "heartbeat_interval",
+        "executor_timeout",
+    )
+    more = [part for name in names for part in ("--set", f"{name}={getattr(flow.pipeline, name)}")]
+    more += [part for name, value in CONF.items() for part in ("--spark-conf", f"{name}={value}")]
+    command = _command(flow, "-i", ",".join(TABLES), "--master", standalone.url, *more)
+    log = tmp_path / "log"
+
+    @contextlib.contextmanager
+    def running() -> Iterator[subprocess.Popen[bytes]]:
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.kill()  # a job without its command ends by itself
+            process.wait()
+
+    def arrives(reader: LiveReader, process: subprocess.Popen[bytes], many: int) -> None:
+        until(lambda: len(reader.arrivals) >= many or process.poll() is not None, f"{many} records", 400)
+        assert process.poll() is None, log.read_text()
+
+    with live(flow) as reader:
+        with running() as process:
+            arrives(reader, process, 2 * ROWS + 50)
+            # the driver is here, and both hosts have executors
+            assert {worker["coresused"] for worker in standalone.state()["workers"] if worker["state"] == "ALIVE"} == {
+                1
+            }
+            process.send_signal(signal.SIGINT)
+            assert process.wait(90) == 0, log.read_text()
+        until(lambda: not standalone.state()["activeapps"], "the application has ended", 60)
+        with running() as process:
+            arrives(reader, process, len(reader.arrivals) + 50)
+            stopped = subprocess.run(_command(flow, "stop"), capture_output=True, text=True, check=False)
+            assert stopped.returncode == 0, stopped.stderr
+            assert process.wait(90) == 0, log.read_text()
+    until(lambda: not standalone.state()["activeapps"], "the application has ended", 60)
 
 
 # ------------------------------------------------------------------ what cannot work says so, soon

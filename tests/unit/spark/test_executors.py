@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,3 +169,75 @@ def test_executors_that_never_begin(file: SettingsFile, monkeypatch: pytest.Monk
         executors.check(cluster, pipeline, file)  # type: ignore[arg-type]
     ended.set()
     assert cluster.cancelled and time.monotonic() - began < 3
+
+
+# ------------------------------------------------------------------ while the work lasts
+class Stages:
+    """Spark's context, and what it says of its stages: how many of each one's tasks run."""
+
+    def __init__(self, master: str = "spark://h:7077") -> None:
+        self.master, self.running = master, list[int]()
+
+    def statusTracker(self) -> Stages:
+        return self
+
+    def getActiveStageIds(self) -> list[int]:
+        return list(range(len(self.running) + 1))
+
+    def getStageInfo(self, stage: int) -> Any:
+        # one that Spark does not know any more
+        return SimpleNamespace(numActiveTasks=self.running[stage]) if stage < len(self.running) else None
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+    """Lets time pass."""
+    clock = [100.0]
+    monkeypatch.setattr(executors.time, "monotonic", lambda: clock[0])
+
+    def pass_by(many: float) -> None:
+        clock[0] += many
+
+    yield pass_by
+
+
+def watched(stages: Stages, seconds: Callable[[float], None], many: int, presence: executors.Presence) -> None:
+    for _ in range(many):
+        seconds(1.0)
+        presence.check()
+
+
+def test_tasks_that_no_executor_runs_end_the_job_with_a_transient_error(seconds: Callable[[float], None]) -> None:
+    stages: Any = Stages()
+    presence = executors.Presence(stages, PIPELINE)
+    stages.running = [0, 0]
+    watched(stages, seconds, 4, presence)
+    with pytest.raises(Outage, match="for 5 s: all were lost, and the cluster gives no others"):
+        watched(stages, seconds, 1, presence)
+
+
+@pytest.mark.parametrize("running", [[1], [0, 1], []], ids=["one runs", "one of two runs", "there is nothing to run"])
+def test_work_that_goes_on_begins_the_time_anew(seconds: Callable[[float], None], running: list[int]) -> None:
+    stages: Any = Stages()
+    presence = executors.Presence(stages, PIPELINE)
+    stages.running = [0]
+    watched(stages, seconds, 4, presence)
+    stages.running = running
+    watched(stages, seconds, 30, presence)
+    stages.running = [0]
+    watched(stages, seconds, 4, presence)
+
+
+def test_a_driver_that_stood_still_does_not_take_that_for_a_loss(seconds: Callable[[float], None]) -> None:
+    stages: Any = Stages()
+    presence = executors.Presence(stages, PIPELINE)
+    seconds(600.0)
+    stages.running = [0]
+    presence.check()
+
+
+def test_on_one_host_no_executor_is_lost(seconds: Callable[[float], None]) -> None:
+    stages: Any = Stages("local[2]")
+    presence = executors.Presence(stages, PIPELINE)
+    stages.running = [0]
+    watched(stages, seconds, 30, presence)

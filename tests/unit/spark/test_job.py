@@ -6,13 +6,17 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import ApplicationEnded, Refused
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import copies, job, submit
 
@@ -114,3 +118,38 @@ def test_a_driver_does_without_compiled_code() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Job 3 cancelled because SparkContext was shut down",
+        "Job aborted due to stage failure: Master removed our application: FAILED",
+    ],
+)
+def test_an_application_that_was_ended_from_outside_may_be_submitted_again(text: str) -> None:
+    found = job.translate(RuntimeError(text))
+    assert isinstance(found, ApplicationEnded) and transient(found)
+
+
+def test_a_job_that_waits_for_its_cluster_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's context begins when YARN's queue has room for it."""
+    ended = threading.Event()
+
+    def wait(conf: Any) -> Any:
+        ended.wait(0.3)
+        raise OSError("the test has seen enough")
+
+    monkeypatch.setattr(pyspark.SparkContext, "getOrCreate", wait)
+    monkeypatch.setattr(
+        pyspark, "SparkConf", lambda: SimpleNamespace(setAppName=lambda _: SimpleNamespace(setAll=list))
+    )
+    monkeypatch.setattr(job, "_TELL", 0.05)
+    with pytest.raises(OSError, match="enough"), job.context("x"):
+        pass
+    told = [record for record in caplog.records if "waits for the cluster" in record.getMessage()]
+    assert len(told) > 1
+    time.sleep(0.2)
+    assert len([record for record in caplog.records if "waits for the cluster" in record.getMessage()]) <= len(told) + 1

@@ -110,7 +110,7 @@ def test_executors_are_told_the_address_towards_the_master(
 ) -> None:
     network = Network("gone")
     monkeypatch.setattr(submit, "socket", network)
-    for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
+    for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME", "HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     assert submit.driver_address(master) == address
     assert network.asked == [asked]
@@ -120,3 +120,30 @@ def test_executors_are_told_the_address_towards_the_master(
     assert submit.conf_for(master, {"spark.driver.host": "nat"})["spark.driver.host"] == "nat"
     monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.9")
     assert submit.driver_address(master) is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "asked"),
+    [
+        ({"yarn.resourcemanager.hostname": "rm.example.com"}, ("rm.example.com", 443)),
+        ({"yarn.resourcemanager.address": "rm.example.com:8032"}, ("rm.example.com", 8032)),
+        ({"yarn.resourcemanager.ha.rm-ids": "a,b", "yarn.resourcemanager.hostname.a": "one"}, ("one", 443)),
+        # names nothing, or nothing that is known here
+        ({"yarn.resourcemanager.hostname": "${rm.host}"}, ("192.0.2.1", 9)),
+        ({}, ("192.0.2.1", 9)),
+    ],
+)
+def test_executors_on_yarn_are_told_the_address_towards_the_resource_manager(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, properties: dict[str, str], asked: tuple[str, int]
+) -> None:
+    network = Network()
+    monkeypatch.setattr(submit, "socket", network)
+    for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    lines = "".join(f"<property><name>{n}</name><value>{v}</value></property>" for n, v in properties.items())
+    (tmp_path / "yarn-site.xml").write_text(f"<configuration>{lines}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert submit.driver_address("yarn") == "10.0.0.5" and network.asked == [asked]
+    # its pages, and the filter that YARN puts before them, are made at the same time
+    assert submit.conf_for("yarn")["spark.ui.enabled"] == "false"
+    assert "spark.ui.enabled" not in submit.conf_for("yarn", cluster=True)

@@ -11,7 +11,7 @@ import pytest
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import jobs, store
-from airflow_bottledwater.state.control_records import JobRecord, decode
+from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
 
@@ -73,3 +73,14 @@ def test_the_end_that_another_process_reports_is_bounded(written: list[JobRecord
     assert record.outcome is not None
     assert len(record.outcome.error) == 4000 and record.outcome.error.startswith("It was killed.")
     assert len(record.log) == 40 and max(map(len, record.log)) == 300
+
+
+def test_the_unfinished_jobs_of_a_slot_are_those_of_every_kind() -> None:
+    """Who catches up with marks that no triggerer has seen stops snapshots and verifications, too."""
+    records = {kind: JobRecord(kind, "orders") for kind in ("snapshot", "stream", "verify", "pipeline")}
+    others = {
+        "ended": JobRecord("verify", "orders", outcome=Outcome(ok=True)),
+        "elsewhere": JobRecord("verify", "other"),
+    }
+    found = {job_key(name): encode(record) for name, record in (records | others).items()}
+    assert set(jobs.unfinished(found, "orders")) == set(records)

@@ -70,8 +70,15 @@ def test_it_fires_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("states", "cancelled"),
-    [({"deferred"}, False), ({"failed"}, True), ({"success"}, True), (set(), True), (None, True)],
-    ids=["given to another triggerer", "marked as failed", "marked as success", "cleared", "Airflow does not answer"],
+    [({"deferred"}, False), ({"queued"}, False), ({"failed"}, True), ({"success"}, True), (set(), True), (None, True)],
+    ids=[
+        "given to another triggerer",
+        "resumed",
+        "marked as failed",
+        "marked as success",
+        "cleared",
+        "Airflow does not answer",
+    ],
 )
 def test_only_a_user_who_ends_the_task_cancels_the_live_snapshot(
     monkeypatch: pytest.MonkeyPatch, states: set[str] | None, cancelled: bool

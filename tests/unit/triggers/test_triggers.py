@@ -202,12 +202,15 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(
 @pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize(
     ("state", "stops"),
-    [("deferred", False), ("failed", True), ("success", True), (None, True), ("scheduled", True), (OSError(), True)],
+    [
+        *((state, False) for state in ("deferred", "scheduled", "queued", "running", "restarting", "up_for_retry")),
+        *((state, True) for state in ("failed", "success", "skipped", "upstream_failed", "removed", None, OSError())),
+    ],
 )
 def test_only_when_the_task_was_ended_the_job_is(
     monkeypatch: pytest.MonkeyPatch, done: list[str], state: Any, stops: bool
 ) -> None:
-    """Airflow cancels a trigger in the same way when it gives it to another triggerer."""
+    """Airflow cancels a trigger in the same way when it gives it to another triggerer, and when it resumes the task or tries it again."""
     asked: list[dict[str, Any]] = []
 
     def states(**arguments: Any) -> Any:

@@ -145,8 +145,10 @@ def _stream(
                 and (target is None or report.position.lsn < target or _asked(requests))
             ):
                 records.poll(0.2)
-                watch.check(whole=not report.position.ordinal)
+                watch.check(report.position)
                 _report(report, PipelineState(records.values), query)
+            if not controller.stopped.is_set():
+                watch.check(report.position)
             if (error := query.exception()) is not None:
                 raise error
         except Exception as error:

@@ -542,8 +542,8 @@ MUTANTS = (
     Mutant(
         "publications are looked at while the stream runs",
         "stream/engine.py",
-        "watch.check(whole=not publisher.position.ordinal)",
-        "pass",
+        "watch.check(publisher.position)\n                    if batch",
+        "if batch",
         f"{_COVERAGE}::test_it_is_noticed_while_the_stream_runs",
     ),
     Mutant(
@@ -1423,7 +1423,7 @@ MUTANTS = (
     Mutant(
         "transactions older than X0 are not waited for",
         "provision/renew.py",
-        "    slot.wait_visible(connection, oldest_xid, timeout=pipeline.create_slot_timeout)\n",
+        "        slot.wait_visible(connection, oldest_xid, timeout=pipeline.create_slot_timeout)\n",
         "",
         "tests/integration/test_new_key.py::test_older_transactions_are_waited_for",
     ),
@@ -1433,6 +1433,27 @@ MUTANTS = (
         "            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)\n",
         "",
         "tests/integration/test_new_tables.py::test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for",
+    ),
+    Mutant(
+        "a topic passes to another table behind the last change of the one before",
+        "stream/start.py",
+        "if reached is not None and reached.lsn >= heir.lsn}",
+        "if reached is not None}",
+        "tests/integration/test_new_tables.py::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
+    ),
+    Mutant(
+        "a bounded run takes tables up that were created again",
+        "stream/engine.py",
+        "                if not stopped.is_set():\n                    watch.check(publisher.position)\n",
+        "",
+        "tests/integration/test_new_tables.py::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
+    ),
+    Mutant(
+        "older transactions do not stop the stream when a table is taken up that was created again",
+        "provision/renew.py",
+        "    if not inherited:\n",
+        "    if True:\n",
+        "tests/integration/test_new_tables.py::test_older_transactions_do_not_keep_the_stream_from_going_on",
     ),
     Mutant(
         "a new table without a key is not taken in",

@@ -11,13 +11,8 @@ from dataclasses import dataclass
 import psycopg
 
 from airflow_bottledwater.model.lsn import parse_lsn
-from tests.support.writers import LOSSES, insert
+from tests.support.writers import LOSSES, insert, truncate
 
-#: a rolled back TRUNCATE leaves the table as it was; one of a savepoint is in WAL and log only if it is released
-_TRUNCATE = (
-    "TRUNCATE {table}",
-    "INSERT INTO checker_log VALUES (nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', NULL, NULL, 't', 0, 0)",
-)
 #: the same value, without and with a rewrite of the table
 _ADD = (
     "ALTER TABLE {table} ADD extra int DEFAULT 7",
@@ -112,11 +107,11 @@ class Upheaval:
         dice = self._dice
         if dice.random() < 0.3:
             connection.execute("SAVEPOINT s")
-            for statement in _TRUNCATE:
-                connection.execute(statement.format(table=table))  # type: ignore[arg-type]
+            for statement in truncate(table):
+                connection.execute(statement)  # type: ignore[arg-type]
             connection.execute("ROLLBACK TO SAVEPOINT s")
-        for statement in _TRUNCATE:
-            connection.execute(statement.format(table=table))  # type: ignore[arg-type]
+        for statement in truncate(table):
+            connection.execute(statement)  # type: ignore[arg-type]
         first = dice.randrange(self._rows // 2)
         connection.execute(insert(table, first, dice.randrange(first + 50, self._rows)))  # type: ignore[arg-type]
 

@@ -260,6 +260,12 @@ def insert(table: str, first: int, last: int) -> str:
     return _INSERT.format(table=table, first=first, last=last, text="'inserted'")
 
 
+def truncate(table: str) -> tuple[str, ...]:
+    """A logged TRUNCATE, as the statements of one transaction."""
+    line = f"nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', NULL, NULL, '{TRUNCATE}', 0, 0"
+    return f"TRUNCATE {table}", f"INSERT INTO checker_log VALUES ({line})"
+
+
 def update(table: str, first: int, last: int) -> str:
     """A logged update of a range of keys, as a statement."""
     return _UPDATE.format(table=table, first=first, last=last, large="")

@@ -122,7 +122,10 @@ def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, capl
 
 
 @pytest.mark.parametrize("new_tables", ["ignore", "stop"])
-def test_otherwise_it_is_named_or_ends_the_stream(flow: Flow, new_tables: str) -> None:
+def test_otherwise_it_is_named_or_ends_the_stream(
+    flow: Flow, new_tables: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     flow.change(new_tables=new_tables)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO first VALUES (2, 'two')")
@@ -134,7 +137,11 @@ def test_otherwise_it_is_named_or_ends_the_stream(flow: Flow, new_tables: str) -
             return
         flow.execute("INSERT INTO first VALUES (3, 'three')")
         until(lambda: len(flow.read("first")) == 3, "the stream goes on", 30, failed=errors)
-    assert errors == [] and _tables(flow) == {"first"}
+        until(lambda: "public.later: made since the slot was, and not followed" in caplog.text, "it is named", 30)
+    assert errors == [] and "begins anew" not in caplog.text
+    # neither does the next start
+    flow.stream()
+    assert _tables(flow) == {"first"}
 
 
 def _tables(flow: Flow) -> set[str]:

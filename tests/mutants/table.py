@@ -1500,8 +1500,8 @@ MUTANTS = (
     Mutant(
         "with new_tables = ignore, the stream does not begin anew",
         "state/coverage.py",
-        'if new and whole and self._pipeline.new_tables == "add":',
-        'if new and whole and self._pipeline.new_tables != "stop":',
+        'if (new or due) and whole and self._pipeline.new_tables == "add":',
+        'if (new or due) and whole and self._pipeline.new_tables != "stop":',
         "tests/integration/test_new_tables.py::test_otherwise_it_is_named_or_ends_the_stream[ignore]",
     ),
     Mutant(

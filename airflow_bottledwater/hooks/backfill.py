@@ -52,8 +52,8 @@ class BackfillWatch:
         status = decode(StatusRecord, self._shared.get(status_key(self._name))[0])
         if status is None or status.ended:
             return (
-                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded "
-                "(the DAG bottledwater_scheduled)."
+                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. To have it taken now, begin a "
+                "bounded run (trigger the DAG bottledwater_scheduled, or run 'bottledwater --bounded')."
             )
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."

@@ -85,7 +85,7 @@ def publishes(pipeline: Pipeline, name: str) -> str:
     status = read_status(pipeline, name)
     if status is None or status.ended:
         return (
-            f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded "
-            "(the DAG bottledwater_scheduled, or the command)."
+            f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded. To have it taken now, begin a bounded run: "
+            f"trigger the DAG bottledwater_scheduled, or run 'bottledwater --slot {pipeline.slot} --bounded'."
         )
     return f"The job on host {status.job.host} takes it."

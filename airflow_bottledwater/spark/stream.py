@@ -148,8 +148,10 @@ def _stream(
             ):
                 records.poll(0.2)
                 presence.check()
-                watch.check(whole=not report.position.ordinal)
+                watch.check(report.position)
                 _report(report, PipelineState(records.values), query)
+            if not controller.stopped.is_set():
+                watch.check(report.position)
             if (error := query.exception()) is not None:
                 raise error
         except Exception as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import psycopg
 
 from airflow_bottledwater.errors import BottledWaterError, PreflightError, Refused, StateError, TablesChanged
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
 from airflow_bottledwater.postgres.connect import Connection, session
@@ -128,6 +129,7 @@ class CoverageWatch:
         self._pipeline, self._interval = pipeline, interval
         self._not_taken = not_taken
         self._new: dict[int, str] = {}
+        self._heirs = known.heirs
         # a copy, to which is added what the stream was told of
         self._known = PipelineState(dict(known.raw))
         self._recorded = known.partitions
@@ -137,20 +139,23 @@ class CoverageWatch:
         self._thread = threading.Thread(target=self._run, name="publication watch", daemon=True)
         self._thread.start()
 
-    def check(self, *, whole: bool = True) -> None:
+    def check(self, reached: Position) -> None:
         """Raise what the thread has found.
 
-        :param whole: whether P is not inside a large transaction, where no table can be taken in.
+        :param reached: P; inside a large transaction no table can be taken in.
         :raises StateError: changes may be missing from the stream.
-        :raises TablesChanged: there are new tables, and ``new_tables`` is add.
+        :raises TablesChanged: there are new tables, or all is published of dropped ones whose topics others get; and ``new_tables`` is
+            add.
         :raises Refused: there are new tables, and ``new_tables`` is stop.
         """
         if self._found is not None:
             raise self._found
-        new = [name for oid, name in self._new.items() if oid not in self._not_taken]
-        if new and whole and self._pipeline.new_tables == "add":
+        whole, left = not reached.ordinal, self._not_taken | self._heirs.keys()
+        new = [name for oid, name in self._new.items() if oid not in left]
+        due = [heir.name for oid, heir in self._heirs.items() if oid not in self._not_taken and reached.lsn >= heir.lsn]
+        if (new or due) and whole and self._pipeline.new_tables == "add":
             raise TablesChanged(
-                f"{', '.join(new)}: created since the slot was. The stream begins anew, and takes them in."
+                f"{', '.join(new + due)}: created since the slot was. The stream begins anew, and takes them in."
             )
         if new and self._pipeline.new_tables == "stop":
             raise Refused(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
@@ -136,6 +137,11 @@ class PipelineState:
     def partitions(self) -> dict[int, dict[int, tuple[str, int]]]:
         """The partitions that are known, by the oid of the table that is published as one."""
         return {oid: found.by_oid for oid, found in self._of_tables("partitions", Partitions).items()}
+
+    @property
+    def heirs(self) -> dict[int, Heir]:
+        """The tables that are to get the topics of dropped ones, by oid."""
+        return self._of_tables("heir", Heir)
 
     def parts(self, oid: int) -> list[int]:
         """The oids by which plan and progress of a table are recorded: those of its partitions, if it is partitioned."""

@@ -2,7 +2,7 @@
 
 Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
-partitions; and ``live/…`` by the id of a live snapshot.
+partitions; ``heir/…`` by the oid of a table that is to get a topic; and ``live/…`` by the id of a live snapshot.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import LOST_STATE, Refused, StateError
 from airflow_bottledwater.model.boundary import Boundary
+from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -57,6 +58,11 @@ def sweep_key(oid: int) -> str:
 def partitions_key(oid: int) -> str:
     """The key of the partitions of a table that is published as one."""
     return f"partitions/{oid}"
+
+
+def heir_key(oid: int) -> str:
+    """The key of a table that is to get the topic of one that was dropped."""
+    return f"heir/{oid}"
 
 
 def live_key(request_id: str) -> str:
@@ -311,6 +317,7 @@ StateRecord = (
     | Progress
     | Sweep
     | Partitions
+    | Heir
     | LiveProgress
 )
 
@@ -329,6 +336,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "progress": Progress,
     "sweep": Sweep,
     "partitions": Partitions,
+    "heir": Heir,
     "live": LiveProgress,
 }
 

@@ -147,13 +147,15 @@ def follow(
                 while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
                     live = publisher.live
                     batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=bounded or live.waits)
-                    watch.check(whole=not publisher.position.ordinal)
+                    watch.check(publisher.position)
                     if batch is not None:
                         source.acknowledge(publisher.publish(batch))
                         counters = {**publisher.counters, **source.statistics}
                         report.update(publisher.position, counters, source.skipped_by_table)
                     live.work()
                     rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
+                if not stopped.is_set():
+                    watch.check(publisher.position)
                 return {**publisher.counters, **source.statistics}
 
 

@@ -37,6 +37,7 @@ class Resolver:
 
     :param pinned: the pipeline's tables by oid.
     :param not_taken: the oids of tables that could not be taken in when the stream started.
+    :param heirs: those of tables that get the topics of dropped ones when everything of these is published.
     :param via_root: whether partitioned tables are published as one.
     """
 
@@ -45,10 +46,12 @@ class Resolver:
         pipeline: Pipeline,
         pinned: dict[int, PinnedTable],
         not_taken: frozenset[int] = frozenset(),
+        heirs: frozenset[int] = frozenset(),
         *,
         via_root: bool = False,
     ) -> None:
-        self._pipeline, self._not_taken, self._via_root = pipeline, not_taken, via_root
+        self._pipeline, self._via_root = pipeline, via_root
+        self._not_taken, self._heirs = not_taken, heirs
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         self._read: dict[int, Table] = {}
@@ -112,6 +115,8 @@ class Resolver:
             )
         elif message.oid in self._not_taken:
             why = "could not be taken in when the stream started, which the log explains. Mend that, and start the stream again"
+        elif message.oid in self._heirs:
+            why = "has the name of a table that was dropped. It is taken in with all its rows when all changes of that one are published"
         elif inside:
             why = "was created since the slot was. It is taken in with all its rows when this large transaction is published"
         else:

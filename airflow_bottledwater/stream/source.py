@@ -57,7 +57,9 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables = state.tables
-        resolver = Resolver(pipeline, self._tables, not_taken, via_root=via_root(pipeline, state))
+        resolver = Resolver(
+            pipeline, self._tables, not_taken, frozenset(state.heirs), via_root=via_root(pipeline, state)
+        )
         self._assembler = TransactionAssembler(
             position,
             state.boundaries,

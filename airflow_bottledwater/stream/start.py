@@ -11,6 +11,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session
+from airflow_bottledwater.provision import succession
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, snapshots
@@ -97,14 +98,18 @@ def _claim(pipeline: Pipeline, connection: Connection, cluster: Cluster) -> tupl
     claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
     try:
         new = new_tables(connection, pipeline, claimed.state)
+        succession.note(connection, pipeline, claimed, new)
     except BaseException:
         claimed.close()
         raise
-    if not new:
+    heirs, reached = claimed.state.heirs, claimed.state.position
+    due = {oid: heir for oid, heir in heirs.items() if reached is not None and reached.lsn >= heir.lsn}
+    new = {oid: name for oid, name in new.items() if oid not in heirs}
+    if not new and not due:
         return claimed, frozenset()
     claimed.close()
-    # this claims the slot, too
-    not_taken = take_in(connection, pipeline, new)
+    # each of these claims the slot, too
+    not_taken = take_in(connection, pipeline, new) | succession.take_up(pipeline, due)
     return Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout)), not_taken
 
 

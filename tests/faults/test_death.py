@@ -10,10 +10,11 @@ import pytest
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from tests.faults.worker import LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS
+from airflow_bottledwater.state import snapshots
+from tests.faults.worker import LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS, TAKING_POINTS
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 from tests.support.waiting import until
 from tests.support.writers import (
     ASYNCHRONOUS,
@@ -23,8 +24,11 @@ from tests.support.writers import (
     LiveReader,
     Writers,
     audit,
+    insert,
     large_transaction,
     make_tables,
+    truncate,
+    update,
 )
 
 TABLES = ("a", "b")
@@ -90,6 +94,11 @@ def test_a_stream_that_is_killed_at_every_named_point_and_restarted(make_flow: M
     assert max(measured.values()) < 60
 
 
+def _emptied(flow: Flow, table: str, rows: int) -> None:
+    """A table that loses many rows without a tombstone: what a sweep is for."""
+    flow.transaction(*truncate(table), insert(table, 0, rows))
+
+
 @pytest.mark.long
 def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
     dice = random.Random(seed)
@@ -102,13 +111,71 @@ def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: Mak
     with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
         flow.snapshot()
         for point in points:
-            asked.append(flow.ask(*TABLES, sweep=dice.random() < 0.5))
-            nth = 1 if point.startswith("before-re") else dice.randrange(1, 4)
-            jobs.start(flow, "stream", point=point, nth=nth).killed_at_its_point()
+            swept = "swept" in point
+            if swept:
+                flow.execute(insert("b", 0, 1000))
+                flow.stream()
+                _emptied(flow, "b", dice.randrange(900))
+            asked.append(flow.ask(*TABLES, sweep=swept or dice.random() < 0.5))
+            nth = 1 if point.startswith("before-re") or swept else dice.randrange(1, 4)
+            in_commit = {"act": "kill-soon", "delay": dice.uniform(0.0, 0.015)} if "commit" in point else {}
+            jobs.start(flow, "stream", point=point, nth=nth, **in_commit).killed_at_its_point()
         flow.stream()
     flow.stream()
     assert [flow.reported(each).state for each in asked] == ["finished"] * len(asked)
-    assert audit(flow, TABLES).check().statistics.live_rows > 0
+    # a table that was emptied gets its rows in one transaction, which is larger than max_transaction_bytes
+    counted = audit(flow, TABLES, cut_from=50).check().statistics
+    assert counted.live_rows > 0 and counted.truncated == 3
+
+
+@pytest.mark.parametrize("point", TAKING_POINTS)
+def test_a_job_that_is_killed_while_it_takes_a_table_in(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+    flow = make_flow(tables="?")
+    make_tables(flow, TABLES, 300)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.execute(*_new_table("c"))
+    # the stream claims the slot before it takes tables in, and that is another point
+    nth = 2 if point == "in-claim" else 1
+    jobs.start(flow, "stream", point=point, nth=nth).killed_at_its_point()
+    flow.execute("UPDATE c SET text = 'changed' WHERE id < 100", "DELETE FROM c WHERE id = 200", update("a", 0, 10))
+    flow.stream()
+    flow.execute("UPDATE c SET id = 1000 WHERE id = 5", "DELETE FROM c WHERE id = 6")
+    flow.stream()
+    assert_exactly_once_in_order(flow.read("c"))
+    assert flow.compare("c").equal
+    audit(flow, TABLES).check()
+
+
+@pytest.mark.parametrize("point", TAKING_POINTS)
+def test_a_renewal_that_is_killed_is_repeated(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+    flow = make_flow(tables="c")
+    flow.execute(*_new_table("c"))
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.execute(
+        "UPDATE c SET text = 'before' WHERE id = 7",
+        "ALTER TABLE c DROP CONSTRAINT c_pkey, ADD PRIMARY KEY (other)",
+        "DELETE FROM c WHERE id = 8",
+    )
+    jobs.start(flow, "renewal", point=point).killed_at_its_point()
+    flow.execute("UPDATE c SET text = 'between' WHERE id = 9", "DELETE FROM c WHERE id = 10")
+    assert jobs.start(flow, "renewal").wait() == 0
+    flow.execute("UPDATE c SET text = 'after' WHERE id = 11", "UPDATE c SET other = 5000 WHERE id = 12")
+    flow.stream()
+    assert flow.compare("c").equal
+    assert {report.state for _, report in snapshots.reports(flow.pipeline, flow.name).values() if report} == {
+        "finished"
+    }
+
+
+def _new_table(name: str) -> tuple[str, ...]:
+    return (
+        f"CREATE TABLE {name} (id int PRIMARY KEY, other int NOT NULL UNIQUE, text text)",
+        f"INSERT INTO {name} SELECT g, 3000 + g, 'old' FROM generate_series(1, 300) g",
+    )
 
 
 @pytest.mark.long

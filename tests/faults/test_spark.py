@@ -16,7 +16,9 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 from airflow_bottledwater.state import status
+from tests.support.again import ask, check_rows, ended
 from tests.support.topics import Flow, MakeFlow, read
+from tests.support.upheaval import Upheaval
 from tests.support.waiting import until
 from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
 
@@ -194,6 +196,43 @@ def test_a_stream_whose_broker_dies_goes_on(
         kafka.start()
         _more(reader, job)
         job.stop()
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_are_read_again_while_their_tables_are_written_truncated_and_altered(
+    make_flow: MakeFlow, submitted: Submitted, engine: str, seed: int
+) -> None:
+    """Two live snapshots beside the stream; the job is killed in the second one, and the next one goes on with it."""
+    flow = make_flow(tables=TABLES, engine=engine, batch_bytes=1 << 20)
+    make_tables(flow, TABLES, 4 * ROWS)
+    flow.create()
+    with Writers(flow.dsn, TABLES, seed, 4 * ROWS, HABITS, (0.01, 0.1)):
+        flow.snapshot()
+        job = submitted(flow, "stream")
+        limits = {"rows_per_second": 5000.0}
+        with Upheaval(flow.dsn, TABLES, seed, ROWS, ("alter", "truncate", "rewrite")) as upheaval:
+            asked = [ask(flow, TABLES, sweep=True, **limits)]
+            ended(flow, asked, ())
+            until(lambda: len(upheaval.done) >= 3, "something is done to whole tables")
+            asked.append(ask(flow, TABLES, by_key=seed % 2 == 0, **limits))
+            until(lambda: flow.reported(asked[1].id).rows > 0, "rows are read again", 120)
+            for process in job.processes("worker"):
+                process.kill()
+            if until(lambda: not supervise.running(job.run) or flow.reported(asked[1].id).ended, "it goes on", 120):
+                code = supervise.exit_code(job.run)
+                assert code is None or code not in (0, EXIT_FAILED), job.log
+            if not supervise.running(job.run):
+                job = submitted(flow, "stream")
+            ended(flow, asked, ())
+        job.stop()
+    flow.stream()
+    assert {flow.reported(each.id).state for each in asked} == {"finished"}
+    alone, _ = check_rows(flow, TABLES, asked, upheaval.done)
+    # a table that was truncated gets its rows in one transaction, which is larger than max_transaction_bytes
+    counted = audit(flow, TABLES, cut_from=50).check().statistics
+    assert alone >= 100 and counted.truncated >= 1
+    assert {each.what for each in upheaval.done} == {"alter", "truncate", "rewrite"}
 
 
 @pytest.mark.parametrize("victim", ["driver", "jvm", "worker", "holder"])

@@ -26,12 +26,16 @@ from airflow_bottledwater import warm
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher, Records
+from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshots import LiveSnapshots
+from airflow_bottledwater.postgres import publication
+from airflow_bottledwater.provision import create, renew
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import COMPLETE
 from airflow_bottledwater.state.snapshots import SnapshotRequests
 from airflow_bottledwater.stream import engine
@@ -88,6 +92,7 @@ class _Here(threading.local):
     sending = False
     claiming = False
     opening = False
+    chunk = False
 
 
 _here = _Here()
@@ -309,6 +314,116 @@ def _behind_a_chunk(trap: Trap) -> None:
     _around(PublishSession, "transact", make)
 
 
+def _during_the_commit_of_a_chunk(trap: Trap) -> None:
+    """The broker commits; its answer does not arrive any more."""
+
+    def transacting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
+            # whether it is one of a chunk is only known behind its records
+            def batches_then_note() -> Iterator[Records]:
+                yield from batches
+                _here.chunk = any(key.startswith("live/") for key in progress)
+
+            original(self, batches_then_note(), progress)
+
+        return transact
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def commit(handle: int, milliseconds: int) -> Any:
+            if not _here.chunk:
+                return original(handle, milliseconds)
+            _here.chunk = False
+            trap.hit()
+            return original(handle, milliseconds)
+
+        return commit
+
+    _around(PublishSession, "transact", transacting)
+    _around(rd, "commit_transaction", make)
+
+
+def _before_swept_keys_are_handed_over(trap: Trap) -> None:
+    """The sweep has read the topic and the table."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def hand_over(self: Reading, chunk: Chunk) -> None:
+            if chunk.stale:
+                trap.hit()
+            original(self, chunk)
+
+        return hand_over
+
+    _around(Reading, "_hand_over", make)
+
+
+def _in_swept_keys(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def records(self: LiveSnapshots, chunk: Chunk, *arguments: Any) -> Iterator[Records]:
+            for each in original(self, chunk, *arguments):
+                yield each
+                if chunk.stale:
+                    self._session._publisher.drain()
+                    trap.hit()
+
+        return records
+
+    _around(LiveSnapshots, "_records", make)
+
+
+def _behind_swept_keys(trap: Trap) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def publish(self: LiveSnapshots, chunk: Chunk, *arguments: Any) -> None:
+            original(self, chunk, *arguments)
+            if chunk.stale:
+                trap.hit()
+
+        return publish
+
+    _around(LiveSnapshots, "_publish", make)
+
+
+def _behind_the_publication(trap: Trap) -> None:
+    """A table was added to the publication, and nothing of it is recorded."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def extend(*arguments: Any, **named: Any) -> None:
+            original(*arguments, **named)
+            trap.hit()
+
+        return extend
+
+    _around(publication, "extend", make)
+
+
+def _behind_the_topic(trap: Trap) -> None:
+    """A table's topic and its owner are there, and nothing else is recorded."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def pin(*arguments: Any) -> Any:
+            pinned = original(*arguments)
+            trap.hit()
+            return pinned
+
+        return pin
+
+    for module in (create, renew):
+        _around(module, "pin", make)
+
+
+def _behind_the_record_of_a_table(trap: Trap) -> None:
+    """Its rows are owed, and nobody has asked for them."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Claim, values: dict[str, Any]) -> None:
+            original(self, values)
+            if any(key.startswith("table/") for key in values):
+                trap.hit()
+
+        return write
+
+    _around(Claim, "write", make)
+
+
 def _before_the_end_is_reported(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def tell(self: Reports, request_id: str, state: str, *arguments: Any, **named: Any) -> None:
@@ -346,9 +461,20 @@ STREAM_POINTS: dict[str, Callable[[Trap], None]] = {
 LIVE_POINTS: dict[str, Callable[[Trap], None]] = {
     "before-chunk": _before_a_chunk,
     "in-chunk": _in_a_chunk,
+    "in-commit-of-chunk": _during_the_commit_of_a_chunk,
     "behind-chunk": _behind_a_chunk,
+    "before-swept": _before_swept_keys_are_handed_over,
+    "in-swept": _in_swept_keys,
+    "behind-swept": _behind_swept_keys,
     "before-report": _before_the_end_is_reported,
     "before-removal": _before_the_request_is_removed,
+}
+#: of a table that is taken in, or up again
+TAKING_POINTS: dict[str, Callable[[Trap], None]] = {
+    "in-claim": _in_the_claim,
+    "behind-publication": _behind_the_publication,
+    "behind-topic": _behind_the_topic,
+    "behind-table": _behind_the_record_of_a_table,
 }
 SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
     "in-range": _in_the_middle_of_records,
@@ -391,12 +517,14 @@ def work(job: dict[str, Any]) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     if job["point"]:
-        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS | LIVE_POINTS
+        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS | LIVE_POINTS | TAKING_POINTS
         points[job["point"]](Trap(job["point"], job["nth"], job["act"], job["delay"], job["log"]))
         _note_what_is_done()
     try:
         if job["kind"] == "snapshot":
             driver.run(pipeline, driver.in_threads(pipeline), stopped=stopped)
+        elif job["kind"] == "renewal":
+            renew.renew(pipeline, SnapshotRequest(pipeline.tables))
         else:
             engine.run(pipeline, bounded=job["bounded"], stopped=stopped)
     except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -124,6 +124,59 @@ def test_a_chunk_that_was_published_is_not_published_again(streamed: Flow, monke
     again = [m.key["id"] for m in streamed.read("items") if m.snapshot]
     assert lost and sorted(again) == list(range(1, ROWS + 1))
     assert streamed.reported(request_id).rows == ROWS
+
+
+#: by what the session that reads is recognised to be about to do something
+STEPS = {
+    "the lock": "LOCK TABLE",
+    "the snapshot": "pg_current_snapshot",
+    "L": "pg_current_wal_insert_lsn",
+    "the flush": "pg_current_wal_flush_lsn",
+    "the commit": "COMMIT",
+}
+
+
+class _Ended:
+    """The session that reads; it is ended before a step."""
+
+    def __init__(self, connection: Any, step: str, end: Callable[[int], None]) -> None:
+        self._connection, self._step, self._end = connection, step, end
+
+    def execute(self, query: Any, *arguments: Any) -> Any:
+        if STEPS[self._step] in str(query):
+            self._end(self._connection.info.backend_pid)
+        return self._connection.execute(query, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_session_that_is_ended_between_its_steps_reads_again(
+    streamed: Flow, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    hits, original = list[int](), Reading._connect
+
+    def end(pid: int) -> None:
+        hits.append(pid)
+        if len(hits) in (1, 3):
+            streamed.execute(f"SELECT pg_terminate_backend({pid}, 5000)", "DELETE FROM items WHERE id = 2")
+
+    def connect(self: Reading) -> Any:
+        found = original(self)
+        return found if isinstance(found, _Ended) else _Ended(found, step, end)
+
+    monkeypatch.setattr(Reading, "_connect", connect)
+    request_id = streamed.ask("items", sweep=True)
+    with streamed.streaming() as errors:
+        until(lambda: streamed.reported(request_id).ended, "it ends", 60, failed=errors)
+    assert len(set(hits)) >= 3
+    assert (streamed.reported(request_id).state, streamed.reported(request_id).error) == ("finished", "")
+    again = [m.key["id"] for m in streamed.read("items") if m.snapshot]
+    assert len(again) == len(set(again)) and {1, *range(3, ROWS + 1)} <= set(again)
+    assert streamed.compare("items").equal
 
 
 def test_after_too_many_changes_to_note_rows_are_read_again(

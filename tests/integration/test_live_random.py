@@ -1,4 +1,5 @@
-"""Live snapshots under concurrent writers on the very rows that are read, with random seeds: each proves something or fails.
+"""Live snapshots under concurrent writers on the very rows that are read, with random seeds, while tables are truncated, altered and
+rewritten: each proves something or fails.
 
 ``BOTTLEDWATER_SEEDS`` says how many, ``BOTTLEDWATER_SEED`` which is the first.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ import pytest
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support.again import SLICES, Asked, ask, check_rows, ended, left_alone
 from tests.support.topics import Flow
-from tests.support.waiting import until
-from tests.support.writers import ASYNCHRONOUS, LONG, PREPARING, SHORT, Writers, audit, make_tables
+from tests.support.upheaval import Upheaval
+from tests.support.writers import ASYNCHRONOUS, LONG, PREPARING, SHORT, Writers, audit, make_tables, read_log
 
 pytestmark = pytest.mark.long
 
@@ -28,6 +29,8 @@ TABLES = ("a", "b")
 ROWS = 1500
 #: enough for some to be in progress at every boundary; more would only take the processor from the rest
 WRITERS = (*[LONG] * 8, SHORT, ASYNCHRONOUS, PREPARING)
+#: what is done to whole tables meanwhile, by the seed
+UPSETS = ((), ("truncate",), ("alter",), ("truncate", "alter", "rewrite"))
 
 
 class _Slow:
@@ -60,16 +63,6 @@ def _slow_down(patch: pytest.MonkeyPatch, dice: random.Random) -> None:
     patch.setattr(reading, "_MOST_BLOCKS", dice.choice((3, 8, 20)))
 
 
-def _await(flow: Flow, asked: Sequence[str], errors: Sequence[object]) -> None:
-    until(
-        lambda: all(flow.reported(each).ended for each in asked),
-        "the live snapshots end",
-        120,
-        pause=0.5,
-        failed=errors,
-    )
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_that_are_read_again_never_take_a_key_back_in_time(
     database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -81,32 +74,39 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
         batch_bytes=dice.choice((1 << 16, 8 << 20)),
     )  # fmt: skip
     make_tables(flow, TABLES, ROWS)
-    asked = []
+    kinds = UPSETS[seed % len(UPSETS)]
+    asked: list[Asked] = []
     with Writers(flow.dsn, TABLES, seed, ROWS, habits=WRITERS, pause=(0.0, 0.02)):
         flow.create()
         flow.snapshot()
-        with flow.streaming() as errors:
+        with flow.streaming() as errors, Upheaval(flow.dsn, TABLES, seed, ROWS, kinds) as upheaval:
             for _ in range(2):
-                where = dice.choice(("", "", "id % 3 = 0", "n > 0 OR version % 2 = 0", "id < 250"))
-                asked.append(
-                    flow.ask(
-                        *dice.choice((TABLES, TABLES[:1], ("?",))),
-                        where=where,
-                        sweep=dice.random() < 0.4,
-                        by_key=dice.random() < 0.3,
-                    )
-                )
+                where, sweep, by_key = dice.choice(list(SLICES)), dice.random() < 0.4, dice.random() < 0.3
+                tables = dice.choice((TABLES, TABLES[:1], TABLES))
+                named = ("?",) if tables == TABLES and dice.random() < 0.5 else tables
+                asked.append(ask(flow, tables, where, named=named, sweep=sweep, by_key=by_key))
             # the last one may be left for the run that follows
             done = list(asked if dice.random() < 0.7 else asked[:-1])
-            _await(flow, done, errors)
-            # a seed in which no row was older than the stream would prove nothing
-            while not any(flow.reported(each).newer for each in done) and len(done) < 8:
-                done.append(flow.ask(*TABLES))
-                _await(flow, done, errors)
+            ended(flow, done, errors)
+            while len(done) < 8 and not (
+                any(flow.reported(each.id).newer for each in done)
+                and any(left_alone(read_log(flow), each) for each in done)
+                and set(kinds) <= {each.what for each in upheaval.done}
+            ):  # a seed without these would prove nothing
+                done.append(ask(flow, TABLES, by_key=dice.random() < 0.3))
+                ended(flow, done, errors)
     flow.stream()
-    asked = list(dict.fromkeys([*asked, *done]))
-    assert {(flow.reported(each).state, flow.reported(each).error) for each in asked} == {("finished", "")}
+    asked += [each for each in done if each not in asked]
+    ended(flow, asked, ())
+    assert {(flow.reported(each.id).state, flow.reported(each.id).error) for each in asked} == {("finished", "")}
+    alone, within = check_rows(flow, TABLES, asked, upheaval.done)
     counted = audit(flow, TABLES).check().statistics
+    print(
+        f"seed {seed} ({', '.join(kinds)}): {counted}, {alone} rows left alone, {within} of {len(upheaval.done)} within a reading"
+    )
     assert counted.live_rows >= 300, f"seed {seed} proves nothing: {counted}"
-    left_out = sum(flow.reported(each).newer for each in asked)
+    left_out = sum(flow.reported(each.id).newer for each in asked)
     assert left_out >= 1, f"seed {seed} proves nothing: no row was older than the stream"
+    assert alone >= 1, f"seed {seed} proves nothing: no row was left alone"
+    assert set(kinds) <= {each.what for each in upheaval.done}, f"seed {seed} proves nothing: {upheaval.done}"
+    assert counted.truncated >= ("truncate" in kinds), f"seed {seed} proves nothing: {counted}"

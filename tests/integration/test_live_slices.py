@@ -135,3 +135,36 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
     assert steps[0] > 5 and report.rows > 20 and report.rows + report.newer > 50
     assert {m.value["day"] for m in flow.read("items") if m.snapshot.startswith(request_id) and m.value} == {5}
     assert flow.compare("items").equal
+
+
+def test_places_that_rows_outside_the_slice_have_got_are_left_out(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow: Flow = make_flow(tables="items")
+    with connect(flow.dsn) as connection:
+        _fill(connection, clustered=False)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 5)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 5)
+    places = {ctid for (ctid,) in flow.execute("SELECT ctid::text FROM items WHERE day = 5")}
+    original, steps = reading.Reading._step, [0]
+
+    def step(self: reading.Reading) -> Any:
+        steps[0] += 1
+        if steps[0] == 2:
+            flow.execute(
+                "DELETE FROM items WHERE day = 5 AND id > 5000",
+                "VACUUM items",
+                f"INSERT INTO items SELECT g, 6, repeat('x', 50) FROM generate_series({ROWS}, {ROWS + 5000}) g",
+            )
+        return original(self)
+
+    monkeypatch.setattr(reading.Reading, "_step", step)
+    request_id = flow.ask("items", where="day = 5")
+    flow.stream()
+    assert flow.reported(request_id).state == "finished"
+    assert places & {ctid for (ctid,) in flow.execute(f"SELECT ctid::text FROM items WHERE id >= {ROWS}")}
+    assert {m.value["day"] for m in flow.read("items") if m.snapshot.startswith(request_id)} == {5}
+    assert flow.compare("items").equal

@@ -28,7 +28,7 @@ from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import begin
-from tests.support.topics import Flow, MakeFlow, Message
+from tests.support.topics import Flow, MakeFlow, Message, limit_records
 from tests.support.waiting import until
 
 ROWS = 3000
@@ -150,6 +150,21 @@ def test_rows_from_before_a_truncate_are_not_published_behind_it(flow: Flow, mon
     flow.stream()
     assert [(m.value["id"], m.value["name"]) for m in _again(flow, request_id)] == [(1, "after")]
     assert flow.reported(request_id).state == "finished"
+
+
+def test_rows_from_before_a_dead_letter_are_read_again(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key has no record that would say that the row is older."""
+    flow = _make(make_flow(tables="items", on_error="log"), 100)
+    limit_records(flow, "items", 2000)
+    large = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 100) g)"
+    _before_the_first_chunk_is_handed_over(
+        monkeypatch, lambda: flow.execute(f"UPDATE items SET name = {large} WHERE id = 1")
+    )
+    request_id = flow.ask("items")
+    flow.stream()
+    assert {m.value["id"] for m in _again(flow, request_id)} == set(range(2, 101))
+    assert (flow.reported(request_id).state, flow.reported(request_id).dead_letters) == ("finished", 1)
+    assert len(flow.dead_letters()) == 2
 
 
 def test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import psycopg
 import pytest
 
 from airflow_bottledwater.encoding import names
@@ -12,7 +13,7 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
-from tests.support.topics import Flow, MakeFlow, read
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
 
@@ -121,7 +122,10 @@ def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, capl
 
 
 @pytest.mark.parametrize("new_tables", ["ignore", "stop"])
-def test_otherwise_it_is_named_or_ends_the_stream(flow: Flow, new_tables: str) -> None:
+def test_otherwise_it_is_named_or_ends_the_stream(
+    flow: Flow, new_tables: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     flow.change(new_tables=new_tables)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO first VALUES (2, 'two')")
@@ -133,8 +137,93 @@ def test_otherwise_it_is_named_or_ends_the_stream(flow: Flow, new_tables: str) -
             return
         flow.execute("INSERT INTO first VALUES (3, 'three')")
         until(lambda: len(flow.read("first")) == 3, "the stream goes on", 30, failed=errors)
-    assert errors == [] and _tables(flow) == {"first"}
+        until(lambda: "public.later: made since the slot was, and not followed" in caplog.text, "it is named", 30)
+    assert errors == [] and "begins anew" not in caplog.text
+    # neither does the next start
+    flow.stream()
+    assert _tables(flow) == {"first"}
 
 
 def _tables(flow: Flow) -> set[str]:
     return {pinned.table.name for pinned in read_state(flow.pipeline, state_topic(flow)).tables.values()}
+
+
+# ---------------------------------------------------------------------- a table that was dropped and created again
+def _succeeded(flow: Flow, before: int) -> bool:
+    known = read_state(flow.pipeline, state_topic(flow))
+    return before not in known.tables and known.complete and not known.heirs
+
+
+def _oid(flow: Flow, name: str = "first") -> int:
+    return int(flow.execute(f"SELECT '{name}'::regclass::oid")[0][0])
+
+
+LAST = "INSERT INTO first SELECT g, 'last' FROM generate_series(100, 3000) g"
+AGAIN = (
+    "DROP TABLE first",
+    "CREATE TABLE first (id int PRIMARY KEY, text text)",
+    "INSERT INTO first VALUES (7, 'new')",
+)
+
+
+def test_a_table_that_is_created_again_gets_the_topic_behind_the_last_change_of_the_one_before(flow: Flow) -> None:
+    before = _oid(flow)
+    with flow.streaming() as errors:
+        flow.execute(LAST, *AGAIN)
+        until(lambda: _succeeded(flow, before), "it is taken up", 60, failed=errors)
+        flow.execute("UPDATE first SET text = 'newer'", "INSERT INTO first VALUES (8, 'newer')")
+        until(lambda: [m for m in flow.read("first") if m.key == {"id": 8}], "it is streamed", 60, failed=errors)
+    flow.stream()
+    messages = flow.read("first")
+    assert flow.compare("first").equal
+    assert_exactly_once_in_order(messages)
+    # nothing of the table before was left out, and each of its rows is gone
+    assert [m.key["id"] for m in messages if m.value and m.value.get("name") == "last"] == list(range(100, 3001))
+    assert {m.value["id"] for m in messages if m.value and "text" in m.value} == {7, 8}
+
+
+def test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up(flow: Flow) -> None:
+    before = _oid(flow)
+    flow.execute(LAST, *AGAIN)
+    flow.stream()
+    assert _succeeded(flow, before) and flow.compare("first").equal
+    assert len([m for m in flow.read("first") if m.value and m.value.get("name") == "last"]) == 2901
+
+
+def test_older_transactions_do_not_keep_the_stream_from_going_on(flow: Flow) -> None:
+    """Only the rows of a table that was created again wait for them."""
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    flow.stream()
+    before = _oid(flow)
+    with flow.streaming() as errors, psycopg.connect(flow.dsn) as older:
+        older.execute("INSERT INTO other VALUES (1)")
+        flow.execute(*AGAIN)
+        until(lambda: _succeeded(flow, before), "it is taken up", 60, failed=errors)
+        flow.execute("INSERT INTO other VALUES (2)", "INSERT INTO first VALUES (9, 'newer')")
+        until(lambda: len(flow.read("other")) == 1, "the stream goes on", 60, failed=errors)
+        older.commit()
+    flow.stream()
+    assert flow.compare("first").equal and flow.compare("other").equal
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("CREATE TABLE first (id int)", "has no key"),
+        (
+            "CREATE TABLE first (id int PRIMARY KEY, bad int); ALTER TABLE first REPLICA IDENTITY NOTHING",
+            "not followed",
+        ),
+    ],
+)
+def test_one_that_cannot_get_the_topic_is_named(
+    flow: Flow, caplog: pytest.LogCaptureFixture, statement: str, says: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+    flow.execute("DROP TABLE first", *statement.split("; "))
+    flow.stream()
+    assert says in caplog.text and len(flow.read("other")) == 1
+    flow.execute("INSERT INTO other VALUES (2)")
+    flow.stream()
+    assert len(flow.read("other")) == 2 and [m.value for m in flow.read("first")] == [{"id": 1, "name": "one"}]

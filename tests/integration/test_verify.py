@@ -382,6 +382,17 @@ def test_a_key_that_is_changed_all_the_time_is_unsettled(make_flow: MakeFlow, mo
     assert (table.counts, table.unsettled, table.verdict) == ({}, 1, "unsettled")
 
 
+def test_a_key_that_is_changed_for_a_while_is_looked_at_until_it_is_not(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        damage = Damage(flow)
+        _while_it_reads(monkeypatch, lambda number: damage.write(damage.key(7), None) if number <= 3 else None)
+        (table,) = verify(flow).tables
+    assert (table.counts, table.unsettled) == ({"missing": 1}, 0)
+
+
 # ---------------------------------------------------------------------- a commit that others do not see yet
 def test_a_commit_that_waits_for_its_standby_is_no_difference(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its change is in the topic long before a snapshot shows it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position
 
-INSERT, UPDATE, DELETE, MOVE = "c", "u", "d", "k"
+INSERT, UPDATE, DELETE, MOVE, TRUNCATE = "c", "u", "d", "k", "t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Change:
     """A line of the log.
 
     :param n: its place; taken while the row was locked, so for one key it is the order of the commits.
-    :param op: :data:`MOVE` is an update of the key.
+    :param op: :data:`MOVE` is an update of the key; :data:`TRUNCATE` has neither an old nor a new one.
     :param version: identifies the row's new version, in any table; 0 for a delete.
     :param large: identifies the large value that the new version has, which most changes leave as it is; 0 for none.
     """
@@ -42,6 +42,7 @@ class Record:
 
     :param reread: its header says that the large value was read from the table afterwards.
     :param live: its header says that it is a row that was read while the stream ran.
+    :param shown: the LSN in this header: what was committed below it is in the row.
     """
 
     table: str
@@ -55,10 +56,20 @@ class Record:
     large: int = 0
     reread: bool = False
     live: bool = False
+    shown: int = 0
 
     def __str__(self) -> str:
         at = f"{self.pos}, transaction {self.xid}" if self.pos else "a snapshot row"
         return f"{self.op} of {self.table} key {self.key} version {self.version} ({at}) at offset {self.partition}/{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A TRUNCATE as the events topic tells it, of one table."""
+
+    table: str
+    pos: str
+    xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,7 @@ class Statistics:
     snapshot_rows: int = 0
     stream_records: int = 0
     live_rows: int = 0
+    truncated: int = 0
 
 
 @dataclass(slots=True)
@@ -145,6 +157,8 @@ class _Expected:
 
 
 def _records_of(change: Change, ordinal: int) -> list[_Expected]:
+    if change.op == TRUNCATE:
+        return []
     if change.op == DELETE:
         assert change.old is not None
         return [_Expected(change, ordinal, "d", change.old, None)]
@@ -167,6 +181,7 @@ class Checker:
     :param superseded: how many versions the stream says that it left out.
     :param cut_from: transactions of so many changes may be cut (0: none).
     :param positions: every P that was committed, where they are known.
+    :param truncations: of the events topic.
     """
 
     def __init__(
@@ -181,6 +196,7 @@ class Checker:
         superseded: int = 0,
         cut_from: int = 0,
         positions: Sequence[Position] = (),
+        truncations: Sequence[Truncation] = (),
     ) -> None:
         self._log = sorted(log, key=lambda c: c.n)
         self._boundaries = boundaries
@@ -190,6 +206,9 @@ class Checker:
         self._transactions: dict[int, list[Change]] = defaultdict(list)
         for change in self._log:
             self._transactions[change.xid & 0xFFFFFFFF].append(change)
+        self._truncations = truncations
+        #: per table, the place and the LSN of each TRUNCATE that was published
+        self._emptied: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._report = Report()
         #: every large value that was ever committed under a key
         self._large: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -207,11 +226,13 @@ class Checker:
             for row in rows:
                 self._wrong("invented", row, "a snapshot row, but no snapshot was taken")
         found = self._identify(stream)
+        self._check_truncations()
         self._check_missing(found)
         self._check_order([r for r in records if not r.live], found)
         self._check_live(records, found)
         if self._complete:
             self._check_last(records)
+            self._check_view(records)
         self._check_whole(records, found)
         self._report.statistics = self._count(len(rows), len(stream), len(records) - len(rows) - len(stream))
         return self._report
@@ -233,6 +254,8 @@ class Checker:
                     later.add((change.table, key))
             if change.new is not None and self._sees(change):
                 at_boundary[change.table, change.new] = change
+            if change.op == TRUNCATE and self._sees(change):
+                at_boundary = {key: row for key, row in at_boundary.items() if key[0] != change.table}
         seen: set[tuple[str, int, int | None]] = set()
         for row in rows:
             identity = (row.table, row.key, row.version)
@@ -283,6 +306,27 @@ class Checker:
                 found[identity] = (record, expected[0])
         return found
 
+    def _check_truncations(self) -> None:
+        """Each TRUNCATE that the boundary does not see is told once, at its place."""
+        told = Counter((t.xid, Position.parse(t.pos).ordinal, t.table) for t in self._truncations)
+        lsns = {t.xid: Position.parse(t.pos).lsn for t in self._truncations}
+        for xid, changes in self._transactions.items():
+            for number, change in enumerate(changes, 1):
+                if change.op != TRUNCATE or self._sees(change):
+                    continue
+                times = told.pop((xid, number, change.table), 0)
+                if times:
+                    self._emptied[change.table].append((change.n, lsns[xid]))
+                if times > 1:
+                    self._report.findings.append(
+                        Finding("duplicated", change.table, None, None, xid, f"a TRUNCATE is told {times} times")
+                    )
+                elif not times and self._complete:
+                    self._miss(change, f"change {change.n}, a TRUNCATE, was committed")
+        for xid, ordinal, table in told:
+            text = f"the TRUNCATE at {ordinal} was not committed there"
+            self._report.findings.append(Finding("invented", table, None, None, xid, text))
+
     def _check_large(self, record: Record, change: Change) -> None:
         """The value that the change left the row with; read afterwards, any that the key ever had."""
         if record.version is None:
@@ -302,16 +346,50 @@ class Checker:
                 final.pop((change.table, change.old), None)
             if change.new is not None:
                 final[change.table, change.new] = change
+            if change.op == TRUNCATE:
+                final = {key: row for key, row in final.items() if key[0] != change.table}
         for key, change in final.items():
             record = last.get(key)
             if record is not None and record.version is not None and record.large != change.large:
                 self._wrong("stale", record, f"{record} ends with the large value {record.large}, not {change.large}")
+
+    def _check_view(self, records: Sequence[Record]) -> None:
+        """A consumer that follows the rules (docs/message-format.md) has the table: what a TRUNCATE deletes has no tombstone."""
+        emptied = {t: max(x.pos for x in self._truncations if x.table == t) for t in self._emptied}
+        view: dict[tuple[str, int], Record] = {}
+        for record in sorted(records, key=lambda r: r.offset):
+            view[record.table, record.key] = record
+        rows = {
+            key: record
+            for key, record in view.items()
+            if record.version is not None and not _deleted(record, emptied.get(record.table, ""))
+        }
+        final: dict[tuple[str, int], Change] = {}
+        for change in self._log:
+            if change.old is not None:
+                final.pop((change.table, change.old), None)
+            if change.new is not None:
+                final[change.table, change.new] = change
+            if change.op == TRUNCATE:
+                final = {key: row for key, row in final.items() if key[0] != change.table}
+        for key, record in rows.items():
+            if key not in final:
+                self._wrong("stale", record, f"{record} is the last one of its key, which the table does not have")
+            elif record.version != final[key].version:
+                self._wrong("stale", record, f"{record} is the last one of its key, whose row is {final[key]}")
+        known = {(f.table, f.version) for f in self._report.findings if f.kind == "lost"}
+        for key in final.keys() - rows.keys():
+            # without a snapshot, only what was changed since is in the topic
+            expected = self._snapshot or not self._sees(final[key])
+            if expected and (key[0], final[key].version) not in known:
+                self._miss(final[key], f"the last record of the row is {view.get(key)}")
 
     def _check_missing(self, found: Mapping[tuple[int, int, str], object]) -> None:
         """Every record of every transaction that the boundary does not see."""
         candidates: list[Change] = []
         tombstones: set[int] = set()
         published: dict[tuple[str, int], int] = {}
+        emptied = {table: max(n for n, _ in some) for table, some in self._emptied.items()}
         for xid, changes in self._transactions.items():
             expected = [
                 e
@@ -330,13 +408,13 @@ class Checker:
                 candidates += [c for c in changes if c.n in lost]
                 tombstones |= bare
         for change in candidates:
-            # a value that had to be read again when the row was gone: a later change of the key has come instead
+            # a value that had to be read again when the row was gone: a later change of the key, or a TRUNCATE, has come instead
             key = (change.table, change.new if change.new is not None else -1)
             if (
                 change.op in (UPDATE, MOVE)
                 and change.n not in tombstones
                 and len(self._report.superseded) < self._may_supersede
-                and published.get(key, 0) > change.n
+                and max(published.get(key, 0), emptied.get(change.table, 0)) > change.n
             ):
                 self._report.superseded.append(
                     Finding("superseded", change.table, change.new, change.version, change.xid, f"{change}")
@@ -394,10 +472,17 @@ class Checker:
                 continue
             change = by_version.get((record.table, record.version or 0))
             before, n = last.get(key, (None, 0))
-            if change is None or change.new != record.key or change.large != record.large:
+            emptied = max((at for at, lsn in self._emptied.get(record.table, ()) if lsn < record.shown), default=0)
+            if record.version is None:
+                if before is None or before.version is None or emptied <= n:
+                    self._wrong("invented", record, f"{record} was swept, but is there, behind {before}")
+                last[key] = (record, n)
+            elif change is None or change.new != record.key or change.large != record.large:
                 self._wrong("invented", record, f"{record} is read again, but is not what was committed: {change}")
             elif change.n < n:
                 self._wrong("order", record, f"{record} is read again behind {before}")
+            elif change.n < emptied:
+                self._wrong("stale", record, f"{record} says that it was read behind the TRUNCATE that deleted it")
             elif change.n > n and (record.table, record.version) not in left_out:
                 self._wrong("order", record, f"{record} is read again before its change was published, behind {before}")
 
@@ -449,11 +534,21 @@ class Checker:
                     skipped.add(change.xid)
             else:
                 after.add(change.xid)
-        return Statistics(len(in_progress), len(skipped), len(after), rows, stream, live)
+        truncated = sum(len(some) for some in self._emptied.values())
+        return Statistics(len(in_progress), len(skipped), len(after), rows, stream, live, truncated)
 
 
 def _finding(kind: str, record: Record, text: str) -> Finding:
     return Finding(kind, record.table, record.key, record.version, record.xid, text)
+
+
+def _deleted(record: Record, truncate: str) -> bool:
+    """Whether the row of a record is one of those that a TRUNCATE at this position has deleted, as docs/message-format.md says."""
+    if not truncate:
+        return False
+    if record.pos:
+        return record.pos < truncate
+    return record.shown <= Position.parse(truncate).lsn
 
 
 def uncommitted_rule(records: Iterable[Record]) -> list[Record]:

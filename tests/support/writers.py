@@ -17,10 +17,10 @@ from psycopg import errors
 
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import state_topic_name
-from tests.support.checker import Change, Checker, Record, Report, uncommitted_rule
+from tests.support.checker import TRUNCATE, Change, Checker, Record, Report, Truncation, uncommitted_rule
 from tests.support.topics import Flow, read, read_all
 
 _SCHEMA = (
@@ -67,7 +67,7 @@ _MOVE_ACROSS = (
 PARTED = "parted"
 _BEGIN = (500, 1000, 10_000_000, 90_000_000)
 #: what other writers or a stopping server do to a transaction; it is rolled back
-_LOSSES = (
+LOSSES = (
     errors.LockNotAvailable,
     errors.DeadlockDetected,
     errors.UniqueViolation,
@@ -214,7 +214,7 @@ class Writers:
                 connection.execute(f"{'ROLLBACK' if rolled_back else 'COMMIT'} PREPARED '{gid}'")  # type: ignore[arg-type]
             else:
                 connection.execute("ROLLBACK" if rolled_back else "COMMIT")
-        except _LOSSES:
+        except LOSSES:
             connection.execute("ROLLBACK")
 
     def _savepoint(
@@ -255,6 +255,17 @@ class Writers:
         connection.execute(statement)  # type: ignore[arg-type]
 
 
+def insert(table: str, first: int, last: int) -> str:
+    """A logged insert of a range of keys, as a statement."""
+    return _INSERT.format(table=table, first=first, last=last, text="'inserted'")
+
+
+def truncate(table: str) -> tuple[str, ...]:
+    """A logged TRUNCATE, as the statements of one transaction."""
+    line = f"nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', NULL, NULL, '{TRUNCATE}', 0, 0"
+    return f"TRUNCATE {table}", f"INSERT INTO checker_log VALUES ({line})"
+
+
 def update(table: str, first: int, last: int) -> str:
     """A logged update of a range of keys, as a statement."""
     return _UPDATE.format(table=table, first=first, last=last, large="")
@@ -278,6 +289,8 @@ def replayed(log: Sequence[Change], table: str) -> dict[int, int]:
     rows: dict[int, int] = {}
     for change in log:
         if change.table == table:
+            if change.op == TRUNCATE:
+                rows.clear()
             if change.old is not None:
                 rows.pop(change.old, None)
             if change.new is not None:
@@ -301,6 +314,7 @@ def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> lis
             int(m.value["large"].partition(":")[0]) if m.value and m.value["large"] else 0,
             m.toast == "reread",
             bool(m.snapshot),
+            parse_lsn(m.snapshot.partition("/")[2]) if m.snapshot else 0,
         )
         for table in tables
         for m in found[flow.topic(table)]
@@ -317,6 +331,16 @@ def positions(flow: Flow) -> list[Position]:
     """Every P that was committed."""
     found = read(flow.kafka, state_topic(flow))
     return [Position(m.value["lsn"], m.value["ordinal"]) for m in found if m.key == "position" and m.value]
+
+
+def truncations(flow: Flow) -> list[Truncation]:
+    """What the events topic tells."""
+    found = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_events")
+    return [
+        Truncation(name.removeprefix("public."), m.value["pos"], m.value["xid"])
+        for m in found
+        for name in m.value["relations"]
+    ]
 
 
 def audit(
@@ -353,6 +377,7 @@ def audit(
         superseded=known.counters["superseded"],
         cut_from=cut_from,
         positions=positions(flow),
+        truncations=truncations(flow) if any(change.op == TRUNCATE for change in log) else (),
     )
     committed = records(flow, tables)
     report = checker.check(committed)

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position
-from tests.support.checker import Change, Checker, Record, Report, recovery_times, uncommitted_rule
+from tests.support.checker import Change, Checker, Record, Report, Truncation, recovery_times, uncommitted_rule
 
 #: ids below 100 have ended, 103 runs, 105 is the next
 BOUNDARY = Snapshot(100, 105, (103,))
@@ -275,3 +275,69 @@ def test_a_key_change_that_was_superseded_leaves_its_tombstone() -> None:
     assert (checked.findings, len(checked.superseded)) == ([], 1)
     bare = [r for r in records if not (r.xid == 107 and r.op == "d")]
     assert "lost" in Checker(log, {"a": BOUNDARY}, superseded=1).check(bare).kinds
+
+
+# ---------------------------------------------------------------------- TRUNCATE, and rows that are read again
+#: row 1 is deleted with its table, row 2 is put into it afterwards
+TRUNCATED_LOG = [
+    Change(1, 50, "a", None, 1, "c", 11),
+    Change(2, 106, "a", 1, 1, "u", 12),
+    Change(3, 107, "a", None, None, "t", 0),
+    Change(4, 107, "a", None, 2, "c", 13),
+]
+TOLD = Truncation("a", pos(2000, 1), 107)
+NONE = Record("a", 0, 0, 0, None, "")
+
+
+def truncated_topic(**changed: Record) -> list[Record]:
+    records = {
+        "row": Record("a", 0, 0, 1, 11, "r"),
+        "update": Record("a", 0, 1, 1, 12, "u", pos(1000, 1), 106),
+        "again": Record("a", 0, 2, 1, 12, "r", live=True, shown=1500),
+        "new": Record("a", 0, 3, 2, 13, "c", pos(2000, 2), 107),
+        "swept": Record("a", 0, 4, 1, None, "d", live=True, shown=2500),
+        **changed,
+    }
+    return [each for each in records.values() if each is not NONE]
+
+
+def truncated_checked(records: Sequence[Record], *told: Truncation) -> Report:
+    return Checker(TRUNCATED_LOG, {"a": BOUNDARY}, truncations=told).check(records)
+
+
+@pytest.mark.parametrize("swept", [True, False])
+def test_what_a_truncate_deleted_may_be_swept_or_not(swept: bool) -> None:
+    records = truncated_topic() if swept else truncated_topic()[:-1]
+    report = truncated_checked(records, TOLD)
+    assert report.findings == []
+    assert report.statistics.truncated == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told", "kind"),
+    [
+        ({}, (), "lost"),
+        ({}, (TOLD, TOLD), "duplicated"),
+        ({}, (TOLD, Truncation("a", pos(3000, 1), 109)), "invented"),
+        # by its header, the TRUNCATE has not deleted it
+        ({"again": Record("a", 0, 2, 1, 12, "r", live=True, shown=2500)}, (TOLD,), "stale"),
+        # it is the row that the topic had before
+        ({"again": Record("a", 0, 2, 1, 11, "r", live=True, shown=1500)}, (TOLD,), "order"),
+        # it is deleted by a sweep that did not know of the TRUNCATE, or a row is that is there
+        ({"swept": Record("a", 0, 4, 1, None, "d", live=True, shown=1500)}, (TOLD,), "invented"),
+        ({"swept": Record("a", 0, 4, 2, None, "d", live=True, shown=2500)}, (TOLD,), "lost"),
+        # a consumer would still have it, or not have it any more
+        ({"update": Record("a", 0, 1, 1, 12, "u", pos(2500, 1), 106), "again": NONE, "swept": NONE}, (TOLD,), "stale"),
+        ({"new": Record("a", 0, 3, 2, 13, "c", pos(1500, 2), 107)}, (TOLD,), "lost"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_about_a_truncate_is_found(
+    changed: dict[str, Record], told: tuple[Truncation, ...], kind: str
+) -> None:
+    assert kind in truncated_checked(truncated_topic(**changed), *told).kinds
+
+
+def test_a_value_that_was_read_for_a_row_that_was_truncated_is_superseded() -> None:
+    records = [r for r in truncated_topic() if r.version != 12 and not r.live]
+    checked = Checker(TRUNCATED_LOG, {"a": BOUNDARY}, truncations=[TOLD], superseded=1).check(records)
+    assert (checked.findings, len(checked.superseded)) == ([], 1)

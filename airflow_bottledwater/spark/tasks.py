@@ -82,6 +82,7 @@ def _run_all(context: SparkContext, pipeline: Pipeline, works: Sequence[Callable
                 results[found[0]] = found[1]
             presence.check()
     except BaseException as error:
-        context.cancelAllJobs()
+        with contextlib.suppress(Exception):  # the context itself may have ended
+            context.cancelAllJobs()
         raise job.translate(error) from error
     return [results[number] for number in range(len(works))]

@@ -18,7 +18,7 @@ import pytest
 from airflow_bottledwater.errors import ApplicationEnded, Refused
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import copies, job, submit
+from airflow_bottledwater.spark import copies, job, submit, tasks
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
 
@@ -153,3 +153,16 @@ def test_a_job_that_waits_for_its_cluster_says_so(
     assert len(told) > 1
     time.sleep(0.2)
     assert len([record for record in caplog.records if "waits for the cluster" in record.getMessage()]) <= len(told) + 1
+
+
+def test_a_context_that_has_ended_does_not_hide_why() -> None:
+    def fail(text: str) -> Any:
+        raise RuntimeError(text)
+
+    ended: Any = SimpleNamespace(
+        master="yarn",
+        parallelize=lambda *_: fail("Job 3 cancelled because SparkContext was shut down"),
+        cancelAllJobs=lambda: fail("Cannot call methods on a stopped SparkContext"),
+    )
+    with pytest.raises(ApplicationEnded):
+        tasks.run_each(ended, PIPELINE, lambda task: task, [1], "lane")

@@ -11,6 +11,7 @@ from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.identity import heirs
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -83,6 +84,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, forms=pipeline.forms)
+    _leave_heirs(connection, pipeline, found)
     problems += _check_partitions(connection, found)
     read = [*found.tables, *found.parts]
     for table in found.tables:
@@ -129,6 +131,20 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
             )
     problems += _locks(connection, read)
     return problems
+
+
+def _leave_heirs(connection: Connection, pipeline: Pipeline, found: Findings) -> None:
+    """Leave those tables to the stream that it takes up by itself, behind the last changes of the dropped ones whose topics they get."""
+    if found.adding or found.renewing or pipeline.new_tables != "add" or not found.state.complete:
+        return
+    named = {table.oid: (table.schema, table.name) for table in found.tables}
+    left = heirs(connection, found.state, named, pipeline.topic_prefix)
+    found.warnings += [
+        f"{table.qualified} was dropped and created again: the stream takes it up, and gives it its topic."
+        for table in found.tables
+        if table.oid in left
+    ]
+    found.tables = [table for table in found.tables if table.oid not in left]
 
 
 def _check_partitions(connection: Connection, found: Findings) -> list[str]:

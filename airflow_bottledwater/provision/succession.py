@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import BottledWaterError, StopRequested, TakenOver
 from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.policy import transient
@@ -18,7 +17,7 @@ from airflow_bottledwater.postgres.connect import Connection, end_of_wal
 from airflow_bottledwater.provision import renew
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.identity import heirs
 from airflow_bottledwater.state.records import StateRecord, heir_key
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ def note(connection: Connection, pipeline: Pipeline, claim: Claim, new: Mapping[
     :param new: the tables that are to be taken in, with their names.
     """
     known = claim.state
-    found = _heirs(connection, pipeline, known, new)
+    found = heirs(connection, known, catalog.names(connection, list(new)), pipeline.topic_prefix) if new else set()
     if found == known.heirs.keys():
         return
     lsn = end_of_wal(connection)
@@ -41,18 +40,6 @@ def note(connection: Connection, pipeline: Pipeline, claim: Claim, new: Mapping[
         )
         changes[heir_key(oid)] = Heir(new[oid], lsn)
     claim.write(changes)
-
-
-def _heirs(connection: Connection, pipeline: Pipeline, known: PipelineState, new: Mapping[int, str]) -> set[int]:
-    """Those of the new tables whose topics have the rows of tables that do not exist any more."""
-    by_topic = {pinned.topic: oid for oid, pinned in known.tables.items()}
-    before = {}
-    for oid, (schema, name) in catalog.names(connection, list(new)).items():
-        topic = names.topic(schema, name, pipeline.topic_prefix)
-        if topic in by_topic:
-            before[oid] = by_topic[topic]
-    there = catalog.names(connection, list(before.values()))
-    return {oid for oid, dropped in before.items() if dropped not in there}
 
 
 def take_up(pipeline: Pipeline, due: Mapping[int, Heir]) -> frozenset[int]:

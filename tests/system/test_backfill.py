@@ -3,6 +3,7 @@ topic that the watch finds and a backfill mends; and a slice that waits for the 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from airflow_bottledwater.local.process import run
 from tests.support.verifying import found_equal, holds_snapshot, start_watch, verified_in_airflow, watched
 from tests.system.test_dag import DAG, TASKS, System, Topics, until
 
@@ -138,6 +140,22 @@ def test_ten_days_are_published_again_once_each(system: System) -> None:
         f"2026-03-{n:02d}": 1 for n in range(1, 11)
     }
     assert verified_in_airflow(system.client, {})["rows"] == 10 * ROWS
+
+
+def test_the_command_publishes_days_again(system: System) -> None:
+    before = _published_again(system)
+    airflow = [sys.executable, "-m", "airflow", "backfill", "create", "--dag-id", BACKFILL]
+    days = ["--from-date", "2026-03-02", "--to-date", "2026-03-03", "--reprocess-behavior", "completed"]
+    run([*airflow, *days], "airflow backfill create", cwd=system.airflow.folder, env=system.airflow.environment())
+    until(
+        "two days are published again",
+        lambda: sum((_published_again(system) - before).values()) >= 2 * ROWS or _runs(system)["failed"],
+        200,
+    )
+    until("all runs have ended", lambda: _runs(system)["success"] + _runs(system)["failed"] >= 10, 60)
+    assert _runs(system)["failed"] == 0, _why(system)
+    more = _published_again(system) - before
+    assert sorted((day, n) for (_, day), n in more.items()) == [("2026-03-02", ROWS), ("2026-03-03", ROWS)]
 
 
 def test_the_watch_names_a_damaged_row_and_publishing_its_day_again_mends_it(system: System) -> None:

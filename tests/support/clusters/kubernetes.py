@@ -213,7 +213,15 @@ class _Handler(BaseHTTPRequestHandler):
         if (asked := self._asked()) is None:
             return
         self._content()
+        namespace, kind, name = asked
         with self.objects.changed:
+            if not name:  # all that are selected
+                selector = parse_qs(urlsplit(self.path).query).get("labelSelector", [""])[0]
+                things = {k: t for k, t in self.objects.present.items() if k[:2] == (namespace, kind)}
+                for key in [key for key, thing in things.items() if _selected(thing, selector)]:
+                    self.objects.happened("DELETED", self.objects.present.pop(key))
+                self._answer(200, {"kind": "Status", "status": "Success"})
+                return
             found = self.objects.present.pop(asked, None)
             self._answer(200, self.objects.happened("DELETED", found)) if found else self._missing()
 
@@ -279,5 +287,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _selected(thing: Json, selector: str) -> bool:
     labels = thing["metadata"].get("labels", {})
-    wanted = [part.partition("=") for part in selector.split(",") if part]
-    return all(labels.get(name) == value.lstrip("=") for name, _, value in wanted)
+    for part in filter(None, selector.split(",")):
+        name, sign, value = re.split("(!=|==|=)", part, maxsplit=1)
+        if (labels.get(name) == value) == (sign == "!="):
+            return False
+    return True

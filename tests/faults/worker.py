@@ -111,6 +111,47 @@ def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
     setattr(owner, name, make(getattr(owner, name)))
 
 
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _before(trap: Trap, owner: Any, name: str, when: Callable[..., Any] = _always) -> None:
+    """Spring the trap before a call.
+
+    :param when: whether it is one that counts, by the call's arguments.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if when(*arguments, **named):
+                trap.hit()
+            return original(*arguments, **named)
+
+        return call
+
+    _around(owner, name, make)
+
+
+def _behind(trap: Trap, owner: Any, name: str, when: Callable[..., Any] = _always) -> None:
+    """Spring the trap behind a call; see :func:`_before`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = original(*arguments, **named)
+            if when(*arguments, **named):
+                trap.hit()
+            return result
+
+        return call
+
+    _around(owner, name, make)
+
+
+def _writes(prefix: str) -> Callable[..., bool]:
+    """Whether the last argument of a call has state records whose keys begin so."""
+    return lambda *arguments: any(key.startswith(prefix) for key in arguments[-1])
+
+
 # ------------------------------------------------------------------ the points
 
 
@@ -194,27 +235,11 @@ def _during_commit(trap: Trap) -> None:
 
 
 def _before_acknowledge(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def acknowledge(self: ChangeSource, position: Any) -> None:
-            if position.ordinal == 0:
-                trap.hit()
-            original(self, position)
-
-        return acknowledge
-
-    _around(ChangeSource, "acknowledge", make)
+    _before(trap, ChangeSource, "acknowledge", lambda _, position: position.ordinal == 0)
 
 
 def _inside_a_cut_transaction(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def acknowledge(self: ChangeSource, position: Any) -> None:
-            original(self, position)
-            if position.ordinal != 0:
-                trap.hit()
-
-        return acknowledge
-
-    _around(ChangeSource, "acknowledge", make)
+    _behind(trap, ChangeSource, "acknowledge", lambda _, position: position.ordinal != 0)
 
 
 def _in_the_claim(trap: Trap) -> None:
@@ -242,51 +267,19 @@ def _in_the_claim(trap: Trap) -> None:
 
 def _before_the_first_initialisation(trap: Trap) -> None:
     """The claim stands and was read; the job's own id was not initialised yet."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init(handle: int, milliseconds: int) -> Any:
-            if _here.opening:
-                trap.hit()
-            return original(handle, milliseconds)
-
-        return init
-
-    _around(rd, "init_transactions", make)
+    _before(trap, rd, "init_transactions", lambda *_: _here.opening)
 
 
 def _between_ranges(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
-            original(self, batches, progress)
-            if any(key.startswith("progress/") for key in progress):
-                trap.hit()
-
-        return transact
-
-    _around(PublishSession, "transact", make)
+    _behind(trap, PublishSession, "transact", _writes("progress/"))
 
 
 def _before_complete(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def write(self: Claim, values: dict[str, Any]) -> None:
-            if COMPLETE in values:
-                trap.hit()
-            original(self, values)
-
-        return write
-
-    _around(Claim, "write", make)
+    _before(trap, Claim, "write", lambda _, values: COMPLETE in values)
 
 
 def _before_a_chunk(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def publish(self: LiveSnapshots, *arguments: Any) -> None:
-            trap.hit()
-            original(self, *arguments)
-
-        return publish
-
-    _around(LiveSnapshots, "_publish", make)
+    _before(trap, LiveSnapshots, "_publish")
 
 
 def _in_a_chunk(trap: Trap) -> None:
@@ -303,15 +296,7 @@ def _in_a_chunk(trap: Trap) -> None:
 
 
 def _behind_a_chunk(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
-            original(self, batches, progress)
-            if any(key.startswith("live/") for key in progress):
-                trap.hit()
-
-        return transact
-
-    _around(PublishSession, "transact", make)
+    _behind(trap, PublishSession, "transact", _writes("live/"))
 
 
 def _during_the_commit_of_a_chunk(trap: Trap) -> None:
@@ -344,16 +329,7 @@ def _during_the_commit_of_a_chunk(trap: Trap) -> None:
 
 def _before_swept_keys_are_handed_over(trap: Trap) -> None:
     """The sweep has read the topic and the table."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def hand_over(self: Reading, chunk: Chunk) -> None:
-            if chunk.stale:
-                trap.hit()
-            original(self, chunk)
-
-        return hand_over
-
-    _around(Reading, "_hand_over", make)
+    _before(trap, Reading, "_hand_over", lambda _, chunk: chunk.stale)
 
 
 def _in_swept_keys(trap: Trap) -> None:
@@ -371,80 +347,31 @@ def _in_swept_keys(trap: Trap) -> None:
 
 
 def _behind_swept_keys(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def publish(self: LiveSnapshots, chunk: Chunk, *arguments: Any) -> None:
-            original(self, chunk, *arguments)
-            if chunk.stale:
-                trap.hit()
-
-        return publish
-
-    _around(LiveSnapshots, "_publish", make)
+    _behind(trap, LiveSnapshots, "_publish", lambda _, chunk, *__: chunk.stale)
 
 
 def _behind_the_publication(trap: Trap) -> None:
     """A table was added to the publication, and nothing of it is recorded."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def extend(*arguments: Any, **named: Any) -> None:
-            original(*arguments, **named)
-            trap.hit()
-
-        return extend
-
-    _around(publication, "extend", make)
+    _behind(trap, publication, "extend")
 
 
 def _behind_the_topic(trap: Trap) -> None:
     """A table's topic and its owner are there, and nothing else is recorded."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def pin(*arguments: Any) -> Any:
-            pinned = original(*arguments)
-            trap.hit()
-            return pinned
-
-        return pin
-
     for module in (create, renew):
-        _around(module, "pin", make)
+        _behind(trap, module, "pin")
 
 
 def _behind_the_record_of_a_table(trap: Trap) -> None:
     """Its rows are owed, and nobody has asked for them."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def write(self: Claim, values: dict[str, Any]) -> None:
-            original(self, values)
-            if any(key.startswith("table/") for key in values):
-                trap.hit()
-
-        return write
-
-    _around(Claim, "write", make)
+    _behind(trap, Claim, "write", _writes("table/"))
 
 
 def _before_the_end_is_reported(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def tell(self: Reports, request_id: str, state: str, *arguments: Any, **named: Any) -> None:
-            if state == "finished":
-                trap.hit()
-            original(self, request_id, state, *arguments, **named)
-
-        return tell
-
-    _around(Reports, "tell", make)
+    _before(trap, Reports, "tell", lambda _, __, state, *___, **____: state == "finished")
 
 
 def _before_the_request_is_removed(trap: Trap) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def remove(self: SnapshotRequests, request_id: str) -> None:
-            trap.hit()
-            original(self, request_id)
-
-        return remove
-
-    _around(SnapshotRequests, "remove", make)
+    _before(trap, SnapshotRequests, "remove")
 
 
 STREAM_POINTS: dict[str, Callable[[Trap], None]] = {

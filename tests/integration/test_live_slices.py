@@ -105,8 +105,8 @@ def test_partitions_that_cannot_have_such_rows_are_not_looked_at(database: str) 
     assert found["days_1"] is None
 
 
-def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows leave the slice, join it, and move to other places between the chunks; the stream has published what the chunks do not show."""
+def _in_small_chunks(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Flow:
+    """A pipeline that streams a table whose slices are everywhere in it, and are read again in many chunks."""
     flow: Flow = make_flow(tables="items")
     with connect(flow.dsn) as connection:
         _fill(connection, clustered=False)
@@ -115,6 +115,12 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
     flow.stream()
     monkeypatch.setattr(reading, "_FIRST_BLOCKS", 5)
     monkeypatch.setattr(reading, "_MOST_BLOCKS", 5)
+    return flow
+
+
+def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows leave the slice, join it, and move to other places between the chunks; the stream has published what the chunks do not show."""
+    flow = _in_small_chunks(make_flow, monkeypatch)
     dice, original, steps = random.Random(1), reading.Reading._step, [0]
 
     def step(self: reading.Reading) -> Any:
@@ -140,14 +146,7 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
 def test_places_that_rows_outside_the_slice_have_got_are_left_out(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flow: Flow = make_flow(tables="items")
-    with connect(flow.dsn) as connection:
-        _fill(connection, clustered=False)
-    flow.create()
-    flow.snapshot()
-    flow.stream()
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 5)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 5)
+    flow = _in_small_chunks(make_flow, monkeypatch)
     places = {ctid for (ctid,) in flow.execute("SELECT ctid::text FROM items WHERE day = 5")}
     original, steps = reading.Reading._step, [0]
 

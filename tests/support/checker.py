@@ -337,9 +337,8 @@ class Checker:
                 "invented", record, f"{record} has the large value {record.large}; it could be {sorted(allowed)}"
             )
 
-    def _check_last(self, records: Sequence[Record]) -> None:
-        """What is read afterwards may be newer than its record, but the last record of a key has the last value."""
-        last = {(r.table, r.key): r for r in sorted(records, key=lambda r: r.offset)}
+    def _final(self) -> dict[tuple[str, int], Change]:
+        """The change that left each row of the tables as it is now."""
         final: dict[tuple[str, int], Change] = {}
         for change in self._log:
             if change.old is not None:
@@ -348,7 +347,12 @@ class Checker:
                 final[change.table, change.new] = change
             if change.op == TRUNCATE:
                 final = {key: row for key, row in final.items() if key[0] != change.table}
-        for key, change in final.items():
+        return final
+
+    def _check_last(self, records: Sequence[Record]) -> None:
+        """What is read afterwards may be newer than its record, but the last record of a key has the last value."""
+        last = {(r.table, r.key): r for r in sorted(records, key=lambda r: r.offset)}
+        for key, change in self._final().items():
             record = last.get(key)
             if record is not None and record.version is not None and record.large != change.large:
                 self._wrong("stale", record, f"{record} ends with the large value {record.large}, not {change.large}")
@@ -364,14 +368,7 @@ class Checker:
             for key, record in view.items()
             if record.version is not None and not _deleted(record, emptied.get(record.table, ""))
         }
-        final: dict[tuple[str, int], Change] = {}
-        for change in self._log:
-            if change.old is not None:
-                final.pop((change.table, change.old), None)
-            if change.new is not None:
-                final[change.table, change.new] = change
-            if change.op == TRUNCATE:
-                final = {key: row for key, row in final.items() if key[0] != change.table}
+        final = self._final()
         for key, record in rows.items():
             if key not in final:
                 self._wrong("stale", record, f"{record} is the last one of its key, which the table does not have")

@@ -35,6 +35,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.state import store
 from airflow_bottledwater.warm import warm_up
+from tests.support import process_job
 from tests.support.waiting import until
 
 log = logging.getLogger("bench")
@@ -257,7 +258,7 @@ class Job:
         environment = submit.environment()
         if engine == RUNNER:
             environment |= submit.WORKER_ENVIRONMENT
-            command = [sys.executable, "-m", "tests.support.process_job", "stream", *submit.arguments(settings)]
+            command = process_job.command("stream", settings)
         else:
             command = submit.command(name, settings, master=MASTER)
         self.submitted = time.time()
@@ -323,6 +324,12 @@ def descendants(root: int) -> list[int]:
             found.append(child)
             todo.append(child)
     return found
+
+
+def parent(pid: int) -> int:
+    """A process's parent; 0 when it is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields is not None else 0
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.state.status import snapshot_is_complete
 from tests.benchmarks.command import running
-from tests.benchmarks.common import Follower, Workload, descendants, emit, is_jvm, proportional, scaled
+from tests.benchmarks.common import Follower, Workload, descendants, emit, is_jvm, parent, proportional, scaled
 from tests.support.waiting import until
 
 _PIPELINES = 3
@@ -38,15 +38,11 @@ def _kind(pid: int, parent_is_jvm: bool) -> str:
     return {"pyspark.daemon": "daemon", "spark_jobs": "driver", "supervise": "supervisor"}.get(kind, kind)
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def _memory(commands: Sequence[int]) -> dict[str, float]:
     """MB by kind of process, of each pipeline."""
     found: Counter[str] = Counter()
     for pid in [p for command in commands for p in (command, *descendants(command))]:
-        found[_kind(pid, is_jvm(_parent(pid)))] += proportional(pid)
+        found[_kind(pid, is_jvm(parent(pid)))] += proportional(pid)
     return {kind: size / _MB / len(commands) for kind, size in found.items()}
 
 

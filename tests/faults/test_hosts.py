@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.state import control_records, jobs
 from airflow_bottledwater.state.control_records import Owner
+from tests.support import process_job
 from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow
 from tests.support.clusters.servers import ReachableServers
@@ -43,17 +43,7 @@ class Job:
         jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, host.name, "", "spark"), "")
         folder.mkdir()
         self.log = folder / "log"
-        settings = str(flow.pipeline.write(folder))
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.process_job",
-            "stream",
-            "--pipeline",
-            settings,
-            "--job",
-            self.id,
-        ]
+        command = process_job.command("stream", flow.pipeline.write(folder), self.id)
         self.process: subprocess.Popen[bytes] = host.start(command, log=self.log, env=plain_environment(), cwd=ROOT)
 
     def end(self, seconds: float = 90) -> Ended:

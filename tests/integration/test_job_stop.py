@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -30,6 +29,7 @@ from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.run_directory import Submission
 from airflow_bottledwater.state import control_records, jobs, status, store
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
+from tests.support import process_job
 from tests.support.topics import Flow
 from tests.support.waiting import until
 
@@ -49,11 +49,8 @@ class Job:
     def begin(self) -> None:
         flow, folder = self.flow, self._folder
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.process_job", "stream", "--pipeline", str(flow.pipeline.write(folder)), "--job", self.id],
-                stdout=log,
-                stderr=log,
-            )  # fmt: skip
+            command = process_job.command("stream", flow.pipeline.write(folder), self.id)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def send(self, signum: int) -> None:
         os.kill(self.process.pid, signum)
@@ -284,9 +281,8 @@ def test_the_command_ends_the_processes_of_a_job_on_this_host(
     if by_airflow:
         here = socket.gethostname()
         jobs.announce(flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "")
-    settings = flow.pipeline.write(folder)
-    command = [sys.executable, "-m", "tests.support.process_job", "stream", "--pipeline", str(settings)]
-    supervise.start(folder, [*command, *(["--job", job_id] if by_airflow else [])], dict(os.environ))
+    command = process_job.command("stream", flow.pipeline.write(folder), job_id)
+    supervise.start(folder, command, dict(os.environ))
     try:
         until(lambda: (r := status.report(flow.pipeline).job) and r.state == "streaming", "it streams")
         driver = run_directory.read(folder, run_directory.Driver)
@@ -325,17 +321,7 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
     folder = tmp_path / "run"
     folder.mkdir()
     run_directory.write(folder, Submission(job_id, "stream"))
-    settings = flow.pipeline.write(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.process_job",
-        "stream",
-        "--pipeline",
-        str(settings),
-        "--job",
-        job_id,
-    ]
+    command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:
         identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "conn_id": "s"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
-from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark import job, submit
 from airflow_bottledwater.stream import engine
 
 
@@ -21,6 +22,11 @@ def stream(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Even
 def snapshot(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Take the snapshot, with lanes in threads."""
     return asdict(driver.run(pipeline, driver.in_threads(pipeline), stopped=stopped))
+
+
+def command(kind: str, settings: Path | str, job_id: str = "") -> list[str]:
+    """The command line of such a job."""
+    return [sys.executable, "-m", "tests.support.process_job", kind, *submit.arguments(settings, job_id=job_id)]
 
 
 if __name__ == "__main__":

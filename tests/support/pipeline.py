@@ -10,12 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -62,12 +62,10 @@ class Source:
 
     def picture(self) -> dict[str, Any]:
         """Publications and slots, topics with their end offsets, and our subjects with their versions."""
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
-        topics = {n: t for n, t in admin.list_topics(timeout=10).topics.items() if not n.startswith("__")}
-        asked = {TopicPartition(n, p): OffsetSpec.latest() for n, t in topics.items() for p in t.partitions}
-        ends = {
-            (p.topic, p.partition): f.result().offset for p, f in (admin.list_offsets(asked) if asked else {}).items()
-        }
+        kafka = {"bootstrap.servers": self.kafka.bootstrap}
+        topics = {n: t for n, t in AdminClient(kafka).list_topics(timeout=10).topics.items() if not n.startswith("__")}
+        # asks again while a topic that was created a moment ago has no leader
+        ends = Topics(kafka).all_ends({n: len(t.partitions) for n, t in topics.items()}) if topics else {}
         schemas = SchemaRegistryClient({"url": self.registry.url})
         subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]
         return {

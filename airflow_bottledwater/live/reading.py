@@ -18,6 +18,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
@@ -34,7 +35,7 @@ from airflow_bottledwater.postgres.connect import Connection, connect, outage, p
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query, wait_flushed
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
+from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import LiveProgress, PinnedTable
 

@@ -1,30 +1,18 @@
-"""Which records of a topic the snapshot has not found again, for a topic with any number of keys, in bounded memory.
-
-A table of hashes holds as many keys as fit. A topic with more is read several times, for one range of hashes after the other.
-"""
+"""Which records of a topic the snapshot has not found again, for a topic with any number of keys, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.compiled import compiled
-from airflow_bottledwater.encoding.layout import Rows
-from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka import librdkafka as rd
+from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
 from airflow_bottledwater.kafka.topic_reader import Block
 
-#: places of the largest table: 100 MB
-_PLACES = 1 << 22
-#: how full a table may be, in eighths
-_FULL = 6
-#: hashes are divided by their upper 16 bits
-RANGES: Final = 1 << 16
-_RANGE_SHIFT = np.uint64(48)
 #: mixes the partition into the second half of a key's hash: a key that another program wrote to several partitions has a latest record
 #: in each of them
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -70,10 +58,10 @@ def _put(table, first, second, at):
 @compiled
 def _note(table, used, messages, hashes, ends, start, low, high):
     """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table is full."""
-    limit = table.size // 8 * _FULL - 1  # a record makes up to two entries
+    limit = table.size // 8 * FULL - 1  # a record makes up to two entries
     for i in range(start, messages.size):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
-        if not low <= np.int64(first >> _RANGE_SHIFT) < high:
+        if not low <= np.int64(first >> RANGE_SHIFT) < high:
             continue
         if used >= limit:
             return i, used
@@ -88,7 +76,7 @@ def _find(table, used, hashes, partitions, low, high):
     """Mark the keys among these that have a record in one of the partitions; returns how many entries there are then."""
     for i in range(hashes.shape[0]):
         first, second = hashes[i, 0], hashes[i, 1]
-        if not low <= np.int64(first >> _RANGE_SHIFT) < high:
+        if not low <= np.int64(first >> RANGE_SHIFT) < high:
             continue
         for partition in range(partitions):
             if table[_place(table, first, _mixed(second, partition))].at != 0:
@@ -107,7 +95,7 @@ def _enter(table, entries):
 def _find_stale(table, messages, hashes, low, high, out):
     for i in range(messages.size):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
-        if message.payload != 0 and low <= np.int64(first >> _RANGE_SHIFT) < high:
+        if message.payload != 0 and low <= np.int64(first >> RANGE_SHIFT) < high:
             latest = table[_place(table, first, _mixed(second, message.partition))].at == _at(message)
             out[i] = latest and table[_place(table, first, second ^ _FOUND)].at == 0
 
@@ -126,26 +114,20 @@ def _note_nothing() -> None:
     _find_stale(table, nothing, hashes, 0, RANGES, np.zeros(0, dtype=np.bool_))
 
 
-class LatestRecords:
-    """The latest records of the keys whose hashes are in ``[low, high)``, and which of these keys the snapshot has found. ``high`` sinks
-    when the table is full; what is then outside is for another reading of the topic.
+class LatestRecords(KeyTable):
+    """The latest records of keys, and which of these keys the snapshot has found.
 
     :param records: how many records there are at most.
     :param ends: per partition, where the snapshot's records begin.
-    :param low: where the range begins, of :data:`RANGES`.
-    :param places: of the table at most, a power of two.
+    :param low: where the range of hashes begins.
+    :param places: of the table at most.
     """
 
-    def __init__(self, records: int, ends: Sequence[int], low: int, *, places: int = _PLACES) -> None:
+    def __init__(self, records: int, ends: Sequence[int], low: int, *, places: int = PLACES) -> None:
         warm_up()
-        size = 16
-        while size < min(places, 2 * records):
-            size *= 2
-        self._table: Rows = np.zeros(size, dtype=_ENTRY)
+        super().__init__(_ENTRY, "first", "at", _enter, records=records, low=low, places=places)
         self._ends = np.array(ends, dtype=np.int64)
-        self._used = 0
         self._finding = False
-        self.low, self.high = low, RANGES
 
     def note(self, block: Block) -> None:
         """Enter a block's records; those of a partition come in order.
@@ -154,11 +136,11 @@ class LatestRecords:
         """
         i = 0
         while i < len(block):
-            i, self._used = _note(
-                self._table, self._used, block.messages, block.hashes, self._ends, i, self.low, self.high
+            i, self.used = _note(
+                self.table, self.used, block.messages, block.hashes, self._ends, i, self.low, self.high
             )
             if i < len(block):
-                self._halve()
+                self.halve()
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> None:
         """Mark keys that the table has; to be called when all records are entered.
@@ -166,22 +148,10 @@ class LatestRecords:
         :raises Refused: the keys of a single range fill the table.
         """
         # each entered record may get a mark, and nothing else is entered from now on
-        while not self._finding and 2 * self._used > len(self._table) // 8 * _FULL:
-            self._halve()
+        while not self._finding and 2 * self.used > len(self.table) // 8 * FULL:
+            self.halve()
         self._finding = True
-        self._used = _find(self._table, self._used, hashes, len(self._ends), self.low, self.high)
-
-    def _halve(self) -> None:
-        """Leave half of the range, or more, to another reading."""
-        kept = self._table[self._table["at"] != 0]
-        while len(kept) == self._used:
-            if self.high - self.low == 1:
-                raise Refused("A topic has more keys than can be compared.", "Publish the table to a new topic.")
-            self.high = self.low + (self.high - self.low) // 2
-            kept = kept[(kept["first"] >> _RANGE_SHIFT).astype(np.int64) < self.high]
-        self._table[:] = np.zeros(1, dtype=_ENTRY)
-        _enter(self._table, kept)
-        self._used = len(kept)
+        self.used = _find(self.table, self.used, hashes, len(self._ends), self.low, self.high)
 
     def stale(self, block: Block) -> npt.NDArray[np.bool_]:
         """Which of a block's records have a value, are the latest of their keys, and of keys that the snapshot has not found.
@@ -189,10 +159,10 @@ class LatestRecords:
         :param block: records before the snapshot's.
         """
         found = np.zeros(len(block), dtype=np.bool_)
-        _find_stale(self._table, block.messages, block.hashes, self.low, self.high, found)
+        _find_stale(self.table, block.messages, block.hashes, self.low, self.high, found)
         return found
 
     def any_before(self) -> bool:
         """Whether a latest record has a value and may lie before the snapshot's."""
-        at = self._table["at"]
+        at = self.table["at"]
         return bool(((at > 1) & (at % 2 == 0) & ((at - 1) // 2 < self._ends.max(initial=0))).any())

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.publisher import tombstones
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.postgres.connect import check_stopped
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
+from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.records import PinnedTable, Sweep, sweep_key
 
 log = logging.getLogger(__name__)

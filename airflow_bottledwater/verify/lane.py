@@ -12,6 +12,7 @@ import psycopg
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.kafka import topic_reader
+from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
@@ -19,7 +20,7 @@ from airflow_bottledwater.postgres.receive import Block as RowBlock
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.verify import latest, program, records
 from airflow_bottledwater.verify.buckets import Buckets, bucket_of, members, sampled
-from airflow_bottledwater.verify.latest import RANGES, LatestValues
+from airflow_bottledwater.verify.latest import LatestValues
 from airflow_bottledwater.verify.place import Misplaced, Places
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan, line
@@ -148,22 +149,26 @@ class _Work:
 
     def _sum_up_records(self, view: View, ends: list[int]) -> None:
         low = 0
-        places, scan = Places(view), self._scan(view)
         while low < RANGES:
-            values, misplaced = LatestValues(sum(ends), low), Misplaced()
-            for block in self._blocks(view, ends):
-                keys, rows = scan.records(block)
-                kinds = places.kinds(block)
-                kinds[~sampled(keys, self._reading.sample)] = latest.SKIP
-                misplaced.take(block, keys, kinds, len(view.ends))
-                values.note(block.hashes[:, 0], keys, rows, kinds)
-            sums = self._sums(view.table.oid)
-            keys, rows = values.values()
-            sums.add(keys, rows)
-            self._answer(view.table.oid).rows += len(keys)
-            if low == 0:
-                sums.spoil(misplaced.keys())
-            low = values.high
+            low = self._sum_up_range(view, ends, low)
+
+    def _sum_up_range(self, view: View, ends: list[int], low: int) -> int:
+        """Sum up the keys whose hashes lie from ``low`` on, as many as memory is for; returns where those of the next reading begin."""
+        places, scan = Places(view), self._scan(view)
+        values, misplaced = LatestValues(sum(ends), low), Misplaced()
+        for block in self._blocks(view, ends):
+            keys, rows = scan.records(block)
+            kinds = places.kinds(block)
+            kinds[~sampled(keys, self._reading.sample)] = latest.SKIP
+            misplaced.take(block, keys, kinds, len(view.ends))
+            values.note(block.hashes[:, 0], keys, rows, kinds)
+        sums = self._sums(view.table.oid)
+        keys, rows = values.values()
+        sums.add(keys, rows)
+        self._answer(view.table.oid).rows += len(keys)
+        if low == 0:
+            sums.spoil(misplaced.keys())
+        return values.high
 
     def _find_records(self, view: View, ends: list[int]) -> None:
         """Return the records of the wanted buckets' keys that count."""

@@ -1,26 +1,14 @@
-"""The latest record of each key of some partitions, in bounded memory: a table of hashes holds as many keys as fit. Partitions with more
-keys are read several times, for one range of hashes after the other."""
+"""The latest record of each key of some partitions, in bounded memory."""
 
 from __future__ import annotations
-
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.compiled import compiled
-from airflow_bottledwater.encoding.layout import Rows
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
 from airflow_bottledwater.verify.buckets import Hashes
-
-#: places of the largest table: 134 MB
-_PLACES = 1 << 22
-#: how full a table may be, in eighths
-_FULL = 6
-#: hashes of keys' bytes are divided by their upper 16 bits
-RANGES: Final = 1 << 16
-_RANGE_SHIFT = np.uint64(48)
 
 #: what a record does to its key
 SKIP, TOMBSTONE, VALUE = 0, 1, 2
@@ -42,10 +30,10 @@ def _place(table, identity):
 def _note(table, used, records, start, low, high):
     """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table is full."""
     identities, keys, rows, kinds = records
-    limit = table.size // 8 * _FULL
+    limit = table.size // 8 * FULL
     for i in range(start, identities.size):
         identity = identities[i]
-        if kinds[i] == SKIP or not low <= np.int64(identity >> _RANGE_SHIFT) < high:
+        if kinds[i] == SKIP or not low <= np.int64(identity >> RANGE_SHIFT) < high:
             continue
         if used >= limit:
             return i, used
@@ -75,22 +63,17 @@ def _note_nothing() -> None:
     _enter(table, table[:0])
 
 
-class LatestValues:
-    """The latest records of the keys whose bytes' hashes are in ``[low, high)``. ``high`` sinks when the table is full; what is then
-    outside is for another reading of the partitions.
+class LatestValues(KeyTable):
+    """The latest records of keys.
 
     :param records: how many records there are at most.
-    :param places: of the table at most, a power of two.
+    :param low: where the range of hashes begins, which are those of the keys' bytes.
+    :param places: of the table at most.
     """
 
-    def __init__(self, records: int, low: int, *, places: int = _PLACES) -> None:
+    def __init__(self, records: int, low: int, *, places: int = PLACES) -> None:
         warm_up()
-        size = 16
-        while size < min(places, 2 * records):
-            size *= 2
-        self._table: Rows = np.zeros(size, dtype=_ENTRY)
-        self._used = 0
-        self.low, self.high = low, RANGES
+        super().__init__(_ENTRY, "identity", "kind", _enter, records=records, low=low, places=places)
 
     def note(self, identities: Hashes, keys: Hashes, rows: Hashes, kinds: npt.NDArray[np.int64]) -> None:
         """Enter records; those of a key come in order.
@@ -103,23 +86,12 @@ class LatestValues:
         records = (np.ascontiguousarray(identities), keys, rows, kinds)
         i = 0
         while i < len(identities):
-            i, self._used = _note(self._table, self._used, records, i, self.low, self.high)
+            i, self.used = _note(self.table, self.used, records, i, self.low, self.high)
             if i < len(identities):
-                self._halve()
-
-    def _halve(self) -> None:
-        """Leave half of the range, or more, to another reading."""
-        kept = self._table[self._table["kind"] != 0]
-        while len(kept) == self._used:
-            if self.high - self.low == 1:
-                raise Refused("A topic has more keys than can be compared.", "Verify a sample, or fewer tables.")
-            self.high = self.low + (self.high - self.low) // 2
-            kept = kept[(kept["identity"] >> _RANGE_SHIFT).astype(np.int64) < self.high]
-        self._table[:] = np.zeros(1, dtype=_ENTRY)
-        _enter(self._table, kept)
-        self._used = len(kept)
+                self.halve()
 
     def values(self) -> tuple[Hashes, Hashes]:
         """The hashes of the keys whose latest record has a value, and of their rows."""
-        found = self._table[self._table["kind"] == VALUE]
-        return found["key"].copy(), found["row"].copy()
+        # each field is copied by itself: the entries together would take as much memory as the table
+        live = self.table["kind"] == VALUE
+        return self.table["key"][live], self.table["row"][live]

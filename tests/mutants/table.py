@@ -183,9 +183,9 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep of more keys than memory is for goes on where it was full",
-        "snapshot/latest.py",
-        "        self._used = len(kept)\n",
-        "        self._used, self.high = len(kept), RANGES\n",
+        "kafka/key_table.py",
+        "        self.used = count\n",
+        "        self.used, self.high = count, RANGES\n",
         "tests/unit/snapshot/test_latest.py::test_every_reading_together_gives_what_the_snapshot_has_not_found",
     ),
     Mutant(

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.kafka.hashes import siphash
+from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.librdkafka import MESSAGE
 from airflow_bottledwater.kafka.topic_reader import Block, KeySet
-from airflow_bottledwater.snapshot.latest import RANGES, LatestRecords
+from airflow_bottledwater.snapshot.latest import LatestRecords
 from tests.support.examples import examples
 
 

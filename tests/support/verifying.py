@@ -61,14 +61,16 @@ def start_watch(client: AirflowClient, conf: Mapping[str, Any]) -> str:
     return client.trigger(WATCH, conf)
 
 
-def watched(client: AirflowClient, run: str, timeout: float = 300) -> tuple[str, dict[str, Any], str]:
+def watched(
+    client: AirflowClient, run: str, timeout: float = 300, *, dag: str = WATCH
+) -> tuple[str, dict[str, Any], str]:
     """Wait for the end of a run of the watch; returns the task's state, its result (empty if it failed) and its log."""
-    client.wait_run(WATCH, run, timeout)
-    (task,) = client.task_instances(WATCH, run)
-    log = client.task_log(WATCH, run, "verify", max(1, task["try_number"]))
+    client.wait_run(dag, run, timeout)
+    (task,) = client.task_instances(dag, run)
+    log = client.task_log(dag, run, "verify", max(1, task["try_number"]))
     result: dict[str, Any] = {}
     if task["state"] == "success":
-        path = f"dags/{WATCH}/dagRuns/{run}/taskInstances/verify/xcomEntries/return_value"
+        path = f"dags/{dag}/dagRuns/{run}/taskInstances/verify/xcomEntries/return_value"
         result = client.request("GET", path, params={"deserialize": True})["value"]
     return task["state"], result, log
 
@@ -78,9 +80,9 @@ def verified_in_airflow(client: AirflowClient, conf: Mapping[str, Any]) -> dict[
     return found_equal(client, start_watch(client, conf))
 
 
-def found_equal(client: AirflowClient, run: str) -> dict[str, Any]:
+def found_equal(client: AirflowClient, run: str, *, dag: str = WATCH) -> dict[str, Any]:
     """Wait for the end of a run of the watch, which must find every topic equal to its table; returns the task's result."""
-    state, result, log = watched(client, run)
+    state, result, log = watched(client, run, dag=dag)
     assert state == "success", log[-3000:]
     assert result["equal"] and result["rows"] > 0, result
     assert {table["verdict"] for table in result["tables"].values()} == {"equal"}

@@ -3,6 +3,7 @@ topic that the watch finds and a backfill mends; and a slice that waits for the 
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -12,18 +13,24 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from airflow_bottledwater.local.process import run
-from tests.support.verifying import found_equal, holds_snapshot, start_watch, verified_in_airflow, watched
-from tests.system.test_dag import DAG, TASKS, System, Topics, until
+from tests.support.verifying import WATCH, found_equal, holds_snapshot, start_watch, verified_in_airflow, watched
+from tests.system.test_dag import DAG, DAGS, TASKS, System, Topics, until
 
 pytestmark = pytest.mark.long
 
 BACKFILL, ROWS = "bottledwater_backfill", 200
+#: the DAG of the watch, with the schedule of every minute
+OFTEN = "watch_each_minute"
 CONF = {"tables": ["flights"], "drop_slot": "never"}
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    started = System(tmp_path_factory.mktemp("backfill"))
+    dags = tmp_path_factory.mktemp("dags")
+    shutil.copytree(DAGS, dags, dirs_exist_ok=True)
+    nightly = (DAGS / "bottledwater_watch.py").read_text()
+    (dags / "often.py").write_text(nightly.replace(f'"{WATCH}"', f'"{OFTEN}"').replace('"@daily"', '"* * * * *"'))
+    started = System(tmp_path_factory.mktemp("backfill"), dags)
     try:
         started.start()
         started.client.wait_for_dag(BACKFILL)
@@ -156,6 +163,16 @@ def test_the_command_publishes_days_again(system: System) -> None:
     assert _runs(system)["failed"] == 0, _why(system)
     more = _published_again(system) - before
     assert sorted((day, n) for (_, day), n in more.items()) == [("2026-03-02", ROWS), ("2026-03-03", ROWS)]
+
+
+def test_the_watch_is_run_by_its_schedule(system: System) -> None:
+    system.client.wait_for_dag(OFTEN)
+    system.client.request("PATCH", f"dags/{OFTEN}", json={"is_paused": False})
+    path = f"dags/{OFTEN}/dagRuns"
+    run = until("a run is due", lambda: system.client.request("GET", path, params={"limit": 1})["dag_runs"], 90)[0]
+    assert run["run_type"] == "scheduled"
+    assert found_equal(system.client, run["dag_run_id"], dag=OFTEN)["rows"] == 10 * ROWS
+    system.client.request("PATCH", f"dags/{OFTEN}", json={"is_paused": True})
 
 
 def test_the_watch_names_a_damaged_row_and_publishing_its_day_again_mends_it(system: System) -> None:

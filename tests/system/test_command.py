@@ -18,7 +18,13 @@ from airflow_bottledwater import processes
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.state import status
 from tests.support.topics import Flow, assert_exactly_once_in_order
-from tests.support.verifying import ended_equal, holds_snapshot, start_command
+from tests.support.verifying import (
+    ended_equal,
+    holds_snapshot,
+    start_command,
+    verified_beside_a_stream,
+    verified_by_command,
+)
 from tests.support.waiting import until
 
 
@@ -141,6 +147,7 @@ def test_a_killed_command_takes_its_spark_job_with_it(database: str, kafka: Kafk
     assert report.slot is not None and report.slot.active_pid is None
     # in order: it could say that it ended
     assert report.job is not None and report.job.failed and not report.job.permanent
+    assert verified_beside_a_stream(flow).rows == 1
 
 
 def _epoch(flow: Flow) -> int:
@@ -172,6 +179,7 @@ def test_as_a_service_the_command_starts_a_killed_job_again_and_probes_are_answe
         flow.execute("UPDATE a SET n = 2 WHERE id <= 10")
         _until(lambda: status.report(flow.pipeline).counters["published"] >= 20, process)
         _until(lambda: _probe(flow)[0] == 0, process)
+        assert verified_by_command(flow).rows == 100
         process.send_signal(signal.SIGHUP)
         output = process.communicate(timeout=60)[0].decode()
         assert process.returncode == 0, output

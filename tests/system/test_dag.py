@@ -123,12 +123,15 @@ class Topics:
 
 # ------------------------------------------------------------------ servers
 class System:
-    """The data servers and an Airflow whose connections are to them."""
+    """The data servers and an Airflow whose connections are to them.
 
-    def __init__(self, folder: Path) -> None:
+    :param dags: the folder of its DAGs.
+    """
+
+    def __init__(self, folder: Path, dags: Path = DAGS) -> None:
         # the role of the connection must show its password, from anywhere and also for replication
         self.data = DataStack(folder / "data", postgres_options={"hba": ["host all cdc 127.0.0.1/32 scram-sha-256"]})
-        self.folder = folder
+        self.folder, self._dags = folder, dags
 
     def start(self) -> None:
         self.data.start()
@@ -152,7 +155,7 @@ class System:
         }
         self.airflow = AirflowStack(
             self.folder / "airflow",
-            dags_folder=DAGS,
+            dags_folder=self._dags,
             metadata_dsn=self.data.postgres.url("airflow"),
             env={f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},
         )

@@ -121,14 +121,15 @@ def test_a_task_fails_whose_worker_was_killed(airflow: CeleryAirflow, client: Ai
     airflow.components[host].start()
 
 
-def test_a_frozen_worker_goes_on(airflow: CeleryAirflow, client: AirflowClient, tmp_path: Path) -> None:
+def test_frozen_workers_go_on(airflow: CeleryAirflow, client: AirflowClient, tmp_path: Path) -> None:
     for worker in airflow.workers:
         worker.pause()
     run = client.trigger("deferring", {"folder": str(tmp_path)})
     until(lambda: task(client, "deferring", run)["state"] == "queued", "it is queued", 60)
     assert not (tmp_path / "halves").exists()
-    airflow.workers[0].resume()
-    assert wait_for(client, "deferring", run, "deferred")["hostname"] == airflow.workers[0].host
-    airflow.workers[1].resume()
+    # Redis hands a task to the worker that has waited longest for one, frozen or not
+    for worker in airflow.workers:
+        worker.resume()
+    wait_for(client, "deferring", run, "deferred")
     (tmp_path / "go").touch()
     assert client.wait_run("deferring", run)["state"] == "success"

@@ -67,7 +67,8 @@ class Chunk:
     :param blocks: the rows.
     :param after: the progress when they are published, except for the counts of records.
     :param stale: partition and key of records whose keys the table does not have.
-    :param partitions: what the topic knows of a partitioned table's partitions when this is published; None if that is unchanged.
+    :param partitions: what the topic knows of a partitioned table's partitions when this is published, or of those that are read; None if
+        that is unchanged.
     """
 
     version: Version
@@ -97,6 +98,17 @@ class _Piece:
     blocks: int
     after: LiveProgress
     whole: bool
+
+
+def _only(found: OwnSnapshot, oids: tuple[int, ...]) -> OwnSnapshot:
+    """What of a table is to be read: these partitions, as far as they still belong to it, or everything."""
+    if not oids:
+        return found
+    return replace(
+        found,
+        parts=[part for part in found.parts if part.oid in oids],
+        partitions=[part for part in found.partitions if part.oid in oids],
+    )
 
 
 class Reading(threading.Thread):
@@ -177,7 +189,7 @@ class Reading(threading.Thread):
         self.extent.measure(connection, self._at.tables[self._at.done :])
         if self._at.filenode == SWEEPING:
             return self._sweep(connection, oid)
-        found = self._begin(connection, oid)
+        found = _only(self._begin(connection, oid), self._at.parts)
         version = self._version(found)
         self._partitions[oid] = partitions.remembered(found.partitions)
         self.extent.note(found)
@@ -196,7 +208,9 @@ class Reading(threading.Thread):
         elif piece.whole:
             self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())
         if blocks or piece.whole:
-            self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at))
+            # a sweep is still to come, unless these are partitions that were attached
+            known = self._partitions[oid] if piece.whole and self._at.parts else None
+            self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, partitions=known))
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
         self._pace(blocks)

@@ -277,7 +277,9 @@ class LiveSnapshots:
             yield Records(records.table[kept], records.data, 0, label)
             swept = int(np.count_nonzero(kept))
         if chunk.partitions is not None and chunk.version.table.partitioned:
-            changes[partitions_key(chunk.version.table.oid)] = Partitions.of(chunk.partitions)
+            oid = chunk.version.table.oid
+            others = self._session.state.partitions.get(oid, {}) if chunk.after.parts else {}
+            changes[partitions_key(oid)] = Partitions.of({**others, **chunk.partitions})
         changes[live_key(self._id)] = replace(
             chunk.after,
             rows=before.rows + rows,

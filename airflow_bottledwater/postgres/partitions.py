@@ -167,20 +167,30 @@ def changes(known: Known, table: Table, today: Sequence[Partition]) -> list[tupl
         for oid, (name, _) in known.items()
         if oid not in now
     ]
-    parents = {table.oid, *known}
-    for each in today:
-        if each.oid in known or each.parent not in parents:
-            continue
-        if each.created:
-            parents.add(each.oid)
-        else:
-            found.append((each.qualified, f"was attached to {table.qualified}"))
+    new = attached(known, table, today)
+    below = {each.oid for each in new}
+    found += [(each.qualified, f"was attached to {table.qualified}") for each in new if each.parent not in below]
     if not _rewritten_as_one(known, today):
         found += [
             (each.qualified, "was truncated, or rewritten by VACUUM FULL, CLUSTER or ALTER TABLE")
             for each in _rewritten(known, today)
         ]
     return found
+
+
+def attached(known: Known, table: Table, today: Sequence[Partition]) -> list[Partition]:
+    """What was put below a table with the rows that it had, and everything below it, parents first.
+
+    :param known: the partitions that the topic knows.
+    """
+    found: dict[int, Partition] = {}
+    parents = {table.oid, *known}
+    for each in today:
+        if each.parent in found or (each.parent in parents and each.oid not in known and not each.created):
+            found[each.oid] = each
+        elif each.parent in parents:
+            parents.add(each.oid)
+    return list(found.values())
 
 
 def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int, tuple[str, int]]:

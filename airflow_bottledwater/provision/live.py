@@ -70,8 +70,8 @@ def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
     progress = read_state(pipeline, store.state_topic_name(_cluster(pipeline).database, pipeline.slot)).live(request_id)
     if progress is not None and progress.still_owed:
         raise Refused(
-            f"Live snapshot {request_id!r} reads tables that were added, or taken up again with another key: without it, their topics "
-            "would lack rows for good.",
+            f"Live snapshot {request_id!r} reads tables or partitions that were added, or tables that were taken up again with another key: "
+            "without it, their topics would lack rows for good.",
             "Let it wait instead (bottledwater snapshots --pause), or set a limit for its pace when you ask for one.",
         )
     snapshots.change(pipeline, name, request_id, cancelled=True)

@@ -74,6 +74,28 @@ def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
     return found
 
 
+def attached(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[int, list[partitions.Partition]]:
+    """By the table's oid, what was attached below it with the rows that it had, and is to be read: if ``new_tables`` is add, and the table
+    has a key, without which it cannot be read again. What is not in the WAL cannot be followed."""
+    if pipeline.new_tables != "add":
+        return {}
+    found = {}
+    for table, partitioned, today in _partitioned(connection, known):
+        new = partitions.attached(partitioned, table, today)
+        if new and table.keyed and not partitions.unfit(table, new):
+            found[table.oid] = new
+    return found
+
+
+def unread(
+    attached: Mapping[int, list[partitions.Partition]], known: PipelineState
+) -> dict[int, list[partitions.Partition]]:
+    """Those of the attached partitions for which no live snapshot is recorded yet."""
+    read = {part for progress in known.lives.values() for part in progress.parts}
+    left = {oid: [part for part in parts if part.oid not in read] for oid, parts in attached.items()}
+    return {oid: parts for oid, parts in left.items() if parts}
+
+
 def followed(connection: Connection, known: PipelineState) -> dict[str, Partitions]:
     """The records of tables below which something has changed that the stream was told of."""
     found = {}
@@ -109,6 +131,10 @@ def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) ->
         return set()
 
 
+def _names(found: Mapping[int, list[partitions.Partition]]) -> list[str]:
+    return [part.qualified for parts in found.values() for part in parts]
+
+
 class CoverageWatch:
     """Checks the coverage regularly while a stream runs, in a thread of its own: a server that does not answer must not hold up the
     stream. The thread starts at once.
@@ -129,6 +155,7 @@ class CoverageWatch:
         self._pipeline, self._interval = pipeline, interval
         self._not_taken = not_taken
         self._new: dict[int, str] = {}
+        self._attached: list[str] = []
         self._heirs = known.heirs
         # a copy, to which is added what the stream was told of
         self._known = PipelineState(dict(known.raw))
@@ -153,9 +180,9 @@ class CoverageWatch:
         whole, left = not reached.ordinal, self._not_taken | self._heirs.keys()
         new = [name for oid, name in self._new.items() if oid not in left]
         due = [heir.name for oid, heir in self._heirs.items() if oid not in self._not_taken and reached.lsn >= heir.lsn]
-        if (new or due) and whole and self._pipeline.new_tables == "add":
+        if (taken := new + due + self._attached) and whole and self._pipeline.new_tables == "add":
             raise TablesChanged(
-                f"{', '.join(new + due)}: created since the slot was. The stream begins anew, and takes them in."
+                f"{', '.join(taken)}: created or attached since the slot was. The stream begins anew, and takes them in."
             )
         if new and self._pipeline.new_tables == "stop":
             raise Refused(
@@ -175,7 +202,9 @@ class CoverageWatch:
                     connection.execute("SET statement_timeout = '5s'")
                     check(connection, self._pipeline, self._known)
                     new, changed = unfollowed(connection, self._pipeline, self._known), self._unsent(connection)
-                    self._log_changes(new, changed)
+                    to_read = attached(connection, self._pipeline, self._known)
+                    self._log_changes(new, changed, _names(to_read))
+                    self._attached = _names(unread(to_read, self._known))
             except StateError as error:
                 self._found = error
                 return
@@ -197,8 +226,8 @@ class CoverageWatch:
             found = unsent(connection, self._known) if changed else found
         return found
 
-    def _log_changes(self, unfollowed: dict[int, str], changed: Mapping[str, str]) -> None:
-        for name in sorted(changed.keys() - set(self.unfollowed)):
+    def _log_changes(self, unfollowed: dict[int, str], changed: Mapping[str, str], to_read: Sequence[str]) -> None:
+        for name in sorted(changed.keys() - {*self.unfollowed, *to_read}):
             log.warning(
                 "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the topic to the table again "
                 "with a live snapshot with sweep of the whole table.",

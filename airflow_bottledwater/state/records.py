@@ -276,9 +276,10 @@ class LiveProgress:
     :param key: of a reading in the order of keys: that of the last row that is published, as text.
     :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
+    :param parts: the oids of all that is read below these tables, leaf partitions and what is between; empty: the tables are read whole.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
     :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that were added, or
-        taken up again. It cannot be cancelled, and is tried again at each start of the stream.
+        taken up again, or for partitions that were attached. It cannot be cancelled, and is tried again at each start of the stream.
     :param ended: finished, cancelled or failed; empty until then.
     """
 
@@ -292,6 +293,7 @@ class LiveProgress:
     dead_letters: int = 0
     swept: int = 0
     bytes: int = 0
+    parts: tuple[int, ...] = ()
     sweep: bool = False
     owed: bool = False
     ended: str = ""

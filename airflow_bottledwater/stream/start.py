@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import uuid
 from dataclasses import dataclass
 
 from airflow_bottledwater.backoff import Backoff
@@ -11,6 +13,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session
+from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.provision import succession
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline
@@ -18,7 +21,9 @@ from airflow_bottledwater.state import coverage, snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COVERAGE, Pin, live_key, pins, stream_id
+from airflow_bottledwater.state.records import COVERAGE, LiveProgress, Pin, StateRecord, live_key, pins, stream_id
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ def begin(pipeline: Pipeline) -> Start:
                 claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
             if more := coverage.followed(connection, known):
                 claimed.write(more)
+            if new := coverage.unread(coverage.attached(connection, pipeline, known), known):
+                claimed.write(_reading(new))
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
             if again := snapshots.owed(known):
@@ -111,6 +118,14 @@ def _claim(pipeline: Pipeline, connection: Connection, cluster: Cluster) -> tupl
     # each of these claims the slot, too
     not_taken = take_in(connection, pipeline, new) | succession.take_up(pipeline, due)
     return Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout)), not_taken
+
+
+def _reading(attached: dict[int, list[Partition]]) -> dict[str, StateRecord]:
+    """The record of a live snapshot of partitions that were attached with rows, by their tables."""
+    parts = [part for some in attached.values() for part in some]
+    log.info("Attached with rows that are to be read: %s.", ", ".join(part.qualified for part in parts))
+    progress = LiveProgress(tuple(attached), parts=tuple(part.oid for part in parts), owed=True)
+    return {live_key(uuid.uuid4().hex[:12]): progress}
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.live import reading
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import partitions, slot
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
-from airflow_bottledwater.state import coverage, status
+from airflow_bottledwater.state import coverage, snapshots, status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.records import INTENT, Intent, encode
 from airflow_bottledwater.state.store import state_topic_name
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
+from airflow_bottledwater.stream.start import begin
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
@@ -236,6 +241,194 @@ def told_nothing(flow: Flow, errors: list[BaseException]) -> None:
     assert not errors
 
 
+#: partitions that are attached with rows: how, and which rows they have then
+ATTACHED = {
+    "with rows": (
+        [
+            "CREATE TABLE later (LIKE p)",
+            "INSERT INTO later SELECT g, 'later', 'before' FROM generate_series(1, 50) g",
+            "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
+        ],
+        50,
+    ),
+    "where it was made": (
+        [
+            "BEGIN; CREATE TABLE later AS SELECT 1 AS id, 'later'::text AS region, 'x'::text AS v, ''::text AS big;"
+            " ALTER TABLE later ALTER id SET NOT NULL, ALTER region SET NOT NULL;"
+            " ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later'); COMMIT"
+        ],
+        1,
+    ),
+    "of two levels, its columns in another order": (
+        [
+            "CREATE TABLE later (v text, big text, region text NOT NULL, id int NOT NULL) PARTITION BY LIST (region)",
+            "CREATE TABLE later_1 PARTITION OF later FOR VALUES IN ('later')",
+            "CREATE TABLE later_2 PARTITION OF later FOR VALUES IN ('latest')",
+            "INSERT INTO later SELECT 'before', repeat('x', 4000), (ARRAY['later', 'latest'])[g % 2 + 1], g FROM generate_series(1, 80) g",
+            "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later', 'latest')",
+        ],
+        80,
+    ),
+    "twice": (
+        [
+            "CREATE TABLE later (LIKE p)",
+            "INSERT INTO later VALUES (1, 'later', 'before')",
+            "CREATE TABLE latest (LIKE p)",
+            "INSERT INTO latest VALUES (1, 'latest', 'before'), (2, 'latest', 'before')",
+            "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
+            "ALTER TABLE p ATTACH PARTITION latest FOR VALUES IN ('latest')",
+        ],
+        3,
+    ),
+}
+
+
+def read_again(flow: Flow) -> list[Message]:
+    """The rows in the topic that a live snapshot has read."""
+    return [message for message in flow.read("p") if message.snapshot]
+
+
+@pytest.mark.parametrize("how", ATTACHED)
+def test_the_rows_of_a_partition_that_is_attached_are_read_and_no_others(make_flow: MakeFlow, how: str) -> None:
+    statements, rows = ATTACHED[how]
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(*statements)
+        until(lambda: len(read_again(flow)) == rows, "its rows", failed=errors)
+        until_told(flow, set(), errors)
+        everything(flow)
+        flow.execute("UPDATE p SET v = v || '?' WHERE region LIKE 'late%'", "DELETE FROM p WHERE region = 'latest'")
+        told_nothing(flow, errors)
+    flow.stream()
+    assert len(read_again(flow)) == rows
+    assert flow.compare("p").differences == []
+
+
+def test_rows_of_an_attached_partition_are_read_beside_writers_and_no_key_goes_back(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 2)
+    flow = make_flow(xid_header=True)
+    flow.create()
+    flow.snapshot()
+    written, stopped = list[int](), threading.Event()
+
+    def write(seed: int) -> None:
+        dice = random.Random(seed)
+        with connect(flow.dsn) as connection:
+            connection.execute("SET search_path = public")
+            while not stopped.is_set():
+                # v counts the changes of a row, and of a row that was deleted and put in again
+                where = f"region = 'later' AND id = {dice.randrange(1, 4000)}"
+                statement = dice.choice(
+                    (
+                        f"UPDATE p SET v = (v::int + 1)::text WHERE {where}",
+                        f"WITH gone AS (DELETE FROM p WHERE {where} RETURNING id, v)"
+                        " INSERT INTO p SELECT id + 10000, 'later', (v::int + 1)::text FROM gone",
+                        f"UPDATE p SET id = id + 20000, v = (v::int + 1)::text WHERE {where}",
+                    )
+                )
+                connection.execute(statement)  # type: ignore[arg-type]
+                written.append(1)
+
+    writers = [threading.Thread(target=write, args=(seed,), daemon=True) for seed in range(3)]
+    with flow.streaming() as errors:
+        flow.execute(
+            "CREATE TABLE later (LIKE p)",
+            "INSERT INTO later SELECT g, 'later', '0', repeat('x', 500) FROM generate_series(1, 4000) g",
+            "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
+        )
+        for writer in writers:
+            writer.start()
+        until_told(flow, {"public.later"}, errors)
+        until_told(flow, set(), errors)
+        stopped.set()
+        for writer in writers:
+            writer.join(30)
+    flow.stream()
+    reports = snapshots.reports(flow.pipeline, flow.name)
+    (report,) = (found for _, found in reports.values() if found is not None)
+    assert report.state == "finished" and report.newer > 0 and len(read_again(flow)) == report.rows
+    assert flow.compare("p").differences == []
+    versions: dict[int, int] = {}
+    for message in flow.read("p"):
+        if message.key["region"] == "later" and message.value is not None:
+            version = int(message.value["v"])
+            assert version >= versions.get(message.key["id"], 0)
+            versions[message.key["id"]] = version
+    assert len(written) > 100 and max(versions.values()) > 0
+
+
+def test_partitions_that_are_attached_while_no_stream_runs_are_read_and_bounded_runs_wait_for_it(
+    make_flow: MakeFlow,
+) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.execute(*ATTACHED["with rows"][0], "UPDATE p SET v = 'after' WHERE region = 'later' AND id <= 10")
+    flow.stream()
+    assert len(read_again(flow)) == 50
+    assert flow.compare("p").differences == []
+    flow.execute("DELETE FROM p WHERE region = 'later' AND id <= 20")
+    flow.stream()
+    assert len(read_again(flow)) == 50
+    assert flow.compare("p").differences == []
+
+
+def test_what_is_known_of_other_partitions_stays_when_one_is_attached(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("DROP TABLE p_a")
+        until_told(flow, {"public.p_a"}, errors)
+        flow.execute(*ATTACHED["with rows"][0])
+        until(lambda: len(read_again(flow)) == 50, "its rows", failed=errors)
+        until_told(flow, {"public.p_a"}, errors)
+    assert {m.key["region"] for m in flow.read("p") if m.op == "r" and not m.snapshot} == {"a", "b", "c", "old"}
+
+
+def test_partitions_that_are_gone_before_they_could_be_read_hold_up_nothing(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.execute(*ATTACHED["with rows"][0])
+    start = begin(flow.pipeline)
+    (progress,) = start.state.lives.values()
+    assert progress.owed and len(progress.parts) == 1
+    flow.execute("ALTER TABLE p DETACH PARTITION later")
+    flow.stream()
+    assert read_again(flow) == []
+    assert flow.compare("p").differences == []
+
+
+def test_partitions_that_may_not_be_read_are_named_until_they_may(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    role = f"r{uuid.uuid4().hex[:8]}"
+    flow.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'x'",
+        f"GRANT SELECT ON p, p_a, p_b, p_c, p_bc, p_old, p_new TO {role}",
+    )
+    flow.change(postgres=make_conninfo(flow.pipeline.postgres, user=role, password="x"))
+    try:
+        with flow.streaming() as errors:
+            flow.execute(*ATTACHED["with rows"][0])
+            until(lambda: "permission denied for table later" in caplog.text, "the error", failed=errors)
+            until_told(flow, {"public.later"}, errors)
+            flow.execute(f"GRANT SELECT ON later TO {role}")
+        flow.stream()
+        assert len(read_again(flow)) == 50
+        assert flow.compare("p").differences == []
+    finally:
+        flow.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
 SILENT = {
     "detached": (["ALTER TABLE p DETACH PARTITION p_a", "DELETE FROM p_a"], "public.p_a", "no longer a partition"),
     "detached concurrently": (
@@ -272,7 +465,7 @@ def test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot(
     make_flow: MakeFlow, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     statements, names, said = SILENT[how]
-    flow = make_flow()
+    flow = make_flow(new_tables="ignore")
     flow.create()
     flow.snapshot()
     with flow.streaming() as errors:

@@ -1536,8 +1536,8 @@ MUTANTS = (
     Mutant(
         "with new_tables = ignore, the stream does not begin anew",
         "state/coverage.py",
-        'if (new or due) and whole and self._pipeline.new_tables == "add":',
-        'if (new or due) and whole and self._pipeline.new_tables != "stop":',
+        'if (taken := new + due + self._attached) and whole and self._pipeline.new_tables == "add":',
+        'if (taken := new + due + self._attached) and whole and self._pipeline.new_tables != "stop":',
         "tests/integration/test_new_tables.py::test_otherwise_it_is_named_or_ends_the_stream[ignore]",
     ),
     Mutant(
@@ -1693,6 +1693,34 @@ MUTANTS = (
         "_ONE_STATEMENT = 4",
         "_ONE_STATEMENT = 400",
         f"{_PARTITIONS}::test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot[attached where it was made]",
+    ),
+    Mutant(
+        "rows of a partition that was attached are read",
+        "stream/start.py",
+        "                claimed.write(_reading(new))\n",
+        "                pass\n",
+        f"{_PARTITIONS}::test_partitions_that_are_attached_while_no_stream_runs_are_read_and_bounded_runs_wait_for_it",
+    ),
+    Mutant(
+        "of a table below which a partition was attached, no other rows are read",
+        "live/reading.py",
+        "    if not oids:\n",
+        "    if True:\n",
+        f"{_PARTITIONS}::test_the_rows_of_a_partition_that_is_attached_are_read_and_no_others[with rows]",
+    ),
+    Mutant(
+        "what is below an attached partition was attached with it",
+        "postgres/partitions.py",
+        "        if each.parent in found or (",
+        "        if (",
+        f"{_PARTITIONS}::test_the_rows_of_a_partition_that_is_attached_are_read_and_no_others[of two levels, its columns in another order]",
+    ),
+    Mutant(
+        "what is known of other partitions stays when one is attached",
+        "live/snapshots.py",
+        "if chunk.after.parts else {}",
+        "if False else {}",
+        f"{_PARTITIONS}::test_what_is_known_of_other_partitions_stays_when_one_is_attached",
     ),
     Mutant(
         "the truncation of a whole partitioned table is told by the stream alone",

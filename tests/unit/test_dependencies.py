@@ -52,6 +52,7 @@ ROOMS: list[tuple[set[str], list[str]]] = [
             "kafka/librdkafka.py",
             "kafka/hashes.py",
             "kafka/topic_reader.py",
+            "kafka/key_table.py",
             "kafka/publisher.py",
         ],
     ),

@@ -136,10 +136,10 @@ class Topics:
         return self._patiently(lambda: len(self._admin.list_topics(timeout=1.0).brokers))
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends these requests to the controller that it
-        knows of, and where it has found none (its only broker was fenced for a moment), it does not look again by itself for minutes.
+        """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends requests to the controller that it knows
+        of, and where it has found none (its only broker was fenced for a moment), it does not look again by itself for minutes.
 
-        :raises Outage: no broker answers for some seconds.
+        :raises Outage: no broker answers for some seconds; Kafka's exceptions are raised as by :meth:`_errors`.
         """
         deadline = time.monotonic() + _TIMEOUT
         while True:
@@ -151,6 +151,7 @@ class Topics:
                     raise
                 with contextlib.suppress(KafkaException):
                     self._admin.list_topics(timeout=1.0)
+                time.sleep(0.1)
 
     def names(self) -> list[str]:
         """The names of all topics that the client's principal may see."""
@@ -317,14 +318,7 @@ class Topics:
         :param topics: for each topic, how many partitions it has.
         """
         # a topic that was just created has no leader for a moment
-        deadline = time.monotonic() + _TIMEOUT
-        while True:
-            try:
-                return self._ends(topics, committed)
-            except Outage:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        return self._patiently(lambda: self._ends(topics, committed))
 
     def _ends(self, topics: Mapping[str, int], committed: bool) -> dict[str, list[int]]:
         asked = {
@@ -333,28 +327,26 @@ class Topics:
             for p in range(partitions)
         }
         asking = ""
-        with self._errors():
-            futures = self._admin.list_offsets(
-                asked,
-                isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=_TIMEOUT,
-            )
-            try:
-                ends: dict[str, list[int]] = {name: [0] * partitions for name, partitions in topics.items()}
-                for place, future in futures.items():
-                    asking = place.topic
-                    ends[asking][place.partition] = future.result().offset
-                return ends
-            except KafkaException as error:
-                code = error.args[0].code()
-                if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
-                    # the partition has another leader epoch since its broker was restarted, and this client would use the old one for
-                    # ever
-                    self._admin = self._make()
-                # a broker that has just started, or is behind the others, does not know the topic yet
-                if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise
-                raise Outage(
-                    f"Kafka does not know topic {asking!r}.",
-                    "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
-                ) from None
+        futures = self._admin.list_offsets(
+            asked,
+            isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=_TIMEOUT,
+        )
+        try:
+            ends: dict[str, list[int]] = {name: [0] * partitions for name, partitions in topics.items()}
+            for place, future in futures.items():
+                asking = place.topic
+                ends[asking][place.partition] = future.result().offset
+            return ends
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
+                # the partition has another leader epoch since its broker was restarted, and this client would use the old one for ever
+                self._admin = self._make()
+            # a broker that has just started, or is behind the others, does not know the topic yet
+            if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            raise Outage(
+                f"Kafka does not know topic {asking!r}.",
+                "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
+            ) from None

@@ -90,6 +90,7 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
             ended(flow, done, errors)
             while len(done) < 8 and not (
                 any(flow.reported(each.id).newer for each in done)
+                and sum(flow.reported(each.id).rows for each in done) >= 300
                 and any(left_alone(read_log(flow), each) for each in done)
                 and set(kinds) <= {each.what for each in upheaval.done}
             ):  # a seed without these would prove nothing

@@ -337,7 +337,8 @@ def test_the_command_is_interrupted_goes_on_and_is_stopped(
     @contextlib.contextmanager
     def running() -> Iterator[subprocess.Popen[bytes]]:
         with log.open("ab") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
+            # a shell lets what it runs in the background ignore SIGINT, and so would the command that was started by it
+            process = subprocess.Popen(["env", "--default-signal=INT", *command], stdout=output, stderr=output)
         try:
             yield process
         finally:

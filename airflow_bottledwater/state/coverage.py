@@ -18,7 +18,7 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Partitions, partitions_key
+from airflow_bottledwater.state.records import Partitions, live_key, partitions_key
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ def attached(connection: Connection, pipeline: Pipeline, known: PipelineState) -
         return {}
     found = {}
     for table, partitioned, today in _partitioned(connection, known):
-        new = partitions.attached(partitioned, table, today)
-        if new and table.keyed and not partitions.unfit(table, new):
+        new = [each for each in partitions.attached(partitioned, table, today) if not partitions.unfit(table, [each])]
+        if new and table.keyed:
             found[table.oid] = new
     return found
 
@@ -219,10 +219,12 @@ class CoverageWatch:
             # a live snapshot may have brought the topic to the table again
             assert self._known.slot is not None
             topic = store.state_topic_name(self._known.slot.database, self._pipeline.slot)
-            today = read_state(self._pipeline, topic).partitions
+            state = read_state(self._pipeline, topic)
+            today = state.partitions
             changed = {oid: known for oid, known in today.items() if known != self._recorded.get(oid)}
             self._recorded = today
             self._known.apply({partitions_key(oid): Partitions.of(known) for oid, known in changed.items()})
+            self._known.apply({live_key(each): state.live(each) for each in {*self._known.lives, *state.lives}})
             found = unsent(connection, self._known) if changed else found
         return found
 

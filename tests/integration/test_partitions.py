@@ -377,6 +377,27 @@ def test_partitions_that_are_attached_while_no_stream_runs_are_read_and_bounded_
     assert flow.compare("p").differences == []
 
 
+def test_a_partition_that_comes_back_after_a_sweep_is_read_again(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(*ATTACHED["with rows"][0])
+        until(lambda: len(read_again(flow)) == 50, "its rows", failed=errors)
+        until_told(flow, set(), errors)
+        flow.execute("ALTER TABLE p DETACH PARTITION later", "INSERT INTO later VALUES (51, 'later', 'meanwhile')")
+        until_told(flow, {"public.later"}, errors)
+        request = flow.ask("p", sweep=True)
+        until(lambda: flow.reported(request).ended, "the live snapshot", failed=errors)
+        until_told(flow, set(), errors)
+        flow.execute("ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')")
+        again = {"id": 51, "region": "later"}
+        until(lambda: any(m.key == again for m in flow.read("p")), "its rows again", failed=errors)
+        until_told(flow, set(), errors)
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
 def test_what_is_known_of_other_partitions_stays_when_one_is_attached(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.create()

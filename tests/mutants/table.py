@@ -1723,6 +1723,13 @@ MUTANTS = (
         f"{_PARTITIONS}::test_what_is_known_of_other_partitions_stays_when_one_is_attached",
     ),
     Mutant(
+        "a partition that comes back after a sweep is read again",
+        "state/coverage.py",
+        "            self._known.apply({live_key(each)",
+        "            0 and self._known.apply({live_key(each)",
+        f"{_PARTITIONS}::test_a_partition_that_comes_back_after_a_sweep_is_read_again",
+    ),
+    Mutant(
         "the truncation of a whole partitioned table is told by the stream alone",
         "postgres/partitions.py",
         "    if not _rewritten_as_one(known, today):",

@@ -135,7 +135,7 @@ def test_a_killed_command_takes_its_spark_job_with_it(database: str, kafka: Kafk
     flow = Flow(database, kafka, None, tables="a")
     flow.execute("CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
     process = _start(flow, *_STREAM, "--restart", TMPDIR=str(tmp_path))
-    _until(lambda: _probe(flow)[0] == 0, process)
+    _until(lambda: status.report(flow.pipeline).complete and _probe(flow)[0] == 0, process)
     (folder,) = tmp_path.glob("bottledwater-run-*")
     members = processes.family(json.loads((folder / "supervisor.json").read_text())["pid"])
     # supervisor, JVM, driver and worker

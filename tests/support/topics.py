@@ -27,6 +27,7 @@ from airflow_bottledwater.state import snapshots, status
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from airflow_bottledwater.stream import engine
 from tests.support.compare import Comparison, compare
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,12 @@ class Flow:
         return driver.run(self.pipeline, driver.in_threads(self.pipeline))
 
     def stream(self) -> dict[str, int]:
-        """Stream what is committed now."""
-        return engine.run(self.pipeline, bounded=True)
+        """Stream what is committed now; behind it, the slot is free."""
+        counted = engine.run(self.pipeline, bounded=True)
+        # the server's process ends a moment after its connection
+        used = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{self.pipeline.slot}' AND active"
+        until(lambda: not self.execute(used), "the slot is free")
+        return counted
 
     @contextmanager
     def streaming(self) -> Iterator[list[BaseException]]:

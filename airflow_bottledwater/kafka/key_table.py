@@ -34,6 +34,9 @@ class KeyTable:
     :param places: of the table at most, a power of two.
     """
 
+    #: what the reader can do where the keys of a single range fill the table
+    remedy = "Publish the table to a new topic."
+
     def __init__(
         self,
         entry: np.dtype[np.void],
@@ -63,7 +66,7 @@ class KeyTable:
         stays: npt.NDArray[np.bool_] = self.table[self._taken] != 0
         while (count := int(np.count_nonzero(stays))) == self.used:
             if self.high - self.low == 1:
-                raise Refused("A topic has more keys than can be compared.", "Publish the table to a new topic.")
+                raise Refused("A topic has more keys than can be compared.", self.remedy)
             self.high = self.low + (self.high - self.low) // 2
             stays &= ranges < self.high
         kept = self.table[stays]

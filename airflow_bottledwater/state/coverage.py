@@ -202,7 +202,8 @@ class CoverageWatch:
                     connection.execute("SET statement_timeout = '5s'")
                     check(connection, self._pipeline, self._known)
                     new, changed = unfollowed(connection, self._pipeline, self._known), self._unsent(connection)
-                    to_read = attached(connection, self._pipeline, self._known)
+                    # what was attached is among what has changed
+                    to_read = attached(connection, self._pipeline, self._known) if changed else {}
                     self._log_changes(new, changed, _names(to_read))
                     self._attached = _names(unread(to_read, self._known))
             except StateError as error:

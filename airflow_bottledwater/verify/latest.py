@@ -71,6 +71,8 @@ class LatestValues(KeyTable):
     :param places: of the table at most.
     """
 
+    remedy = "Verify a sample, or fewer tables."
+
     def __init__(self, records: int, low: int, *, places: int = PLACES) -> None:
         warm_up()
         super().__init__(_ENTRY, "identity", "kind", _enter, records=records, low=low, places=places)

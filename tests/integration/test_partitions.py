@@ -458,24 +458,8 @@ SILENT = {
         "no longer a partition",
     ),
     "dropped": (["DROP TABLE p_b"], "public.p_b", "no longer a partition"),
-    "attached": (
-        [
-            "CREATE TABLE later (LIKE p)",
-            "INSERT INTO later VALUES (1, 'later', 'not in the stream')",
-            "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
-        ],
-        "public.later",
-        "was attached",
-    ),
-    "attached where it was made": (
-        [
-            "BEGIN; CREATE TABLE later AS SELECT 1 AS id, 'later'::text AS region, 'x'::text AS v, ''::text AS big;"
-            " ALTER TABLE later ALTER id SET NOT NULL, ALTER region SET NOT NULL;"
-            " ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later'); COMMIT"
-        ],
-        "public.later",
-        "was attached",
-    ),
+    "attached": (ATTACHED["with rows"][0], "public.later", "was attached"),
+    "attached where it was made": (ATTACHED["where it was made"][0], "public.later", "was attached"),
     "truncated": (["TRUNCATE p_c"], "public.p_c", "was truncated"),
     "truncated above the leaves": (["TRUNCATE p_bc"], "public.p_b,public.p_c", "was truncated"),
 }

@@ -189,8 +189,7 @@ def test_after_too_many_changes_to_note_rows_are_read_again(
     def hand_over(self: Reading, chunk: Chunk) -> None:
         if not done:
             done.append(True)
-            streamed.execute("UPDATE items SET name = 'changed' WHERE id <= 100")
-            time.sleep(1)  # the stream publishes it meanwhile
+            streamed.published("UPDATE items SET name = 'changed' WHERE id <= 100")
         original(self, chunk)
 
     monkeypatch.setattr(Reading, "_hand_over", hand_over)

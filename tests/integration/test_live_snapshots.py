@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -136,7 +135,6 @@ def _before_the_first_chunk_is_handed_over(patch: pytest.MonkeyPatch, act: Calla
         if not done:
             done.append(True)
             act()
-            time.sleep(1)  # the stream publishes it meanwhile
         original(self, chunk)
 
     patch.setattr(Reading, "_hand_over", hand_over)
@@ -144,7 +142,7 @@ def _before_the_first_chunk_is_handed_over(patch: pytest.MonkeyPatch, act: Calla
 
 def test_rows_from_before_a_truncate_are_not_published_behind_it(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     _before_the_first_chunk_is_handed_over(
-        monkeypatch, lambda: flow.execute("TRUNCATE items", "INSERT INTO items VALUES (1, NULL, 'after')")
+        monkeypatch, lambda: flow.published("TRUNCATE items", "INSERT INTO items VALUES (1, NULL, 'after')")
     )
     request_id = flow.ask("items")
     flow.stream()
@@ -158,7 +156,7 @@ def test_rows_from_before_a_dead_letter_are_read_again(make_flow: MakeFlow, monk
     limit_records(flow, "items", 2000)
     large = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 100) g)"
     _before_the_first_chunk_is_handed_over(
-        monkeypatch, lambda: flow.execute(f"UPDATE items SET name = {large} WHERE id = 1")
+        monkeypatch, lambda: flow.published(f"UPDATE items SET name = {large} WHERE id = 1")
     )
     request_id = flow.ask("items")
     flow.stream()
@@ -173,7 +171,7 @@ def test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start(
     monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
     monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
     _before_the_first_chunk_is_handed_over(
-        monkeypatch, lambda: flow.execute("DELETE FROM items WHERE id <= 2000", "VACUUM FULL items")
+        monkeypatch, lambda: flow.published("DELETE FROM items WHERE id <= 2000", "VACUUM FULL items")
     )
     request_id = flow.ask("items")
     flow.stream()
@@ -260,8 +258,7 @@ def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeyp
 
     def step(self: Reading) -> None:
         # noted by the publisher, and shown by the snapshot that is taken then
-        flow.execute("UPDATE items SET name = 'noted' WHERE id <= 10")
-        time.sleep(1)
+        flow.published("UPDATE items SET name = 'noted' WHERE id <= 10")
         original(self)
 
     monkeypatch.setattr(Reading, "_step", step)
@@ -308,8 +305,7 @@ def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatc
         found = ends(self, name, partitions)
         if name == flow.topic("items") and not done:
             done.append(True)
-            flow.execute("DELETE FROM items WHERE id = 5")
-            time.sleep(1)
+            flow.published("DELETE FROM items WHERE id = 5")
         return found
 
     monkeypatch.setattr(reading.Topics, "ends", late)

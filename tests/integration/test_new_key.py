@@ -315,7 +315,7 @@ def test_what_nobody_asks_for_is_read_with_a_sweep(make_flow: MakeFlow, monkeypa
 
 def _running(flow: Flow) -> None:
     with flow.streaming():
-        time.sleep(3)
+        flow.streams()
         _renew(flow)
 
 

@@ -37,11 +37,6 @@ from tests.support.waiting import until
 from tests.support.writers import Writers, make_tables, records, update
 
 
-def streams(flow: Flow) -> None:
-    """Wait until the pipeline's stream says that it streams."""
-    until(lambda: getattr(status.report(flow.pipeline).job, "state", "") == "streaming", "the stream runs")
-
-
 def _fill(flow: Flow, *tables: str, rows: int = 4000) -> None:
     for table in tables:
         flow.execute(
@@ -330,7 +325,7 @@ def test_the_newer_of_two_streams_takes_over_and_the_older_names_it(make_flow: M
     _fill(flow, "a", rows=1)
     flow.create()
     with flow.streaming() as errors, ThreadPoolExecutor(1) as pool:
-        streams(flow)
+        flow.streams()
         newer = pool.submit(engine.run, flow.pipeline, bounded=True)
 
         def changed() -> list[BaseException]:
@@ -370,7 +365,7 @@ def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, ka
     _fill(flow, "a", rows=1)
     flow.create()
     with flow.streaming() as errors:
-        streams(flow)
+        flow.streams()
         flow.execute("UPDATE a SET n = 1")
         kafka.kill()
         flow.execute("UPDATE a SET n = 2")
@@ -448,7 +443,7 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
     with connect(flow.dsn) as connection:
         cluster = identify(connection)
     with flow.streaming() as errors:
-        streams(flow)
+        flow.streams()
         assert "Kept" in drop(flow.pipeline, when="retired")
         asked = control.request_stop(flow.pipeline, cluster, retire=True)
         assert asked is not None
@@ -475,7 +470,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    streams(flow)
+    flow.streams()
     if how == "signal":
         stopped.interrupt(15)
     else:

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import connect, identify
 from airflow_bottledwater.provision.create import create
@@ -192,6 +193,16 @@ class Flow:
             stopped.set()
             thread.join(60)
             assert not thread.is_alive()
+
+    def streams(self) -> None:
+        """Wait until the pipeline's stream says that it streams."""
+        until(lambda: getattr(status.report(self.pipeline).job, "state", "") == "streaming", "the stream runs")
+
+    def published(self, *statements: str) -> None:
+        """Run statements beside a stream, the first of which changes rows, and wait until that is published."""
+        (before,) = self.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")[0]
+        self.execute(*statements)
+        until(lambda: status.report(self.pipeline).position > str(Position(int(before))), f"published: {statements[0]}")
 
     def ask(self, *tables: str, **options: Any) -> str:
         """Ask for a live snapshot; returns its id."""

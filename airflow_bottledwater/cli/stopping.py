@@ -69,7 +69,7 @@ def _give_up(pipeline: Pipeline, name: str, job: Job) -> None:
         jobs.request_stop_of_others(pipeline, name, "")
         records = [
             (job_id, record)
-            for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot).items()
+            for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot, name).items()
             if record.claim == job.id
         ]
         for job_id, record in records:

@@ -24,7 +24,7 @@ EXIT_DIFFERENT = 2
 
 
 def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json: bool) -> None:
-    """Verify, and exit with 0 if all topics equal their tables.
+    """Verify, and return if all topics equal their tables; otherwise exit with another code than 0.
 
     :param master: Spark's master.
     :param spark_conf: properties of Spark.
@@ -43,7 +43,7 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json:
         outcome = supervise.final_outcome(folder)
         if not outcome.ok or outcome.stopped:
             jobs.check_outcome(folder, stopped)
-            return
+            sys.exit(EXIT_TRANSIENT)  # it was interrupted: nothing is proven
     answer(Verification.from_json(outcome.counts), as_json=as_json)
 
 

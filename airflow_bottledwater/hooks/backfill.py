@@ -38,12 +38,14 @@ class BackfillWatch:
 
         :raises Outage: Kafka does not answer.
         """
-        raw, _ = self._shared.get(reading_key(self._name, self._id))
+        due = time.monotonic() - self._told > _LOG_INTERVAL
+        # now and then make sure that Kafka answers: its silence could be taken for the live snapshot's
+        raw, _ = self._shared.get(reading_key(self._name, self._id), now=due)
         report = decode(SnapshotReport, raw)
         if report is not None and report.ended:
             return dataclasses.asdict(report)
         state = report.state if report is not None else ""
-        if state != self._state or time.monotonic() - self._told > _LOG_INTERVAL:
+        if due or state != self._state:
             self._state, self._told = state, time.monotonic()
             self._write(self._line(report))
         return None

@@ -182,11 +182,12 @@ def forget(pipeline: Pipeline, identity: Identity) -> None:
         log.info("The record of the job stays for a while: %s", error)
 
 
-def unfinished(pipeline: Pipeline) -> list[tuple[Owner, Identity]]:
-    """The jobs on a pipeline's slot that have not reported their end, on any host, each with the task that has submitted it.
+def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
+    """The jobs of a pipeline that have not reported their end, on any host, each with the task that has submitted it.
 
     When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is not stopped.
 
+    :param name: the pipeline's; jobs that do not know theirs yet are told by their slot.
     :raises Outage: Kafka does not answer.
     """
     from airflow_bottledwater.state import jobs
@@ -197,7 +198,7 @@ def unfinished(pipeline: Pipeline) -> list[tuple[Owner, Identity]]:
     finally:
         shared.release()
     found: list[tuple[Owner, Identity]] = []
-    for job_id, record in jobs.unfinished(records, pipeline.slot).items():
+    for job_id, record in jobs.unfinished(records, pipeline.slot, name).items():
         if (owner := record.owner) is not None:
             identity: Identity = {
                 "id": job_id,

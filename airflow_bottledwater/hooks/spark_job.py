@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from airflow_bottledwater.errors import JobFailed, Refused
+from airflow_bottledwater.errors import JobDied, Refused
 from airflow_bottledwater.hooks.places import Place, connection_of
 from airflow_bottledwater.hooks.spark_submit import submission
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.settings import SETTINGS, Pipeline
 from airflow_bottledwater.spark import run_directory, submit, supervise
 from airflow_bottledwater.spark.log import parse
 from airflow_bottledwater.spark.run_directory import Submission
@@ -38,6 +38,13 @@ _LOG_BYTES = 1 << 20
 
 #: what YARN calls an application, as spark-submit prints it
 _APPLICATION_ID = re.compile(r"application_\d+_\d+")
+
+
+#: where the image of docs/examples/Dockerfile has the jobs
+_IN_IMAGE = "local:///opt/bottledwater/jobs"
+
+#: an operator's application, properties and files as its user gave them
+Given = tuple[str, dict[Any, Any] | None, str | None]
 
 
 class Identity(TypedDict):
@@ -111,6 +118,40 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
     return identity, pipeline.write(folder)
 
 
+def describe(
+    pipeline: Pipeline,
+    kind: str,
+    place: Place,
+    identity: Identity,
+    given: Given,
+    settings: Path,
+    settings_file: str | None,
+    *,
+    bounded: bool,
+) -> tuple[str, dict[Any, Any], str | None, list[str]]:
+    """What the provider's hook takes of a job: entry point, properties, files and arguments.
+
+    :param given: what the user gave of the first three.
+    :param settings: the settings file of this job.
+    :param settings_file: on Kubernetes, the path of the file with the connections in the pods.
+    :raises Refused: see :func:`airflow_bottledwater.spark.submit.conf_for`.
+    """
+    application, properties, files = given
+    conf: dict[Any, Any] = submit.conf_for(place.master, properties, cluster=place.cluster)
+    if place.kubernetes:
+        application = application or f"{_IN_IMAGE}/{kind}.py"
+        conf["spark.kubernetes.driver.pod.name"] = identity["application"].partition(":")[2]
+        more = {k: v for k, v in pipeline.public().items() if v != SETTINGS[k].default}
+        path = str(settings_file)
+    else:
+        application = application or str(submit.job_file(kind))
+        more = {}
+        path = settings.name if place.cluster else str(settings)
+        if not submit.is_local(place.master):
+            files = ",".join(filter(None, [files, str(settings)]))
+    return application, conf, files, submit.arguments(path, bounded=bounded, job_id=identity["id"], more=more)
+
+
 def start(hook: Any, identity: Identity, application: str, *, tied: bool) -> None:
     """Start a job in client mode, as a supervised family of processes.
 
@@ -124,31 +165,36 @@ def start(hook: Any, identity: Identity, application: str, *, tied: bool) -> Non
     )
 
 
-def send(hook: Any, identity: Identity, application: str, started: Callable[[subprocess.Popen[str]], Any]) -> Identity:
-    """Hand a job to a cluster; returns once the cluster has accepted it, with the identity, which is known better by then.
+def send(
+    hook: Any, application: str, started: Callable[[subprocess.Popen[str]], Any], named: Callable[[str], Any]
+) -> None:
+    """Hand a job to a cluster; returns once the cluster has accepted it.
 
     :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
     :param application: the entry point; a path here, or ``local:`` and a path in the image.
     :param started: called with spark-submit's process, which has to be ended if the task is.
-    :raises JobFailed: spark-submit failed; the message has the end of its output.
+    :param named: called with what YARN calls the application, as soon as that is known.
+    :raises JobDied: spark-submit failed; the message has the end of its output. The cluster may have accepted the job all the same.
     """
     made = submission(hook, application)
     tail: list[str] = []
-    found = identity["application"]
     with subprocess.Popen(
         made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         env={**environment(master=made.master), **made.variables},
     ) as child:  # fmt: skip
-        started(child)
-        assert child.stdout is not None
-        for line in child.stdout:
-            log.info("%s", line.rstrip())
-            tail = [*tail[-19:], line]
-            if made.master.startswith("yarn") and (match := _APPLICATION_ID.search(line)):
-                found = match[0]
+        try:
+            started(child)
+            assert child.stdout is not None
+            for line in child.stdout:
+                log.info("%s", line.rstrip())
+                tail = [*tail[-19:], line]
+                if made.master.startswith("yarn") and (match := _APPLICATION_ID.search(line)):
+                    named(match[0])
+        except BaseException:
+            child.terminate()
+            raise
     if child.returncode:
-        raise JobFailed(f"spark-submit ended with exit code {child.returncode}.\n{''.join(tail)}")
-    return {**identity, "application": found}
+        raise JobDied(f"spark-submit ended with exit code {child.returncode}.\n{''.join(tail)}", kind=JobDied.__name__)
 
 
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:

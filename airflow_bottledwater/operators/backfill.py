@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks the first
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, SettingError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
 from airflow_bottledwater.operators.base import (
@@ -110,6 +110,8 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         self.poll_interval = poll_interval
         self.timeout = timeout
         self._asked: dict[str, str] | None = None
+        #: whether Airflow has ended the task, which does not end its process by itself
+        self._killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Ask for the live snapshot and wait for its end; returns how many rows were published (``rows``), and how many were left out,
@@ -136,8 +138,12 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         watch = BackfillWatch(pipeline, **asked, write=lambda line: self.log.info("%s", line))
         try:
             while deadline is None or time.time() < deadline:
+                if self._killed:
+                    raise Outage("The task was ended, and its live snapshot cancelled.", "A retry asks for it again.")
                 with failing():
-                    if (report := watch.fetch()) is not None:
+                    report = watch.fetch()
+                if report is not None and not self._killed:
+                    with failing():
                         return self._conclude(context, pipeline, report)
                 time.sleep(min(1.0, self.poll_interval))
         finally:
@@ -171,9 +177,15 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         if asked is not None and not self.new_key and is_first_try(context["ti"], self.retries):
             backfill.cancel(pipeline, **asked)
             asked = None
-        if asked is not None and asked["request_id"] in snapshots.reports(pipeline, asked["name"]):
-            self.log.info("The live snapshot of an earlier try is followed.")
-            return asked
+        known = snapshots.reports(pipeline, asked["name"]).get(asked["request_id"]) if asked else None
+        if asked is not None and known is not None:
+            asked_for, report = known
+            if not (asked_for and asked_for.cancelled) and not (report and report.state == "cancelled"):
+                self.log.info("The live snapshot of an earlier try is followed.")
+                return asked
+            # it was cancelled with that try, which no user has ended
+            snapshots.forget(pipeline, **asked)
+            asked = None
         request = self._request(pipeline)
         if asked is None:
             # its id is stored first: if the task dies in between, a retry asks for the same one
@@ -258,6 +270,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
 
     def on_kill(self) -> None:
         """Cancel the live snapshot, unless its rows are owed: with a new key it goes on."""
+        self._killed = True
         if self._asked is None or self.new_key:
             return
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
 from airflow_bottledwater.hooks import job_stop, job_watch, places
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing, jobs_of
 
@@ -96,7 +96,10 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
                 problems = places.problems(self.spark_conn_id, jobs_of(self, pipeline))
                 if problems:
                     raise PreflightError(problems)
-            record = create(pipeline, stopped=self._stopped)
+            try:
+                record = create(pipeline, stopped=self._stopped)
+            except StopRequested as error:
+                raise Outage("The task was ended before the slot was made.", "A retry goes on where it was.") from error
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
     def on_kill(self) -> None:
@@ -180,8 +183,10 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         return done
 
     def _stop_jobs(self, context: Context, pipeline: Pipeline) -> None:
+        from airflow_bottledwater.provision import live
+
         ti: Any = context["ti"]
-        for owner, identity in job_watch.unfinished(pipeline):
+        for owner, identity in job_watch.unfinished(pipeline, live.name_of(pipeline)):
             if (owner.dag_id, owner.run_id) != (ti.dag_id, ti.run_id):
                 continue
             self.log.warning(

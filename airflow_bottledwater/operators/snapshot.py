@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import JobFailed
@@ -47,53 +46,6 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
 
     job_name = "snapshot"
     ui_color = "#fff3cd"
-
-    def __init__(
-        self,
-        *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
-        conn_id: str = "spark_default",
-        deploy_mode: str | None = None,
-        name: str | None = None,
-        deferrable: bool | None = None,
-        poll_interval: float = 5.0,
-        start_timeout: float = 600.0,
-        settings_file: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-            conn_id=conn_id,
-            deploy_mode=deploy_mode,
-            name=name,
-            deferrable=deferrable,
-            poll_interval=poll_interval,
-            start_timeout=start_timeout,
-            settings_file=settings_file,
-            **kwargs,
-        )
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns rows, ranges and seconds."""

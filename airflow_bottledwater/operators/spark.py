@@ -18,7 +18,7 @@ from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Re
 from airflow_bottledwater.hooks import job_stop, job_watch, places, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
 from airflow_bottledwater.hooks.places import Place
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.hooks.spark_job import Given, Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
@@ -27,20 +27,16 @@ from airflow_bottledwater.operators.base import (
     failing,
     is_first_try,
 )
-from airflow_bottledwater.settings import SETTINGS, Pipeline
-from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.triggers.job import JobTrigger
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
 #: the key in the task's state for the job's identity
 JOB = "bottledwater_job"
-#: where the image of docs/examples/Dockerfile has the jobs
-_IN_IMAGE = "local:///opt/bottledwater/jobs"
 #: seconds for a job that has fallen silent to answer all the same, before it is replaced
 _LAST_CHANCE = 2.0
 
@@ -144,7 +140,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         #: whether Airflow has ended the task, which does not end its process by itself
         self._killed = False
         #: what the user gave of application, conf and files, before a job adds its own
-        self._given: tuple[str, dict[Any, Any] | None, str | None] | None = None
+        self._given: Given | None = None
 
     def _get_hook(self) -> SparkSubmitHook:
         """The provider's hook, with the templated connection id, which the provider's own operator does not template."""
@@ -166,6 +162,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
     def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows of."""
+        from airflow_bottledwater.provision import live
         from airflow_bottledwater.state import jobs
         from airflow_bottledwater.state.control_records import Owner
 
@@ -173,7 +170,10 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         ti: Any = context["ti"]
         identity, settings = spark_job.prepare(pipeline, self.job_name, place)
         try:
-            self._describe(pipeline, place, identity, settings, bounded)
+            self._given = given = self._given or (self.application, self.conf, self.files)
+            self.application, self.conf, self.files, self.application_args = spark_job.describe(
+                pipeline, self.job_name, place, identity, given, settings, self.settings_file, bounded=bounded
+            )
             hook = self._get_hook()
             self._identity = identity
             store.set(JOB, identity, retention=NEVER_EXPIRE)
@@ -188,43 +188,44 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 place.master,
             )
             try:
-                jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"])
+                jobs.announce(
+                    pipeline, identity["id"], self.job_name, owner, identity["application"], live.name_of(pipeline)
+                )
             except BottledWaterError as error:
                 self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
             if not place.cluster:
                 spark_job.start(hook, identity, self.application, tied=self.tied and not self.deferrable)
                 return identity
-            self._identity = identity = spark_job.send(hook, identity, self.application, self._sending)
         except BaseException:
             job_watch.forget(pipeline, identity)
             shutil.rmtree(settings.parent, ignore_errors=True)
             raise
-        shutil.rmtree(settings.parent, ignore_errors=True)
-        self.log.info("The cluster has accepted the job: %s", identity["application"] or "its name is not known yet")
-        store.set(JOB, identity, retention=NEVER_EXPIRE)
-        return identity
+        try:
+            spark_job.send(hook, self.application, self._sending, self._named)
+        except BaseException:
+            self._give_up(pipeline)
+            raise
+        finally:
+            shutil.rmtree(settings.parent, ignore_errors=True)
+        self.log.info("The cluster has accepted the job: %s", self._identity["application"] or "its name is not known")
+        store.set(JOB, self._identity, retention=NEVER_EXPIRE)
+        return self._identity
+
+    def _give_up(self, pipeline: Pipeline) -> None:
+        """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to stop stays, with the
+        job's record, for when it begins."""
+        assert self._identity is not None
+        try:
+            job_stop.stop(pipeline, self._identity, timeout=_LAST_CHANCE, final=False)
+        except BottledWaterError as error:
+            self.log.warning("If the cluster has accepted the job, it was not cancelled: %s", error)
 
     def _sending(self, child: subprocess.Popen[str]) -> None:
         self._submitting = child
 
-    def _describe(self, pipeline: Pipeline, place: Place, identity: Identity, settings: Path, bounded: bool) -> None:
-        """Set what the provider's hook takes of the job: entry point, arguments, properties and files."""
-        self._given = self._given or (self.application, self.conf, self.files)
-        application, properties, files = self._given
-        self.conf = submit.conf_for(place.master, properties, cluster=place.cluster)
-        self.files = files
-        if place.kubernetes:
-            self.application = application or f"{_IN_IMAGE}/{self.job_name}.py"
-            self.conf["spark.kubernetes.driver.pod.name"] = identity["application"].partition(":")[2]
-            more = {k: v for k, v in pipeline.public().items() if v != SETTINGS[k].default}
-            path = str(self.settings_file)
-        else:
-            self.application = application or str(submit.job_file(self.job_name))
-            more = {}
-            path = settings.name if place.cluster else str(settings)
-            if not submit.is_local(place.master):
-                self.files = ",".join(filter(None, [files, str(settings)]))
-        self.application_args = submit.arguments(path, bounded=bounded, job_id=identity["id"], more=more)
+    def _named(self, application: str) -> None:
+        assert self._identity is not None
+        self._identity = {**self._identity, "application": application}
 
     def _earlier(self, context: Context, pipeline: Pipeline) -> Identity | Ended | None:
         """The job of an earlier try: to attach to, or how it has ended in order. If the task was cleared since, that job is stopped
@@ -276,7 +277,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             ended = self._wait(pipeline, identity)
             assert ended is not None, "there is no time-out"
             self._leave(pipeline, identity, ended)
-        return self._finish(ended.outcome)
+        return self._finish(self._outcome(ended))
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event: the job has ended.
@@ -289,7 +290,18 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         with failing():
             identity, ended = self._ended(event)
             self._leave(self.pipeline_hook.pipeline(), identity, ended)
-        return self._finish(ended.outcome)
+        return self._finish(self._outcome(ended))
+
+    def _outcome(self, ended: Ended) -> Outcome:
+        """How a job has ended, for its task.
+
+        :raises Outage: Airflow has ended the task, and its job with it.
+        """
+        self._check_killed()
+        if ended.outcome.ok and ended.outcome.stopped and ended.asked:
+            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
+            return Outcome(ok=False, error="The job was stopped, but its task still waits for it.", transient=True)
+        return ended.outcome
 
     def _defer_until_end(self, identity: Identity, timeout: float | None = None) -> NoReturn:
         """Defer until the job ends.

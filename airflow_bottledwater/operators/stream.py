@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
 from airflow_bottledwater import restarts as policy
-from airflow_bottledwater.errors import JobFailed, Outage
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
@@ -21,7 +21,9 @@ from airflow_bottledwater.triggers.job import PauseTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+#: keys in the task's state: how often the job was submitted again, and when this try's timeout expires (seconds since 1970; 0: never)
 _RESTARTS = "bottledwater_restarts"
+_DEADLINE = "bottledwater_deadline"
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
@@ -50,8 +52,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
     :param name: the job's name in Spark; None: ``bottledwater-stream``. (templated)
     :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
-    :param timeout: seconds after which the job is stopped and the task fails; None: never. ``execution_timeout`` is not
-        enforced by Airflow while a task is deferred. (templated)
+    :param timeout: seconds after which the job is stopped and the task fails, counted from the begin of a try, over all its jobs; None:
+        never. ``execution_timeout`` is not enforced by Airflow while a task is deferred. (templated)
     :param restarts: how often a job that failed for a transient reason is submitted again without using up a try. (templated)
     :param deferrable: whether the task is deferred while the stream runs.
     :param poll_interval: seconds between two checks of the job.
@@ -128,34 +130,45 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             found = self._earlier(context, pipeline)
             if isinstance(found, Ended):
                 return found.outcome.result
+            store: Any = context["task_state_store"]
             if found is None:
-                store: Any = context["task_state_store"]
                 store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
                 found = self._submit(context, pipeline, place, bounded=_true(self.bounded))
             self._identity = found
+            timeout, _ = self._limits()
+            store.set(_DEADLINE, time.time() + timeout if timeout else 0.0, retention=NEVER_EXPIRE)
         if not self.deferrable:
             return self._stay(context, found)
-        self._defer_until_end(found, self._limits()[0])
+        self._defer_until_end(found, self._left(context))
 
     def _stay(self, context: Context, identity: Identity) -> dict[str, Any]:
         """Supervise the job in this process, until it ends in order or for good."""
-        timeout, _ = self._limits()
-        deadline = time.monotonic() + timeout if timeout else None
         while True:
-            pipeline = self.pipeline_hook.pipeline()
-            left = None if deadline is None else max(0.1, deadline - time.monotonic())
-            ended = self._wait(pipeline, identity, left)
+            ended = self._wait(self.pipeline_hook.pipeline(), identity, self._left(context))
             if ended is None:
                 self._end_at_deadline(identity)
             judged = self._judge(context, identity, ended)
             if isinstance(judged, dict):
                 return judged
-            while time.time() < judged:
-                self._check_killed()
-                time.sleep(min(1.0, max(0.0, judged - time.time())))
-            if self._asked_meanwhile(context):
-                return {}
-            identity = self._submit_again(context)
+            again: Identity | float = judged
+            while isinstance(again, float):
+                self._sleep_until(again)
+                if self._asked_meanwhile(context):
+                    return {}
+                again = self._submit_again(context)
+            identity = again
+
+    def _sleep_until(self, at: float) -> None:
+        """:raises Outage: Airflow has ended the task."""
+        while time.time() < at:
+            self._check_killed()
+            time.sleep(min(1.0, max(0.0, at - time.time())))
+
+    def _left(self, context: Context) -> float | None:
+        """Seconds until the task's timeout, which runs on while the job is submitted again; None: never."""
+        store: Any = context["task_state_store"]
+        deadline = store.get(_DEADLINE)
+        return max(0.1, deadline - time.time()) if deadline else None
 
     def _limits(self) -> tuple[float | None, int]:
         """``timeout`` and ``restarts`` as numbers, after templating.
@@ -180,8 +193,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         judged = self._judge(context, identity, ended)
         if isinstance(judged, dict):
             return judged
-        self.defer(trigger=PauseTrigger(until=judged), method_name="submit_again")
-        raise AssertionError("defer does not return")
+        self._pause(judged)
 
     def _end_at_deadline(self, identity: Identity) -> NoReturn:
         with failing():
@@ -199,11 +211,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         :raises JobFailed: it failed for a transient reason too often.
         :raises AirflowFailException: it failed for good.
         """
-        outcome = ended.outcome
-        self._check_killed()
-        if outcome.ok and outcome.stopped and ended.asked:
-            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
-            outcome = Outcome(ok=False, error="The job was stopped, but its task still waits for it.", transient=True)
+        outcome = self._outcome(ended)
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             if outcome.ok or not outcome.transient:
@@ -212,13 +220,21 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             self._leave(pipeline, identity, ended)
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
+        return self._again(context, outcome, reached)
+
+    def _again(self, context: Context, outcome: Outcome, reached: int | None) -> float:
+        """When the job is to be submitted again (seconds since 1970).
+
+        :param reached: see :meth:`airflow_bottledwater.restarts.Restarts.after`.
+        :raises JobFailed: it was submitted again too often.
+        """
         store: Any = context["task_state_store"]
         now = time.time()
         last = policy.Restarts(**{"at": now, **(store.get(_RESTARTS) or {})})
         again = last.after(outcome.kind, reached=reached, now=now)
         _, restarts = self._limits()
         if again.count > restarts:
-            return self._finish(outcome)
+            self._finish(outcome)
         self.log.warning(
             "The job died: %s\nIt is submitted again in %.0f s (%d of %d).",
             outcome.error,
@@ -235,7 +251,10 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
         if self._asked_meanwhile(context):
             return {}
-        self._defer_until_end(self._submit_again(context), self._limits()[0])
+        found = self._submit_again(context)
+        if isinstance(found, float):
+            self._pause(found)
+        self._defer_until_end(found, self._left(context))
 
     def _asked_meanwhile(self, context: Context) -> bool:
         from airflow_bottledwater.provision import stop
@@ -248,11 +267,21 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             self.log.info("The pipeline was asked to stop: its job is not submitted again.")
         return asked
 
-    def _submit_again(self, context: Context) -> Identity:
-        with failing():
-            place = self._place()
-            self._identity = self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
-        return self._identity
+    def _submit_again(self, context: Context) -> Identity | float:
+        """Submit the job again; or, if that failed for a transient reason, when it is to be tried again (seconds since 1970)."""
+        try:
+            with failing():
+                place = self._place()
+                return self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
+        except BottledWaterError as error:
+            self._check_killed()
+            outcome = Outcome(ok=False, kind=type(error).__name__, error=str(error), transient=True)
+            return self._again(context, outcome, None)
+
+    def _pause(self, until: float) -> NoReturn:
+        """Defer until the job is to be submitted again."""
+        self.defer(trigger=PauseTrigger(until=until), method_name="submit_again")
+        raise AssertionError("defer does not return")
 
 
 def _true(value: bool | str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -69,9 +70,14 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
     """Spark's properties for a job; those of the user override the others.
 
     :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit.
-    :raises Refused: see :func:`refuse_speculation`.
+    :raises Refused: see :func:`refuse_speculation`; or a property has a secret, which would be in the arguments of spark-submit.
     """
     refuse_speculation(str((conf or {}).get(_SPECULATION, "")))
+    if secrets := sorted(name for name, value in (conf or {}).items() if value and _SECRET.search(name)):
+        raise Refused(
+            f"Spark's property {secrets[0]} has a secret, which every user of the host could see among the arguments of spark-submit.",
+            "Put it into spark-defaults.conf (in the folder SPARK_CONF_DIR), readable for this user alone.",
+        )
     if is_local(master):
         ours = LOCAL_CONF
     elif cluster:
@@ -142,6 +148,8 @@ def _resource_manager() -> str:
 
 _WHERE = ("yarn.resourcemanager.hostname", "yarn.resourcemanager.address")
 _SPECULATION = "spark.speculation"
+#: names of properties with secrets (those of ``spark.redaction.regex``, without names *of* Kubernetes' secrets)
+_SECRET = re.compile(r"(secret|password|token|access[.]?key)$", re.IGNORECASE)
 
 
 def refuse_speculation(value: str) -> None:

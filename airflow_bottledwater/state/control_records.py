@@ -168,6 +168,7 @@ class JobRecord:
     :param application: what the cluster's manager calls it: YARN's application id, or on Kubernetes namespace and pod of the driver, with
         a colon between them; empty in client mode.
     :param outcome: how it ended; None until then.
+    :param pipeline: the name of the pipeline that it works on; empty until it is known.
     :param claim: the id of the :class:`Job` with which it has claimed the slot; empty before that.
     :param asked: whether this submission was asked to stop (and not the pipeline, whichever job works on it).
     :param lines: how many lines it has logged.
@@ -182,6 +183,7 @@ class JobRecord:
     host: str = ""
     pid: int = 0
     application: str = ""
+    pipeline: str = ""
     claim: str = ""
     outcome: Outcome | None = None
     asked: bool = False

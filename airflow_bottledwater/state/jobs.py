@@ -85,8 +85,8 @@ class JobReporter(Reporter):
         #: whether nobody watches it, so that nobody removes its record
         self._unwatched = not job_id
         self._changed = 0.0
-        #: the name of the job's pipeline, once it is known, and of the one that is to stop
-        self._pipeline_name = self._to_stop = ""
+        #: the name of the pipeline that is to stop
+        self._to_stop = ""
         self.record = JobRecord(kind, pipeline.slot)
         self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
         self.record.heartbeat = pipeline.heartbeat_interval
@@ -107,7 +107,7 @@ class JobReporter(Reporter):
 
         :param name: the pipeline's.
         """
-        self._pipeline_name = name
+        self.record.pipeline = name
         self.listening.wait(_HEARING)
         return not self.record.asked and self._to_stop != name
 
@@ -122,6 +122,7 @@ class JobReporter(Reporter):
         announced = decode(JobRecord, records.get(job_key(self._id)))
         if announced is not None:
             self.record.owner = announced.owner
+            self.record.pipeline = self.record.pipeline or announced.pipeline
             # on Kubernetes, a driver with its node's network has the node's name
             self.record.application = announced.application or self.record.application
         self._hear_now(stop_key(self._id), records.get(stop_key(self._id)))
@@ -138,7 +139,7 @@ class JobReporter(Reporter):
             return
         self._to_stop = request.pipeline
         # before a job has claimed its slot, it does not know its pipeline's name, and there may be another slot of the same name
-        if self._to_stop in ("", self._pipeline_name):
+        if self._to_stop in ("", self.record.pipeline):
             log.info("Asked to stop.")
             self.record.asked = not self._to_stop
             self._stop()
@@ -189,13 +190,14 @@ def application() -> str:
     return socket.gethostname() if os.environ.get("SPARK_APPLICATION_ID") else ""
 
 
-def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, application: str) -> None:
+def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, application: str, name: str) -> None:
     """Write the record of a job that is going to be submitted, so that it can be found and stopped before it runs.
 
     :param application: see :class:`JobRecord`.
+    :param name: the pipeline's.
     :raises Outage: Kafka does not take it.
     """
-    record = JobRecord(kind, pipeline.slot, owner, application=application, at=time.time())
+    record = JobRecord(kind, pipeline.slot, owner, application=application, pipeline=name, at=time.time())
     store.write_control(pipeline.kafka, {job_key(job_id): encode(record)})
 
 
@@ -235,7 +237,7 @@ def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
     """
     others = [
         each
-        for each, record in unfinished(records(pipeline), pipeline.slot).items()
+        for each, record in unfinished(records(pipeline), pipeline.slot, name).items()
         if not claim or record.claim != claim
     ]
     store.write_control(pipeline.kafka, {stop_key(each): encode(JobStop(time.time(), name)) for each in others})
@@ -266,10 +268,16 @@ def read(pipeline: Pipeline, job_id: str) -> JobRecord | None:
     return decode(JobRecord, records(pipeline).get(job_key(job_id)))
 
 
-def unfinished(found: Mapping[str, Any], slot: str) -> dict[str, JobRecord]:
-    """The jobs on a slot that have not reported their end, by their ids.
+def unfinished(found: Mapping[str, Any], slot: str, name: str) -> dict[str, JobRecord]:
+    """The jobs of a pipeline that have not reported their end, by their ids, with those on a slot of this name that do not know their
+    pipeline yet.
 
     :param found: records of the shared topic.
+    :param name: the pipeline's.
     """
     decoded = {key.removeprefix(JOBS): decode(JobRecord, raw) for key, raw in found.items() if key.startswith(JOBS)}
-    return {k: job for k, job in decoded.items() if job is not None and job.outcome is None and job.slot == slot}
+    return {
+        job_id: job
+        for job_id, job in decoded.items()
+        if job is not None and job.outcome is None and job.slot == slot and job.pipeline in ("", name)
+    }

@@ -16,11 +16,9 @@ from airflow_bottledwater.hooks.backfill import BackfillWatch
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.watching import SETTLED, Watching
 
 log = logging.getLogger(__name__)
-
-#: seconds after a task's deferral before which no event is sent, see airflow_bottledwater.triggers.job
-_SETTLED = 5.0
 
 
 class BackfillTrigger(BaseTrigger):
@@ -73,26 +71,25 @@ class BackfillTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
-        await asyncio.sleep(max(_SETTLED, self.poll_interval))
-        watch: BackfillWatch | None = None
+        await asyncio.sleep(max(SETTLED, self.poll_interval))
+        watching = Watching(self._begin, "The live snapshot")
         try:
             while True:
-                ended = None
+                report = None
                 try:
-                    watch = watch or await self._begin()
-                    ended = await asyncio.to_thread(watch.fetch)
+                    report = await watching.fetch()
                 except BottledWaterError as error:
+                    # it may be mended; the live snapshot goes on meanwhile
                     log.warning("The live snapshot cannot be seen: %s", error)
-                if ended is not None:
-                    yield TriggerEvent({"status": "ended", "report": ended})
+                if report is not None:
+                    yield TriggerEvent({"status": "ended", "report": report})
                     return
                 if self.deadline is not None and time.time() > self.deadline:
                     yield TriggerEvent({"status": "timeout"})
                     return
                 await asyncio.sleep(self.poll_interval)
         finally:
-            if watch is not None:
-                await asyncio.to_thread(watch.close)
+            await watching.close()
 
     async def _begin(self) -> BackfillWatch:
         self._pipeline = await self._hook.apipeline()

@@ -11,19 +11,17 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import job_stop, spark_job
 from airflow_bottledwater.hooks.job_watch import JobWatch
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.watching import SETTLED, Watching
 
 log = logging.getLogger(__name__)
 
-#: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of the deferring
-#: process for the end of the task
-_SETTLED = 5.0
 #: seconds for the job to end in order in on_kill, which has 30 s ([triggerer] on_kill_timeout)
 _STOP_SECONDS = 12.0
 
@@ -48,7 +46,7 @@ class PauseTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
-        await asyncio.sleep(max(_SETTLED, self.until - time.time()))
+        await asyncio.sleep(max(SETTLED, self.until - time.time()))
         yield TriggerEvent({"status": "over"})
 
 
@@ -119,20 +117,16 @@ class JobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
-        await asyncio.sleep(max(_SETTLED, self.poll_interval))
-        watch: JobWatch | None = None
+        await asyncio.sleep(max(SETTLED, self.poll_interval))
+        watching = Watching(self._begin, "The job")
         try:
             while True:
+                ended = None
                 try:
-                    watch = watch or await self._begin()
-                    ended = await asyncio.to_thread(watch.fetch)
+                    ended = await watching.fetch()
                 except BottledWaterError as error:
+                    # it may be mended; the job goes on meanwhile
                     log.warning("The job cannot be seen: %s", error)
-                    ended = None
-                    if watch is not None and not isinstance(error, Outage):
-                        # with the connections as they are then: a password may have been changed
-                        await asyncio.to_thread(watch.close)
-                        watch = None
                 if ended is not None:
                     yield TriggerEvent({"status": "ended", "identity": self.identity, **ended.as_event()})
                     return
@@ -141,9 +135,7 @@ class JobTrigger(BaseTrigger):
                     return
                 await asyncio.sleep(self.poll_interval)
         finally:
-            if watch is not None:
-                # not in the triggerer's event loop, since it may wait for Kafka
-                await asyncio.to_thread(watch.close)
+            await watching.close()
 
     async def _begin(self) -> JobWatch:
         """Begin to watch.

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.shared_records import SharedRecords
@@ -21,6 +21,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.job import STOPPING
+from airflow_bottledwater.triggers.watching import Watching
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,6 @@ class Watch:
         self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
     ) -> None:
         self._records = SharedRecords.acquire(pipeline.kafka)
-        self.pipeline = pipeline
         self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
         self._longest = limit(pipeline, max_silence)
@@ -153,10 +153,13 @@ def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[St
         shared.release()
 
 
-async def stop_orphans(pipeline: Pipeline) -> None:
-    """Stop the jobs of a pipeline whose tasks have ended: a task was marked while no triggerer ran, so that nobody was told."""
+async def stop_orphans(pipeline: Pipeline, name: str) -> None:
+    """Stop the jobs of a pipeline whose tasks have ended: a task was marked while no triggerer ran, so that nobody was told.
+
+    :param name: the pipeline's.
+    """
     try:
-        for owner, identity in await asyncio.to_thread(job_watch.unfinished, pipeline):
+        for owner, identity in await asyncio.to_thread(job_watch.unfinished, pipeline, name):
             if _OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
                 log.warning("The task of a job has ended, and the job still runs; it is stopped: %s", identity)
                 await asyncio.get_running_loop().run_in_executor(
@@ -195,6 +198,7 @@ class StreamErrorTrigger(BaseTrigger):
         self.schema_registry_conn_id, self.settings = schema_registry_conn_id, settings
         self.cluster, self.earlier, self.max_silence = cluster, earlier, max_silence
         self.max_dead_letters, self.poll_interval = max_dead_letters, poll_interval
+        self._pipeline: Pipeline | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
@@ -206,35 +210,23 @@ class StreamErrorTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
-        watch: Watch | None = None
+        watching = Watching(self._begin, "The stream's status")
         looked = -_ORPHANS
         try:
             while True:
                 await asyncio.sleep(self.poll_interval)
-                if watch is not None and time.monotonic() - looked >= _ORPHANS:
+                if self._pipeline is not None and time.monotonic() - looked >= _ORPHANS:
                     looked = time.monotonic()
-                    await stop_orphans(watch.pipeline)
-                if watch is None:
-                    try:
-                        watch = await self._begin()
-                    except Outage as error:
-                        self.log.warning("The watch cannot begin yet: %s", error)
-                        continue
-                    except BottledWaterError as error:
-                        yield TriggerEvent(_failed(str(error)))
-                        return
+                    await stop_orphans(self._pipeline, Cluster(**self.cluster).pipeline(self._pipeline.slot))
                 try:
-                    event = await asyncio.to_thread(watch.fetch)
+                    event = await watching.fetch()
                 except BottledWaterError as error:
-                    self.log.warning("Kafka does not answer: %s", error)
-                    continue
+                    event = _failed(str(error))
                 if event is not None:
                     yield TriggerEvent(event)
                     return
         finally:
-            if watch is not None:
-                # not in the triggerer's event loop, since it may wait for a fetch in progress and for Kafka
-                await asyncio.to_thread(watch.close)
+            await watching.close()
 
     async def _begin(self) -> Watch:
         """Begin to watch.
@@ -242,8 +234,9 @@ class StreamErrorTrigger(BaseTrigger):
         :raises Outage: a connection could not be looked up.
         """
         hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
+        self._pipeline = await hook.apipeline()
         return Watch(
-            await hook.apipeline(),
+            self._pipeline,
             Cluster(**self.cluster),
             earlier=self.earlier,
             max_silence=self.max_silence,

@@ -40,7 +40,7 @@ class Job:
     def __init__(self, flow: Flow, folder: Path, *, begin: bool = True) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
         self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "conn_id": "spark"}
-        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "")
+        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "", "")
         folder.mkdir()
         self._folder, self.log = folder, folder / "log"
         if begin:
@@ -120,7 +120,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     record = until(lambda: (r := job.record) and r.host and r, "its report")
     assert (record.host, record.pid, record.outcome) == (socket.gethostname(), job.process.pid, None)
     assert record.owner is not None and record.owner.run_id == "r"
-    assert job_watch.unfinished(flow.pipeline) == [(record.owner, job.identity)]
+    assert job_watch.unfinished(flow.pipeline, flow.name) == [(record.owner, job.identity)]
     assert job_watch.still_runs(flow.pipeline, job.identity) is None
     with caplog.at_level(logging.INFO):
         assert job_stop.stop(flow.pipeline, job.identity)
@@ -128,7 +128,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
     assert job.process.wait(10) == 0
-    assert job_watch.unfinished(flow.pipeline) == []
+    assert job_watch.unfinished(flow.pipeline, flow.name) == []
     job_watch.forget(flow.pipeline, job.identity)
     assert job.record is None
 
@@ -228,7 +228,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     # whoever stops it once more does not touch the successor
     assert job_stop.stop(flow.pipeline, job.identity, timeout=1.0)
     assert job.record is not None and job.record.claim and not fence(flow.pipeline, job.record.claim, "end")
-    assert [identity["id"] for _, identity in job_watch.unfinished(flow.pipeline)] == [successor.id]
+    assert [identity["id"] for _, identity in job_watch.unfinished(flow.pipeline, flow.name)] == [successor.id]
     job.send(signal.SIGCONT)
     _insert(flow, 201, 300)
     until(lambda: len(_published(flow)) >= 300, "all records")
@@ -280,7 +280,7 @@ def test_the_command_ends_the_processes_of_a_job_on_this_host(
     job_id = uuid.uuid4().hex if by_airflow else ""
     if by_airflow:
         here = socket.gethostname()
-        jobs.announce(flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "")
+        jobs.announce(flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "", "")
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:

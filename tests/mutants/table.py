@@ -852,10 +852,24 @@ MUTANTS = (
     ),
     Mutant(
         "a job that was stopped while its task waits is submitted again",
-        "operators/stream.py",
+        "operators/spark.py",
         " and ended.asked:",
         " and False:",
         f"{_STREAM_OPERATOR}::test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again",
+    ),
+    Mutant(
+        "what is known of a job that a cluster may have accepted is kept until it has heard that it was given up",
+        "operators/spark.py",
+        "            self._give_up(pipeline)\n",
+        "            job_watch.forget(pipeline, identity)\n",
+        f"{_STREAM_OPERATOR}::test_a_job_whose_submission_failed_is_given_up_since_the_cluster_may_have_accepted_it",
+    ),
+    Mutant(
+        "a watch whose credentials are refused looks its connection up again",
+        "triggers/watching.py",
+        "                await self.close()\n",
+        "                pass\n",
+        "tests/unit/triggers/test_backfill_trigger.py::test_with_other_credentials_it_looks_the_connection_up_again",
     ),
     Mutant(
         "a trigger that moves to another triggerer stops nothing",
@@ -1028,9 +1042,9 @@ MUTANTS = (
     ),
     Mutant(
         "a task that was ended does not submit again",
-        "operators/stream.py",
-        "        self._check_killed()\n        if outcome.ok",
-        "        if outcome.ok",
+        "operators/spark.py",
+        "        self._check_killed()\n        if ended",
+        "        if ended",
         f"{_STREAM_OPERATOR}::test_ended_by_airflow_a_task_that_stays_does_not_submit_again",
     ),
     Mutant(

@@ -296,5 +296,8 @@ def test_the_deployment_is_one_job_that_is_probed_and_has_its_settings() -> None
     ports = {str(port["port"]) for port in service["spec"]["ports"]}
     assert {arg.rpartition("=")[2] for arg in container["args"] if ".port=" in arg} == ports
     assert f"--spark-conf=spark.driver.host={service['metadata']['name']}" in container["args"]
+    # before the pod is ready, its name is not known to others, and never to itself; the pod is ready when the job works
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert "--spark-conf=spark.driver.bindAddress=0.0.0.0" in container["args"]
     # the names that Spark needs come from the pod
     assert {each["name"] for each in container["env"]} == set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.provision import live, renew
@@ -126,6 +127,36 @@ def test_a_retry_asks_if_the_try_before_it_died_before_it_could(asked_for: list[
     asked_for.clear()
     assert ask(store, try_number=2) == first
     assert [each for _, _, each in asked_for] == [first["request_id"]]
+
+
+def test_a_retry_asks_anew_if_the_earlier_one_was_cancelled_with_its_try(
+    asked_for: list[Any], forgotten: list[tuple[str, str]]
+) -> None:
+    """A worker was shut down: no user has ended the task."""
+    store = Store()
+    first = ask(store)
+    how, request, each = asked_for[0]
+    asked_for[0] = (how, replace(request, cancelled=True), each)
+    second = ask(store, try_number=2)
+    assert second != first and len(asked_for) == 2 and forgotten == [("pipeline", first["request_id"])]
+
+
+def test_ended_with_its_worker_the_task_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = BackfillToKafkaOperator(task_id="t", tables="orders", deferrable=False)
+
+    def fetch() -> dict[str, Any]:
+        operator.on_kill()
+        return {**REPORT, "state": "cancelled"}
+
+    monkeypatch.setattr(BackfillToKafkaOperator, "pipeline_hook", SimpleNamespace(pipeline=lambda: None))
+    monkeypatch.setattr(BackfillToKafkaOperator, "_ask", lambda *_: ASKED)
+    monkeypatch.setattr(backfill, "cancel", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "airflow_bottledwater.operators.backfill.BackfillWatch",
+        lambda *_, **__: SimpleNamespace(fetch=fetch, close=lambda: None),
+    )
+    with pytest.raises(Outage, match="A retry asks for it again"):
+        operator.execute({})  # type: ignore[typeddict-item]
 
 
 def test_a_table_with_a_new_key_is_taken_up_again_and_swept(asked_for: list[Any]) -> None:

@@ -29,7 +29,7 @@ from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, D
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
-from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision import live, preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
@@ -213,6 +213,7 @@ def test_operators_tell_permanent_from_transient(
 
         monkeypatch.setattr(module, function, fails)
         monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
+        monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
         with pytest.raises(expected):
             operator(task_id="t").execute(CONTEXT)
 
@@ -231,6 +232,7 @@ def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         "airflow_bottledwater.provision.drop.drop", lambda pipeline, when: asked.append(when) or "Dropped."
     )
     monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
+    monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     with pytest.raises(AirflowFailException, match="retired, always or never"):
         DropReplicationSlotOperator(task_id="t", when="sometimes").execute(CONTEXT)
     assert DropReplicationSlotOperator(task_id="t", when="always").execute(CONTEXT) == "Dropped."
@@ -253,7 +255,8 @@ def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.Mon
         raise errors.StopRequested("asked")
 
     monkeypatch.setattr("airflow_bottledwater.provision.create.create", create)
-    with pytest.raises(AirflowFailException):
+    # no user has ended it: a worker may have been shut down
+    with pytest.raises(errors.Outage, match="A retry goes on"):
         made.execute({})
 
 
@@ -403,10 +406,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
         return True
 
     monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda pipeline: world.complete)
+    monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr("airflow_bottledwater.state.jobs.announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(spark_job, "prepare", lambda *_: (NEW, tmp_path / "pipeline-x.json"))
     monkeypatch.setattr(spark_job, "start", lambda *_, tied: world.done.append("start tied" if tied else "start"))
-    monkeypatch.setattr(spark_job, "send", lambda hook, identity, *_: world.done.append("send") or identity)
+    monkeypatch.setattr(spark_job, "send", lambda *_: world.done.append("send"))
     monkeypatch.setattr(SnapshotToKafkaOperator, "_wait", wait)
     monkeypatch.setattr(
         job_watch, "still_runs", lambda pipeline, known: None if known["id"] in world.living else world.earlier
@@ -458,6 +462,16 @@ def test_a_snapshot_that_was_interrupted_is_left_for_a_retry(jobs: SimpleNamespa
     jobs.end = Ended(Outcome(ok=True, stopped=True))
     with pytest.raises(AirflowFailException, match="Clear the task"):
         snapshot_of(None)
+
+
+@pytest.mark.parametrize("operator", [SnapshotToKafkaOperator, VerifyTopicsOperator])
+def test_a_job_that_was_stopped_though_its_task_goes_on_is_left_for_a_retry(
+    jobs: SimpleNamespace, operator: Any
+) -> None:
+    """A triggerer did not hear in time whether the task was ended."""
+    event = {"status": "ended", "identity": OLD, **Ended(Outcome(ok=True, stopped=True), asked=True).as_event()}
+    with pytest.raises(errors.JobFailed, match="still waits for it"):
+        operator(task_id="t").execute_complete(CONTEXT, event)
 
 
 @pytest.mark.parametrize(
@@ -575,12 +589,14 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     done: list[str] = []
     ours = Owner(CONTEXT["ti"].dag_id, CONTEXT["ti"].run_id, "stream", -1, "h", "/f", "spark_default")
     jobs = {
-        "a": JobRecord("stream", "bottledwater", ours),
+        "a": JobRecord("stream", "bottledwater", ours, pipeline="name"),
         "b": JobRecord("stream", "bottledwater", dataclasses.replace(ours, run_id="another")),
         "c": JobRecord("stream", "another", ours),
         "d": JobRecord("stream", "bottledwater", ours, outcome=Outcome(ok=True)),
         "e": JobRecord("stream", "bottledwater"),
+        "f": JobRecord("stream", "bottledwater", ours, pipeline="of another database"),
     }
+    monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(SharedRecords, "all", lambda self: {job_key(k): encode(v) for k, v in jobs.items()})
     monkeypatch.setattr(
         job_stop, "stop", lambda pipeline, identity: not done.append(f"stop {identity['id']} {identity['folder']}")

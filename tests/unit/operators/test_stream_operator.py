@@ -14,11 +14,12 @@ from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_bottledwater import restarts
-from airflow_bottledwater.errors import JobFailed, Outage, SlotInUse
+from airflow_bottledwater.errors import JobDied, JobFailed, Outage, SlotInUse
 from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.provision import live
 from airflow_bottledwater.provision import stop as provision_stop
 from airflow_bottledwater.state import jobs
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
@@ -61,6 +62,8 @@ class World:
         self.asked = -math.inf
         #: whether a job that is asked to stop does
         self.answers = True
+        #: how many submissions the cluster still refuses
+        self.refuses = 0
 
     def end(self, identity: dict[str, str], **outcome: Any) -> None:
         self.living.discard(identity["id"])
@@ -81,10 +84,13 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
         made.arguments = list(hook._application_args)
         made.living.add(identity["id"])
 
-    def send(hook: Any, identity: Any, application: str, started: Any) -> Any:
+    def send(hook: Any, application: str, started: Any, named: Any) -> None:
         made.done.append("send")
         made.arguments = [application, *hook._application_args, *map(str, (hook._conf or {}).items())]
-        return {**identity, "folder": "", "application": "application_1_2"}
+        named("application_1_2")
+        if made.refuses:
+            made.refuses -= 1
+            raise JobDied("spark-submit ended with exit code 1.")
 
     def stop(pipeline: Any, identity: Any, **_: Any) -> bool:
         made.done.append(f"stop {identity['id']}")
@@ -96,6 +102,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(spark_job, "start", start)
     monkeypatch.setattr(spark_job, "send", send)
     monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"remove {identity['id']}"))
+    monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(jobs, "announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(job_watch, "still_runs", lambda pipeline, identity: made.how(identity))
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
@@ -309,12 +316,85 @@ def test_in_cluster_mode_it_is_sent_and_watched(world: World, connect: Any, monk
     store = Store()
     trigger = deferred(lambda: operator().execute(context(store)))
     assert world.done == ["send"]
-    assert (
-        trigger.identity == store.values["bottledwater_job"] == {**NEW, "folder": "", "application": "application_1_2"}
-    )
+    assert trigger.identity == store.values["bottledwater_job"] == {**NEW, "application": "application_1_2"}
     # the file is where YARN puts it
     assert world.arguments[1:3] == ["--pipeline", "pipeline-x.json"]
     assert "('spark.yarn.submit.waitAppCompletion', 'false')" in world.arguments
+
+
+@pytest.fixture
+def cluster(world: World, connections: Any, connect: Any) -> None:
+    connect("spark_default", conn_type="spark", host="yarn", extra={"deploy-mode": "cluster"})
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_job_whose_submission_failed_is_given_up_since_the_cluster_may_have_accepted_it(world: World) -> None:
+    world.refuses = 1
+    store = Store()
+    with pytest.raises(JobDied, match="exit code 1"):
+        operator(retries=1).execute(context(store, max_tries=1))
+    # its record and the request to stop stay: nothing is forgotten
+    assert world.done == ["send", "stop new"]
+    world.ends["new"] = Ended(Outcome(ok=False, error="It did not answer.", transient=True), pending=True)
+    deferred(lambda: operator(retries=1).execute(context(store, try_number=2, max_tries=1)))
+    assert world.done == ["send", "stop new", "send"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_submission_that_is_interrupted_is_given_up_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(hook: Any, application: str, started: Any, named: Any) -> None:
+        named("application_1_2")
+        raise TimeoutError
+
+    stopped = []
+    monkeypatch.setattr(spark_job, "send", send)
+    monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, **_: stopped.append(identity))
+    with pytest.raises(TimeoutError):
+        operator().execute(context(Store()))
+    assert stopped == [{**NEW, "application": "application_1_2"}] and world.done == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_submission_that_fails_after_the_job_died_counts_as_another_restart(world: World) -> None:
+    world.refuses = 1
+    store = Store(bottledwater_job=OLD)
+    assert 1 < paused(operator(), store, ended(world)) <= 2
+    with pytest.raises(TaskDeferred) as raised:
+        operator().submit_again(context(store), {"status": "over"})
+    assert raised.value.method_name == "submit_again"
+    assert store.values["bottledwater_restarts"]["count"] == 2
+    assert again(operator(), store).identity["application"] == "application_1_2"
+    world.refuses = 1
+    with pytest.raises(JobFailed, match="exit code 1"):
+        operator(restarts=2).submit_again(context(store), {"status": "over"})
+
+
+def test_a_task_that_stays_submits_again_until_it_is_accepted(
+    world: World, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "_BACKOFF", 0.01)
+    ends = [
+        Ended(Outcome(ok=False, error="died", transient=True)),
+        Ended(Outcome(ok=True, counts={"position": "0/5"})),
+    ]
+
+    def wait(*_: Any) -> Ended:
+        world.refuses = len(ends) - 1
+        return ends.pop(0)
+
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", wait)
+    assert operator(deferrable=False).execute(context(Store())) == {"position": "0/5"}
+    assert world.done == ["send", "forget new", "send", "stop new", "send", "forget new"]
+
+
+def test_the_timeout_goes_on_while_the_job_is_submitted_again(world: World) -> None:
+    store = Store()
+    first = deferred(lambda: operator(timeout=100).execute(context(store)))
+    world.end(NEW, ok=False, error="died", transient=True)
+    paused(operator(timeout=100), store, ended(world, NEW))
+    time.sleep(0.2)
+    found = again(operator(timeout=100), store)
+    assert first.deadline is not None and found.deadline == pytest.approx(first.deadline, abs=0.1)
 
 
 def test_a_standalone_cluster_has_no_python_drivers(world: World, connect: Any) -> None:

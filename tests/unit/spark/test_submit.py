@@ -147,3 +147,21 @@ def test_executors_on_yarn_are_told_the_address_towards_the_resource_manager(
     # its pages, and the filter that YARN puts before them, are made at the same time
     assert submit.conf_for("yarn")["spark.ui.enabled"] == "false"
     assert "spark.ui.enabled" not in submit.conf_for("yarn", cluster=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("spark.authenticate.secret", True),
+        ("spark.hadoop.fs.s3a.access.key", True),
+        ("spark.ssl.keyPassword", True),
+        ("spark.kubernetes.authenticate.submission.oauthToken", True),
+        ("spark.kubernetes.authenticate.submission.oauthTokenFile", False),
+        ("spark.kubernetes.driver.secrets.settings", False),
+        ("spark.kubernetes.driver.secretKeyRef.NAME", False),
+    ],
+)
+def test_a_property_with_a_secret_is_refused(name: str, refused: bool) -> None:
+    with pytest.raises(Refused, match=r"spark-defaults\.conf") if refused else contextlib.nullcontext():
+        assert submit.conf_for("local[2]", {name: "x"})[name] == "x"
+    assert submit.conf_for("local[2]", {name: ""})[name] == ""

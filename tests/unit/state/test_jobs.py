@@ -78,9 +78,11 @@ def test_the_end_that_another_process_reports_is_bounded(written: list[JobRecord
 def test_the_unfinished_jobs_of_a_slot_are_those_of_every_kind() -> None:
     """Who catches up with marks that no triggerer has seen stops snapshots and verifications, too."""
     records = {kind: JobRecord(kind, "orders") for kind in ("snapshot", "stream", "verify", "pipeline")}
+    records["claimed"] = JobRecord("stream", "orders", pipeline="ours")
     others = {
         "ended": JobRecord("verify", "orders", outcome=Outcome(ok=True)),
         "elsewhere": JobRecord("verify", "other"),
+        "of another database": JobRecord("stream", "orders", pipeline="theirs"),
     }
     found = {job_key(name): encode(record) for name, record in (records | others).items()}
-    assert set(jobs.unfinished(found, "orders")) == set(records)
+    assert set(jobs.unfinished(found, "orders", "ours")) == set(records)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.triggers import backfill as module
 from airflow_bottledwater.triggers import tasks
@@ -38,7 +38,7 @@ class Watch:
 
 
 def events(monkeypatch: pytest.MonkeyPatch, watch: Watch, **arguments: Any) -> list[Any]:
-    monkeypatch.setattr(module, "_SETTLED", 0.0)
+    monkeypatch.setattr(module, "SETTLED", 0.0)
 
     async def begin(_: BackfillTrigger) -> Watch:
         return watch
@@ -62,6 +62,24 @@ def test_it_fires_at_the_end_and_an_outage_does_not_end_it(monkeypatch: pytest.M
     report = {"state": "finished", "rows": 7}
     watch = Watch(None, Outage("Kafka does not answer."), None, report)
     assert events(monkeypatch, watch) == [{"status": "ended", "report": report}]
+
+
+def test_with_other_credentials_it_looks_the_connection_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {"state": "finished", "rows": 7}
+    watches = [Watch(CredentialsRefused("refused")), Watch(report)]
+    begun = list(watches)
+
+    async def begin(_: BackfillTrigger) -> Watch:
+        return begun.pop(0)
+
+    monkeypatch.setattr(module, "SETTLED", 0.0)
+    monkeypatch.setattr(BackfillTrigger, "_begin", begin)
+
+    async def collect() -> list[Any]:
+        return [event.payload async for event in BackfillTrigger(**ARGUMENTS).run()]
+
+    assert asyncio.run(asyncio.wait_for(collect(), 10)) == [{"status": "ended", "report": report}]
+    assert [watch.closed for watch in watches] == [True, True]
 
 
 def test_it_fires_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,10 +239,10 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
         return {"r": {task_ids[0]: known[task_ids[0]]}}
 
     monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    monkeypatch.setattr(job_watch, "unfinished", lambda pipeline: jobs)
+    monkeypatch.setattr(job_watch, "unfinished", lambda pipeline, name: jobs)
     monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, timeout: done.append(identity["id"]))
     pipeline: Any = SimpleNamespace(slot="orders")
-    asyncio.run(stream_error.stop_orphans(pipeline))
+    asyncio.run(stream_error.stop_orphans(pipeline, "name"))
     assert done == ["a", "c"]
 
 

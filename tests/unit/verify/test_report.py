@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
+from airflow_bottledwater.cli import verify as verification
 from airflow_bottledwater.cli.verify import answer
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import Difference, TableResult, Verification
 
 
@@ -50,3 +56,15 @@ def test_a_report_of_many_differences_stays_small() -> None:
     assert (many.counts, len(many.differences)) == ({"different": 50}, 10)
     whole = Verification(1.0, "0/1", 1.0, [many] * 50).to_json()
     assert sum(len(table["differences"]) for table in whole["tables"]) == 100
+
+
+def test_a_verification_that_was_interrupted_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.jobs, "stop_by_signal", threading.Event)
+    monkeypatch.setattr(verification.jobs, "follow", lambda folder, stopped: None)
+    monkeypatch.setattr(verification.jobs, "check_outcome", lambda folder, stopped: None)
+    monkeypatch.setattr(submit, "command", lambda *_, **__: ["true"])
+    monkeypatch.setattr(supervise, "start", lambda *_, **__: None)
+    monkeypatch.setattr(supervise, "final_outcome", lambda folder: Outcome(ok=True, stopped=True))
+    with pytest.raises(SystemExit) as raised:
+        verification.run(Pipeline.of(postgres="host=db"), "local[2]", {}, as_json=False)
+    assert raised.value.code == EXIT_TRANSIENT

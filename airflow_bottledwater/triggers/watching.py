@@ -1,0 +1,64 @@
+"""How triggers look at what they wait for, again and again, whatever happens to Kafka and to its credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from airflow_bottledwater.errors import BottledWaterError, Outage
+
+log = logging.getLogger(__name__)
+
+#: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of the deferring
+#: process for the end of the task
+SETTLED = 5.0
+
+
+class Watch(Protocol):
+    """Looks at something by calls that block; it has to be closed."""
+
+    def fetch(self) -> Any:
+        """What has happened, or None as long as nothing has."""
+
+    def close(self) -> None:
+        """End the watch."""
+
+
+class Watching:
+    """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the connections as they are then,
+    since a password may have been changed. All calls are made in threads, not in the triggerer's event loop.
+
+    :param begin: begins to watch.
+    :param what: is watched, for the log.
+    """
+
+    def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str) -> None:
+        self._begin, self._what = begin, what
+        self._watch: Watch | None = None
+
+    async def fetch(self) -> Any:
+        """Look once; None if nothing has happened yet, or it cannot be seen, of which the log says why.
+
+        :raises BottledWaterError: the watch cannot begin, for another reason than an outage.
+        """
+        if self._watch is None:
+            try:
+                self._watch = await self._begin()
+            except Outage as error:
+                log.warning("%s cannot be seen: %s", self._what, error)
+                return None
+        try:
+            return await asyncio.to_thread(self._watch.fetch)
+        except BottledWaterError as error:
+            log.warning("%s cannot be seen: %s", self._what, error)
+            if not isinstance(error, Outage):
+                await self.close()
+            return None
+
+    async def close(self) -> None:
+        """End the watch, if there is one."""
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            await asyncio.to_thread(watch.close)

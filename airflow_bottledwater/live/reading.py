@@ -23,6 +23,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.live import attached
 from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
 from airflow_bottledwater.live.keys import between, bound, files, key_hashes, keys_query, place
 from airflow_bottledwater.live.slices import Places, find
@@ -100,17 +101,6 @@ class _Piece:
     whole: bool
 
 
-def _only(found: OwnSnapshot, oids: tuple[int, ...]) -> OwnSnapshot:
-    """What of a table is to be read: these partitions, as far as they still belong to it, or everything."""
-    if not oids:
-        return found
-    return replace(
-        found,
-        parts=[part for part in found.parts if part.oid in oids],
-        partitions=[part for part in found.partitions if part.oid in oids],
-    )
-
-
 class Reading(threading.Thread):
     """Reads a request's rows from a place on. It must be made after the stream's changes are being noted.
 
@@ -186,12 +176,15 @@ class Reading(threading.Thread):
         """Read the next chunk, and hand it over."""
         connection = self._connect()
         oid = self._at.tables[self._at.done]
+        if self._at.owed and oid not in catalog.names(connection, [oid]):
+            return self._pass_over(connection, oid)
         self.extent.measure(connection, self._at.tables[self._at.done :])
         if self._at.filenode == SWEEPING:
             return self._sweep(connection, oid)
-        found = _only(self._begin(connection, oid), self._at.parts)
+        found = attached.only(self._begin(connection, oid), self._at.parts)
         version = self._version(found)
         self._partitions[oid] = partitions.remembered(found.partitions)
+        known = attached.left_behind(connection, self._at, found)
         self.extent.note(found)
         piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
         try:
@@ -203,17 +196,24 @@ class Reading(threading.Thread):
         self._flushed(connection, found)
         connection.execute("COMMIT")
         self._at = piece.after
-        if piece.whole and self._request.sweep:
-            self._at = replace(self._at, filenode=SWEEPING, upto=0, key=())
-        elif piece.whole:
-            self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())
-        if blocks or piece.whole:
+        if piece.whole:
+            filenode = SWEEPING if self._request.sweep else 0
+            self._at = replace(self._at, done=self._at.done + (not filenode), filenode=filenode, upto=0, key=())
+        if blocks or piece.whole or known:
             # a sweep is still to come, unless these are partitions that were attached
-            known = self._partitions[oid] if piece.whole and self._at.parts else None
-            self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, partitions=known))
+            if piece.whole and self._at.parts:
+                known = {**self._partitions[oid], **known}
+            self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, [], known or None))
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
         self._pace(blocks)
+
+    def _pass_over(self, connection: Connection, oid: int) -> None:
+        """Go on behind a table that was dropped before all of its rows were read: those of the others are owed."""
+        log.warning("%s was dropped: its rows are not read again.", self._tables[oid].table.qualified)
+        ((now,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+        self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())
+        self._hand_over(Chunk(self._tables[oid].version, Snapshot.parse(now), 0, [], self._at))
 
     def _flushed(self, connection: Connection, found: OwnSnapshot) -> None:
         """Wait, on the connection that reads, which a crash ends, until what the snapshot shows is on disk, and cannot be lost."""
@@ -272,11 +272,11 @@ class Reading(threading.Thread):
     def _sweep(self, connection: Connection, oid: int) -> None:
         """Find the keys of the topic that the table does not have, and hand them over."""
         topic = self._tables[oid].topic
-        while self.chunks.unfinished_tasks:
-            pause(0.02)  # until then, what was published is only noted as far as it is newer than these chunks
-        reached = Topics(self._pipeline.kafka).ends(topic, self._tables[oid].partitions)
         low = 0
         while low < RANGES:
+            while self.chunks.unfinished_tasks:
+                pause(0.02)  # until then, what was published is only noted as far as it is newer than these chunks
+            reached = Topics(self._pipeline.kafka).ends(topic, self._tables[oid].partitions)
             # before the table is locked: what is read of the topic is the same at any time
             latest = LatestRecords(2 * sum(reached), reached, low)
             for records in self._topic(topic, reached):
@@ -295,6 +295,9 @@ class Reading(threading.Thread):
                 if keys:
                     self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, keys))
             low = latest.high
+            if low < RANGES:
+                # what this snapshot shows need not be noted any more: the topic has it when it is read again
+                self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at))
         self._at = replace(self._at, done=self._at.done + 1, filenode=0)
         # unless a condition has left rows out, the topic has now what these partitions have
         known = None if self._request.where else self._partitions.get(oid)
@@ -369,7 +372,7 @@ class Reading(threading.Thread):
                 return self.chunks.put(chunk, timeout=0.2)
 
     def _pace(self, blocks: list[Block]) -> None:
-        """Wait as long as the limits of the request demand."""
+        """Wait as long as the request's limits demand."""
         rows, size = sum(block.count for block in blocks), sum(len(block.data) for block in blocks)
         request = self._request
         needed = max(

@@ -69,6 +69,8 @@ class LiveSnapshots:
         self._reports = Reports(pipeline, name)
         self._touched = Touched()
         self._noting = False
+        #: the indices of the topics of what is read
+        self._topics: set[int] = set()
         #: P as it was when the last batch was noted
         self._position: Position | None = None
         self._id, self._request = "", SnapshotRequest(())
@@ -111,7 +113,7 @@ class LiveSnapshots:
         self._shared = self._shared or len(encoded.records.table) > 0
         if self._noting:
             oldest = None if self._chunk is None or self._chunk.stale else self._chunk.snapshot
-            self._touched.note(encoded, self._session.index, oldest)
+            self._touched.note(encoded, self._session.index, self._topics, oldest)
 
     def reached(self, position: Position | None) -> None:
         """Note P behind a batch that was noted."""
@@ -137,6 +139,10 @@ class LiveSnapshots:
         """
         self._batch_took = time.monotonic() - self._given_back
         self._requests.poll()
+        if not self._requests.complete:
+            # one that was answered before may be among them: that is only known behind the last
+            self._given_back = time.monotonic()
+            return
         served = ""
         for request_id, request in list(self._requests.open.items()):
             progress = self._session.state.live(request_id)
@@ -190,8 +196,10 @@ class LiveSnapshots:
         if self._reading is None:
             # what is published from now on is noted; the reading's X0 is taken after that
             self._touched.clear()
+            tables = self._session.state.tables
+            self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables}
             self._noting, self._position = True, self._session.state.position
-            self._reading = Reading(self._pipeline, self._request, progress, self._session.state.tables)
+            self._reading = Reading(self._pipeline, self._request, progress, tables)
             self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0)
         if len(self._touched) > MOST:
             log.info("The stream has changed too many keys since the rows were read: they are read again.")
@@ -278,8 +286,9 @@ class LiveSnapshots:
             swept = int(np.count_nonzero(kept))
         if chunk.partitions is not None and chunk.version.table.partitioned:
             oid = chunk.version.table.oid
-            others = self._session.state.partitions.get(oid, {}) if chunk.after.parts else {}
-            changes[partitions_key(oid)] = Partitions.of({**others, **chunk.partitions})
+            # what was known before of a partition that is read by itself is kept: it may have got another file since
+            known = self._session.state.partitions.get(oid, {}) if chunk.after.parts else {}
+            changes[partitions_key(oid)] = Partitions.of({**chunk.partitions, **known})
         changes[live_key(self._id)] = replace(
             chunk.after,
             rows=before.rows + rows,
@@ -317,11 +326,11 @@ class LiveSnapshots:
     def _tidy(self) -> None:
         """Remove the records of live snapshots whose requests are answered: when the requests are known, and behind each end. This is
         called for each batch, and the state may have many records."""
-        if not self._untidy or not self._requests.complete:
+        if not self._untidy:
             return
         self._untidy = False
-        lives = self._session.state.lives.items()
-        ended = {each for each, progress in lives if progress.ended and not progress.still_owed}
+        # if its rows are not owed, one that nobody asks for has ended, or was begun by a request that was answered already
+        ended = {each for each, progress in self._session.state.lives.items() if not progress.still_owed}
         if gone := ended - self._requests.open.keys():
             self._write({live_key(each): None for each in gone})
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -52,18 +53,23 @@ class Touched:
         """Forget everything."""
         self._parts, self._all = [], set()
 
-    def note(self, encoded: EncodedBatch, topics: dict[str, int], oldest: Snapshot | None) -> None:
+    def note(
+        self, encoded: EncodedBatch, topics: dict[str, int], wanted: Collection[int], oldest: Snapshot | None
+    ) -> None:
         """Note a batch that is going to be published.
 
         :param topics: the topics' indices.
+        :param wanted: the indices of the topics whose keys are of interest.
         :param oldest: the oldest snapshot that rows are held of: what it shows is in all later ones, too. None: there is none yet.
         """
-        batch, table = encoded.completed.batch, encoded.records.table
+        batch = encoded.completed.batch
         if not len(batch):
             return
+        table = encoded.records.table
+        table = table[np.isin(table["topic"], list(wanted))]
         entries: npt.NDArray[np.void] = np.zeros(len(table), dtype=_ENTRY)
         entries["topic"], entries["xid"] = table["topic"], batch.changes["xid"][table["row"]]
-        entries["key"] = hash_records(encoded.records)[:, 0]
+        entries["key"] = hash_records(replace(encoded.records, table=table))[:, 0]
         # a rejected change may have no record, and so no key here
         rows = [rejection.row for rejection in encoded.rejections]
         for change in batch.changes[rows]:

@@ -10,7 +10,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, query_with
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 #: int8 (src/include/catalog/pg_type.dat)
@@ -23,7 +23,8 @@ def wanted(
     """The oids of a request's tables.
 
     :raises PreflightError: a pattern matches nothing.
-    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition.
+    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition; or keys are to be removed from
+        a topic that is shared with another pipeline.
     """
     tables = known.tables
     oids = resolve(connection, pipeline, known, request.tables)
@@ -44,6 +45,8 @@ def wanted(
             check_order(connection, oid, name)
         if request.where:
             _check_condition(connection, names[oid], request.where)
+    if request.sweep:
+        refuse_shared(pipeline, [tables[oid].topic for oid in oids], "Keys cannot be removed (sweep)")
     return tuple(oids)
 
 

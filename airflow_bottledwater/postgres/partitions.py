@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.connect import Connection
 
-#: how many commands after its creation a partition is at most attached to its parent, if CREATE TABLE … PARTITION OF has made it. Tried
-#: on PostgreSQL 15, 16 and 18: it is 3 or 4; with ATTACH in the transaction of the creation it is 5, and 6 with rows put in before
-_ONE_STATEMENT = 4
-
 #: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for sessions that have one
-#: of the tables locked. The row of a system column is written with the table and never again
+#: of the tables locked.
+#:
+#: CREATE TABLE … PARTITION OF writes the columns as inherited ones in the command that writes those of the system. ATTACH writes the
+#: columns' rows anew (MergeAttributesIntoExisting, src/backend/commands/tablecmds.c), and so does DETACH; the row of a system column is
+#: written with the table and never again. If all columns were altered since, a partition counts as attached
 _BELOW = """
 WITH RECURSIVE tree AS (
-    SELECT c.oid AS root, c.oid, c.oid AS parent, true AS created, 0 AS depth
+    SELECT c.oid AS root, c.oid, c.oid AS parent, true AS created, '' AS attached, 0 AS depth
     FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
     UNION ALL
     SELECT t.root, i.inhrelid, t.oid,
-           (SELECT a.xmin = i.xmin AND i.cmin::text::bigint - a.cmin::text::bigint BETWEEN 0 AND %(statement)s
-            FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum = -1), t.depth + 1
+           EXISTS (SELECT FROM pg_attribute s JOIN pg_attribute u ON u.attrelid = s.attrelid
+                   WHERE s.attrelid = i.inhrelid AND s.attnum = -1 AND s.xmin = i.xmin
+                   AND u.attnum > 0 AND u.attinhcount > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin), i.xmin::text, t.depth + 1
     FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p'
     JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
 )
@@ -34,13 +36,28 @@ SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistenc
        ARRAY(SELECT a.attname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid
              WHERE x.indrelid = c.oid AND x.indisvalid AND a.attnum = ANY (x.indkey::int2[])
              AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END),
-       coalesce(pg_relation_filenode(c.oid), 0), greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, coalesce(t.created, false)
+       coalesce(pg_relation_filenode(c.oid), 0), greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, t.created,
+       t.attached
 FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE t.depth > 0 ORDER BY t.root, t.depth, t.oid
 """
 
-#: the partitions that a topic knows, by oid: their names and filenodes
-Known = Mapping[int, tuple[str, int]]
+
+class KnownPartition(NamedTuple):
+    """A partition that a topic knows.
+
+    :param name: for messages.
+    :param filenode: 0 if its rows that the topic has may be of another file, or it is partitioned itself.
+    :param attached: see :class:`Partition`; empty if that is not known.
+    """
+
+    name: str
+    filenode: int
+    attached: str = ""
+
+
+#: the partitions that a topic knows, by oid
+Known = Mapping[int, KnownPartition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,8 @@ class Partition:
     :param identity: ``relreplident``; ``identity_columns`` are those of its index.
     :param filenode: see :class:`~airflow_bottledwater.model.relation.Table`; 0 if it is partitioned itself.
     :param xmin: of its row in pg_class.
-    :param created: whether one CREATE TABLE … PARTITION OF has made it and put it below its parent, so that it was empty then.
+    :param created: whether CREATE TABLE … PARTITION OF has made it and put it below its parent, so that it was empty then.
+    :param attached: the transaction that has put it below its parent.
     """
 
     root: int
@@ -70,6 +88,7 @@ class Partition:
     row_security: bool
     xmin: str
     created: bool
+    attached: str
 
     @property
     def qualified(self) -> str:
@@ -85,7 +104,7 @@ class Partition:
 def below(connection: Connection, oids: Iterable[int]) -> dict[int, list[Partition]]:
     """What is below these tables, by table, parents first; tables that are not partitioned are left out."""
     found: dict[int, list[Partition]] = {}
-    for row in connection.execute(_BELOW, {"oids": list(oids), "statement": _ONE_STATEMENT}):
+    for row in connection.execute(_BELOW, {"oids": list(oids)}):
         found.setdefault(row[0], []).append(Partition(*row))
     return found
 
@@ -163,9 +182,14 @@ def changes(known: Known, table: Table, today: Sequence[Partition]) -> list[tupl
     """
     now = {each.oid: each for each in today}
     found = [
-        (name, f"is no longer a partition of {table.qualified} (detached or dropped)")
-        for oid, (name, _) in known.items()
+        (each.name, f"is no longer a partition of {table.qualified} (detached or dropped)")
+        for oid, each in known.items()
         if oid not in now
+    ]
+    found += [
+        (each.qualified, f"was detached from {table.qualified} and attached again")
+        for oid, each in now.items()
+        if oid in known and known[oid].attached not in ("", each.attached)
     ]
     new = attached(known, table, today)
     below = {each.oid for each in new}
@@ -193,13 +217,19 @@ def attached(known: Known, table: Table, today: Sequence[Partition]) -> list[Par
     return list(found.values())
 
 
-def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int, tuple[str, int]]:
+def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int, KnownPartition]:
     """``known`` with what happened since and the stream was told of: new partitions that were made empty, and a new file for each
     partition when the whole table was truncated."""
     more, parents = dict(known), {table.oid, *known}
     if _rewritten_as_one(known, today):
-        more |= remembered(_rewritten(known, today))
+        more |= {
+            each.oid: known[each.oid]._replace(name=each.qualified, filenode=each.filenode)
+            for each in _rewritten(known, today)
+        }
     for each in today:
+        # a record of an earlier version does not say since when it is there
+        if each.oid in more and not more[each.oid].attached:
+            more[each.oid] = more[each.oid]._replace(attached=each.attached)
         if each.oid not in known and each.created and each.parent in parents:
             more |= remembered([each])
             parents.add(each.oid)
@@ -207,7 +237,7 @@ def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int
 
 
 def _rewritten(known: Known, today: Sequence[Partition]) -> list[Partition]:
-    return [each for each in today if each.leaf and each.oid in known and known[each.oid][1] != each.filenode]
+    return [each for each in today if each.leaf and each.oid in known and known[each.oid].filenode != each.filenode]
 
 
 def _rewritten_as_one(known: Known, today: Sequence[Partition]) -> bool:
@@ -219,6 +249,6 @@ def _rewritten_as_one(known: Known, today: Sequence[Partition]) -> bool:
     )
 
 
-def remembered(partitions: Iterable[Partition]) -> dict[int, tuple[str, int]]:
+def remembered(partitions: Iterable[Partition]) -> dict[int, KnownPartition]:
     """Partitions as :func:`changes` compares them later."""
-    return {each.oid: (each.qualified, each.filenode) for each in partitions}
+    return {each.oid: KnownPartition(each.qualified, each.filenode, each.attached) for each in partitions}

@@ -30,6 +30,7 @@ from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.identity import refuse_shared
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
@@ -199,6 +200,7 @@ def _renewals(
                 "Drop that table first, or rename the tables back.",
             )
         found.append(_Renewal(table, pinned.topic, before))
+    refuse_shared(pipeline, [each.topic for each in found], "A table cannot be taken up again")
     return found
 
 

@@ -18,6 +18,7 @@ from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.records import (
     Partitions,
     Plan,
@@ -101,7 +102,7 @@ class Plans:
             ends = published[known.tables[table.oid].topic]
             # the stream may leave out what the snapshot contains only if nothing of the table was published before
             changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
-            if any(ends) and table.keyed and not self._pipeline.share_topics:
+            if any(ends) and table.keyed and not shared(self._pipeline, [known.tables[table.oid].topic]):
                 changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         return changes
 

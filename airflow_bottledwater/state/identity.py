@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
@@ -18,6 +18,8 @@ from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Pin, pins
 
@@ -186,3 +188,36 @@ def check_topics(pipeline: Pipeline, known: PipelineState) -> None:
     present = Topics(pipeline.kafka).describe(list(wanted), confirm=True)
     for name, pin in wanted.items():
         check_topic(name, present.get(name), pin)
+
+
+def refuse_shared(pipeline: Pipeline, topics: Sequence[str], what: str) -> None:
+    """Check that nobody else publishes to topics: keys that a table does not have may then be another pipeline's.
+
+    :param what: cannot be done, as the beginning of a sentence.
+    :raises Refused: one is shared.
+    :raises Outage: Kafka does not answer.
+    """
+    if with_whom := shared(pipeline, topics):
+        topic, others = next(iter(with_whom.items()))
+        raise Refused(
+            f"{what}: topic {topic!r} is shared with {others}, whose keys cannot be told from those that the table lost.",
+            "Leave that table out. To have its rows told apart, give the pipeline topics of its own: another topic_prefix, with a new slot "
+            "and a snapshot.",
+        )
+
+
+def shared(pipeline: Pipeline, topics: Sequence[str]) -> dict[str, str]:
+    """The topics among these that other pipelines publish to, too, and who that is.
+
+    :raises Outage: Kafka does not answer.
+    """
+    if pipeline.share_topics:
+        return dict.fromkeys(topics, "other pipelines (share_topics)")
+    records = store.read_control(pipeline.kafka)
+    found = {}
+    for topic in topics:
+        claims = [decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic))]
+        owners = sorted({each.pipeline for each in claims if each is not None})
+        if len(owners) > 1:
+            found[topic] = f"other pipelines (it is written to by {', '.join(owners)})"
+    return found

@@ -12,6 +12,7 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.state.records import (
     CLAIM,
     COMPLETE,
@@ -134,7 +135,7 @@ class PipelineState:
         return self._of_tables("boundary", Boundary)
 
     @property
-    def partitions(self) -> dict[int, dict[int, tuple[str, int]]]:
+    def partitions(self) -> dict[int, dict[int, KnownPartition]]:
         """The partitions that are known, by the oid of the table that is published as one."""
         return {oid: found.by_oid for oid, found in self._of_tables("partitions", Partitions).items()}
 

@@ -8,7 +8,7 @@ partitions; ``heir/…`` by the oid of a table that is to get a topic; and ``liv
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.postgres.partitions import KnownPartition
 
 CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot", "complete", "position"
 COVERAGE = "coverage"
@@ -183,19 +184,22 @@ class Partitions:
     """The partitions whose rows are in the topic of a partitioned table, or have come with the stream.
 
     :param known: by oid: the name and the filenode of each, at any level below the table.
+    :param attached: by oid: the transaction that has put it there; versions before have not written it.
     """
 
     known: dict[str, tuple[str, int]]
+    attached: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, known: Mapping[int, tuple[str, int]]) -> Partitions:
+    def of(cls, known: Mapping[int, KnownPartition]) -> Partitions:
         """Make the record; the keys of a JSON object are texts."""
-        return cls({str(oid): each for oid, each in known.items()})
+        named = {str(oid): each for oid, each in known.items()}
+        return cls({oid: each[:2] for oid, each in named.items()}, {oid: each.attached for oid, each in named.items()})
 
     @property
-    def by_oid(self) -> dict[int, tuple[str, int]]:
+    def by_oid(self) -> dict[int, KnownPartition]:
         """The inverse of :meth:`of`."""
-        return {int(oid): each for oid, each in self.known.items()}
+        return {int(oid): KnownPartition(*each, self.attached.get(oid, "")) for oid, each in self.known.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class SnapshotRequests:
     """Hears the requests for a pipeline's live snapshots.
 
     :ivar open: by their ids, the oldest first.
-    :ivar complete: whether all requests from before were read.
+    :ivar complete: whether all requests from before were read; until then, some of these may be answered.
     """
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
@@ -45,6 +45,8 @@ class SnapshotRequests:
         self._end = 0
         self.open: dict[str, SnapshotRequest] = {}
         self.complete = False
+        #: those that an earlier reader has left: if this one does not find them, they are answered
+        self._before: set[str] = set()
 
     @property
     def active(self) -> bool:
@@ -85,6 +87,7 @@ class SnapshotRequests:
         if self.complete:
             return
         self.complete = True
+        self.open = {each: request for each, request in self.open.items() if each not in self._before}
         prefix = reading_key(self._name, "")
         for key, raw in list(reader.values.items()):
             report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
@@ -106,6 +109,7 @@ class SnapshotRequests:
         if self._reader is None:
             self._end = Topics(self._pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
             self._reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
+            self._before = set(self.open)
         return self._reader
 
     def _take(self, changes: list[tuple[str, dict[str, Any] | None]]) -> None:
@@ -114,6 +118,7 @@ class SnapshotRequests:
             if not key.startswith(prefix):
                 continue
             request = decode(SnapshotRequest, value)
+            self._before.discard(key.removeprefix(prefix))
             if request is None:
                 self.open.pop(key.removeprefix(prefix), None)
             else:
@@ -143,11 +148,12 @@ def owed(known: PipelineState) -> dict[str, LiveProgress]:
 
 
 def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> None:
-    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their tables.
+    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their tables, whose rows
+    are owed.
 
     :raises Outage: Kafka does not answer.
     """
-    open_ones = {each: progress for each, progress in known.lives.items() if not progress.ended}
+    open_ones = {each: progress for each, progress in known.lives.items() if progress.owed and not progress.ended}
     if not open_ones:
         return
     asked = store.read_control(pipeline.kafka)
@@ -169,7 +175,13 @@ def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> No
             f"There is no live snapshot {request_id!r} that could be changed.",
             "It has ended, or it is another pipeline's: see 'bottledwater snapshots'.",
         )
-    store.write_control(pipeline.kafka, {snapshot_key(name, request_id): encode(replace(found, **changes))})
+    key = snapshot_key(name, request_id)
+    store.write_control(pipeline.kafka, {key: encode(replace(found, **changes))})
+    report = decode(SnapshotReport, store.read_control(pipeline.kafka).get(reading_key(name, request_id)))
+    if report is not None and report.ended:
+        # its job has removed the request in this moment, and must not find it again
+        store.write_control(pipeline.kafka, {key: None})
+        raise StateError(f"Live snapshot {request_id!r} has just ended.", "Its report is in 'bottledwater snapshots'.")
 
 
 def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | None, SnapshotReport | None]]:

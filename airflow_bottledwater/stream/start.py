@@ -121,11 +121,13 @@ def _claim(pipeline: Pipeline, connection: Connection, cluster: Cluster) -> tupl
 
 
 def _reading(attached: dict[int, list[Partition]]) -> dict[str, StateRecord]:
-    """The record of a live snapshot of partitions that were attached with rows, by their tables."""
-    parts = [part for some in attached.values() for part in some]
-    log.info("Attached with rows that are to be read: %s.", ", ".join(part.qualified for part in parts))
-    progress = LiveProgress(tuple(attached), parts=tuple(part.oid for part in parts), owed=True)
-    return {live_key(uuid.uuid4().hex[:12]): progress}
+    """The records of live snapshots of partitions that were attached with rows, one for each of their tables."""
+    records: dict[str, StateRecord] = {}
+    for oid, parts in attached.items():
+        log.info("Attached with rows that are to be read: %s.", ", ".join(part.qualified for part in parts))
+        progress = LiveProgress((oid,), parts=tuple(part.oid for part in parts), owed=True)
+        records[live_key(uuid.uuid4().hex[:12])] = progress
+    return records
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, check_topics, resolve
+from airflow_bottledwater.state.identity import check_cluster, check_topics, refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import PinnedTable
 from airflow_bottledwater.state.store import state_topic_name
@@ -69,6 +69,7 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
         chosen = _chosen(pipeline, connection, known)
         wanted = {oid: pinned for oid, pinned in chosen.items() if pinned.table.keyed}
         check_complete(known, wanted)
+        refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
         results = {
             oid: TableResult(pinned.table.qualified, pinned.topic, verified=oid in wanted)
@@ -79,6 +80,9 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
             position = _Driver(pipeline, moments, wanted, results, run_tasks).run() if wanted else 0
         finally:
             moments.close()
+        if differ := {oid: wanted[oid] for oid, result in results.items() if result.counts}:
+            # a table may have been created again, say, or a partition attached, since the verification began
+            check_complete(read_state(pipeline, topic), differ)
     found = sorted(results.values(), key=lambda result: result.table)
     return Verification(pipeline.verify_sample, format_lsn(position), round(time.monotonic() - began, 3), found)
 

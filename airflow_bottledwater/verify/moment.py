@@ -17,7 +17,7 @@ from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import catalog, locks, slot
+from airflow_bottledwater.postgres import catalog, locks, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, end_of_wal, pause
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
 from airflow_bottledwater.postgres.watch import HolderWatch
@@ -91,8 +91,7 @@ class Moments:
             # an idle database writes no WAL beyond L: this does, and the stream passes it
             holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout or 60.0)
             self._wait_reached(held.insert_lsn, holder)
-            partitions = {pinned.topic: pinned.partitions for pinned in self._wanted.values()}
-            ends = self._admin.all_ends(partitions)
+            ends = self._admin.all_ends({pinned.topic: pinned.partitions for pinned in self._wanted.values()})
             # after the ends: no record below them has a later position
             last = end_of_wal(self._connection)
             yield Moment(held, found, ends, last, self._truncated(held.insert_lsn)), holder
@@ -165,6 +164,7 @@ class Moments:
         """Wait until every transaction that writes to the tables now has ended, so that the next snapshot shows all that the topics have
         now: a commit is in the WAL, and perhaps published, a moment before other sessions see it (with a synchronous standby that is
         away, a long moment). Returns whether all have ended in time."""
+        oids = [*oids, *partitions.names(self._connection, oids)]  # a partition may be written to under its own name
         writers = self._writers(oids)
         deadline = time.monotonic() + _SETTLE
         while writers := writers & self._writers(oids):
@@ -183,6 +183,7 @@ class Moments:
 
     def writers(self, oids: Sequence[int]) -> str:
         """The sessions that write to the tables, for a message."""
+        oids = [*oids, *partitions.names(self._connection, oids)]
         return "; ".join(locks.holders(self._connection, oids, _WRITE)) or "nobody any more"
 
     def work(self, holder: SnapshotExporter, do: Callable[[], T]) -> T:
@@ -202,9 +203,17 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable]) -> N
     """Check that the snapshot of the tables is complete: before that, topics lack rows.
 
     :raises StateError: it is not.
+    :raises Outage: rows of a table that was added since, say, are still being read.
     """
     if missing := [pinned.table.qualified for oid, pinned in wanted.items() if oid not in known.completed]:
         raise StateError(
             f"The snapshot of {', '.join(missing[:5])} is not complete: rows are still to come.",
             "Let the snapshot end, and the stream run, then verify.",
+        )
+    reading = {oid for progress in known.lives.values() if progress.still_owed for oid in progress.tables}
+    if owed := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
+        raise Outage(
+            f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that were added, or taken up "
+            "again with another key.",
+            "Verify again when it has finished ('bottledwater snapshots' shows how far it is).",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,13 +17,16 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.live import reading
+from airflow_bottledwater.live import snapshots as live_snapshots
 from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -29,6 +34,7 @@ from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import begin
 from tests.support.topics import Flow, MakeFlow, Message, limit_records
 from tests.support.waiting import until
+from tests.support.writers import state_topic
 
 ROWS = 3000
 
@@ -295,6 +301,94 @@ def test_changes_that_were_published_elsewhere_make_the_rows_be_read_again(flow:
     flow.stream()
     assert flow.compare("items").equal
     assert [m.value["name"] for m in _again(flow, request_id) if m.value["id"] == 1] == ["newer"]
+
+
+def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still in the shared topic, and its removal comes with another fetch."""
+    request_id = flow.ask("items", where="id <= 100")
+    flow.stream()
+    assert len(_again(flow, request_id)) == 100
+    take, completed = snapshots.SnapshotRequests._take, snapshots.SnapshotRequests._completed
+    rest, due = list[Any](), time.monotonic() + 5.0
+
+    def first(self: Any, changes: list[Any]) -> None:
+        found = next((i for i, (key, value) in enumerate(changes) if request_id in key and value), len(changes))
+        take(self, changes[: found + 1])
+        rest.extend(changes[found + 1 :])
+
+    def then(self: Any, reader: Any) -> None:
+        if time.monotonic() > due:
+            take(self, rest)
+            completed(self, reader)
+
+    monkeypatch.setattr(snapshots.SnapshotRequests, "_take", first)
+    monkeypatch.setattr(snapshots.SnapshotRequests, "_completed", then)
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.published("UPDATE items SET name = 'beside' WHERE id = 1")
+        assert time.monotonic() < due
+        time.sleep(max(0.0, due + 1.0 - time.monotonic()))
+    assert not errors
+    monkeypatch.undo()
+    flow.stream()
+    assert len(_again(flow, request_id)) == 100
+    assert not read_state(flow.pipeline, state_topic(flow)).lives
+
+
+def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_snapshots, "MOST", 500)
+    original, begun = Reading._sweep, list[bool]()
+
+    def sweep(self: Reading, connection: Any, oid: int) -> None:
+        begun.append(True)
+        flow.published("UPDATE busy SET n = n + 1")
+        original(self, connection, oid)
+
+    monkeypatch.setattr(Reading, "_sweep", sweep)
+    flow = make_flow(tables="*")
+    flow.execute(
+        "CREATE TABLE busy AS SELECT g AS id, 0 AS n FROM generate_series(1, 1000) g",
+        "ALTER TABLE busy ADD PRIMARY KEY (id)",
+    )
+    _make(flow, 100)
+    flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
+    request_id = flow.ask("items", sweep=True)
+    flow.stream()
+    assert flow.reported(request_id).state == "finished" and flow.reported(request_id).swept == 1
+    assert len(begun) == 1
+
+
+def test_between_two_ranges_of_a_sweep_what_the_topic_has_by_then_is_forgotten(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a large topic is read, it does not begin anew because of all changes since its first range."""
+    monkeypatch.setattr(live_snapshots, "MOST", 300)
+    monkeypatch.setattr(reading, "LatestRecords", functools.partial(LatestRecords, places=64))
+    original, begun = Reading._sweep, list[bool]()
+
+    def sweep(self: Reading, connection: Any, oid: int) -> None:
+        begun.append(True)
+        original(self, connection, oid)
+
+    begin = Reading._begin
+
+    def beside(self: Reading, connection: Any, oid: int) -> Any:
+        if begun:
+            flow.published("UPDATE items SET name = name || '.' WHERE id <= 100")
+        return begin(self, connection, oid)
+
+    monkeypatch.setattr(Reading, "_sweep", sweep)
+    monkeypatch.setattr(Reading, "_begin", beside)
+    flow = _make(make_flow(tables="items"), 200)
+    flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
+    request_id = flow.ask("items", sweep=True)
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(request_id).state == "finished", "it ends", 120, failed=errors)
+    assert flow.reported(request_id).swept == 1 and len(begun) == 1
+    flow.stream()
+    assert flow.compare("items").equal
 
 
 def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import psycopg
 import pytest
 
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.stream.start import begin
+from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -66,6 +70,35 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
         assert take_in(connection, flow.pipeline, new_tables(connection, flow.pipeline, known)) == frozenset()
     flow.stream()
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
+
+
+def test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting(flow: Flow) -> None:
+    flow.execute("CREATE TABLE a1 (id int PRIMARY KEY)", "CREATE TABLE b1 (id int PRIMARY KEY)")
+    flow.execute("INSERT INTO a1 VALUES (1)", "INSERT INTO b1 VALUES (1), (2)")
+    begin(flow.pipeline)
+    flow.execute("DROP TABLE a1")
+    flow.stream()
+    assert [m.key["id"] for m in flow.read("b1")] == [1, 2]
+    assert not read_state(flow.pipeline, state_topic(flow)).lives
+
+
+def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later SELECT generate_series(1, 500)")
+    goes_on, original = threading.Event(), Reading._step
+
+    def step(self: Reading) -> None:
+        goes_on.wait(60)
+        original(self)
+
+    monkeypatch.setattr(Reading, "_step", step)
+    pipeline = flow.pipeline.with_(verify_timeout=30.0)
+    with flow.streaming() as errors:
+        until(lambda: read_state(flow.pipeline, state_topic(flow)).lives, "it is taken in", failed=errors)
+        with pytest.raises(Outage, match=r"Rows of public\.later are still to come"):
+            verification.run(pipeline, verification.in_threads(pipeline))
+        goes_on.set()
+        until(lambda: not read_state(flow.pipeline, state_topic(flow)).lives, "it is read", failed=errors)
+        assert verification.run(pipeline, verification.in_threads(pipeline)).to_json()["equal"]
 
 
 def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,7 @@ from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream.start import begin
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
 from tests.support.waiting import until
+from tests.support.writers import state_topic
 
 pytestmark = pytest.mark.long
 
@@ -286,6 +287,141 @@ ATTACHED = {
 def read_again(flow: Flow) -> list[Message]:
     """The rows in the topic that a live snapshot has read."""
     return [message for message in flow.read("p") if message.snapshot]
+
+
+#: how a partition of METRICS gets its rows, each in one transaction, and whether it was made empty
+METRICS = "CREATE TABLE m (ts bigint, id int, v float8, PRIMARY KEY (ts, id)) PARTITION BY RANGE (ts)"
+MADE = {
+    "m_like": (
+        "CREATE TABLE m_like (LIKE m); INSERT INTO m_like SELECT g, g, 1 FROM generate_series(100, 149) g;"
+        "ALTER TABLE m ATTACH PARTITION m_like FOR VALUES FROM (100) TO (200)",
+        False,
+    ),
+    "m_all": (
+        "CREATE TABLE m_all (LIKE m INCLUDING ALL); INSERT INTO m_all SELECT g, g, 1 FROM generate_series(200, 249) g;"
+        "ALTER TABLE m ATTACH PARTITION m_all FOR VALUES FROM (200) TO (300)",
+        False,
+    ),
+    "m_as": (
+        "CREATE TABLE m_as AS SELECT g::bigint AS ts, g AS id, 1::float8 AS v FROM generate_series(300, 349) g;"
+        "ALTER TABLE m_as ALTER ts SET NOT NULL, ALTER id SET NOT NULL;"
+        "ALTER TABLE m ATTACH PARTITION m_as FOR VALUES FROM (300) TO (400)",
+        False,
+    ),
+    "m_again": (
+        "CREATE TABLE m_again PARTITION OF m FOR VALUES FROM (400) TO (500); ALTER TABLE m DETACH PARTITION m_again;"
+        "INSERT INTO m_again SELECT g, g, 1 FROM generate_series(400, 449) g;"
+        "ALTER TABLE m ATTACH PARTITION m_again FOR VALUES FROM (400) TO (500)",
+        False,
+    ),
+    "m_of": (
+        "CREATE TABLE m_of PARTITION OF m FOR VALUES FROM (500) TO (600);"
+        "INSERT INTO m SELECT g, g, 1 FROM generate_series(500, 549) g",
+        True,
+    ),
+    "m_default": ("CREATE TABLE m_default PARTITION OF m (v DEFAULT 3) FOR VALUES FROM (600) TO (700)", True),
+}
+
+
+def test_what_was_made_empty_is_told_from_what_was_filled_and_attached_at_once(
+    each_postgres: PostgresServer,
+) -> None:
+    with connect(each_postgres.createdb(f"made_{uuid.uuid4().hex[:8]}")) as connection:
+        connection.execute("SET search_path = public")
+        connection.execute(METRICS)
+        for statements, _ in MADE.values():
+            connection.execute(f"BEGIN; {statements}; COMMIT")  # type: ignore[arg-type]
+        row = connection.execute("SELECT 'm'::regclass::oid").fetchone()
+        assert row is not None
+        found = {each.name: each.created for each in partitions.below(connection, [row[0]])[row[0]]}
+    assert found == {name: empty for name, (_, empty) in MADE.items()}
+
+
+def test_the_rows_of_a_partition_that_was_filled_and_attached_at_once_are_read(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="m")
+    flow.execute(METRICS, "CREATE TABLE m_0 PARTITION OF m FOR VALUES FROM (0) TO (100)")
+    flow.create()
+    flow.snapshot()
+    for statements, _ in MADE.values():
+        flow.transaction(*statements.split(";"))
+    flow.stream()
+    flow.stream()
+    assert flow.compare("m").differences == []
+
+
+def _swept(flow: Flow, errors: list[BaseException]) -> None:
+    """What differs is told, until the whole table is read with a sweep."""
+    asked = flow.ask("p", sweep=True)
+    until(lambda: flow.reported(asked).state == "finished", "the sweep", failed=errors)
+    until_told(flow, set(), errors)
+
+
+def test_a_partition_that_was_written_to_while_it_was_detached_is_told(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("ALTER TABLE p DETACH PARTITION p_a")
+        until_told(flow, {"public.p_a"}, errors)
+        flow.execute(
+            "INSERT INTO p_a SELECT g, 'a', 'detached' FROM generate_series(8001, 8010) g",
+            "DELETE FROM p_a WHERE id < 100",
+            "ALTER TABLE p ATTACH PARTITION p_a FOR VALUES IN ('a')",
+        )
+        time.sleep(1.5)
+        until_told(flow, {"public.p_a"}, errors)
+    with flow.streaming() as errors:
+        until_told(flow, {"public.p_a"}, errors)
+        _swept(flow, errors)
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
+def test_an_attached_partition_that_is_gone_before_it_was_read_is_told(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.execute(*ATTACHED["with rows"][0], "UPDATE p SET v = 'published' WHERE region = 'later' AND id <= 10")
+    begin(flow.pipeline)
+    flow.execute("ALTER TABLE p DETACH PARTITION later")
+    flow.stream()
+    with flow.streaming() as errors:
+        until_told(flow, {"public.later"}, errors)
+        _swept(flow, errors)
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
+def test_an_attached_partition_that_is_truncated_while_it_is_read_is_told(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "CREATE TABLE later (LIKE p)",
+        "INSERT INTO later SELECT g, 'later', repeat('x', 500) FROM generate_series(1, 100) g",
+        "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
+    )
+    original, steps = reading.Reading._step, list[bool]()
+
+    def step(self: reading.Reading) -> None:
+        steps.append(True)
+        if len(steps) == 3:
+            until(lambda: read_again(flow), "the first rows are in the topic")
+            flow.execute("TRUNCATE later", "INSERT INTO later VALUES (1000, 'later', 'new')")
+        original(self)
+
+    monkeypatch.setattr(reading.Reading, "_step", step)
+    with flow.streaming() as errors:
+        until_told(flow, {"public.later"}, errors)
+        until(lambda: not read_state(flow.pipeline, state_topic(flow)).lives, "it is read", failed=errors)
+        until_told(flow, {"public.later"}, errors)
+        _swept(flow, errors)
+    flow.stream()
+    assert flow.compare("p").differences == []
 
 
 @pytest.mark.parametrize("how", ATTACHED)

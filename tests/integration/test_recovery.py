@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,33 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import CredentialsRefused, RecordError, SlotError, SlotInUse, StaleBatch, StateError
+from airflow_bottledwater.errors import (
+    CredentialsRefused,
+    PreflightError,
+    RecordError,
+    Refused,
+    SlotError,
+    SlotInUse,
+    StaleBatch,
+    StateError,
+)
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.provision import live, redrive
 from airflow_bottledwater.provision.create import assume_complete
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.provision.renew import renew
 from airflow_bottledwater.snapshot import sweep
 from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import reached
+from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
+from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records
 from tests.support.waiting import until
 
@@ -260,6 +273,43 @@ def test_a_topic_that_others_share_is_not_swept(make_flow: MakeFlow) -> None:
     flow.create()
     flow.snapshot()
     assert not [m for m in flow.read("a") if m.value is None]
+
+
+def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared(
+    make_flow: MakeFlow, kafka: KafkaBroker, postgres: PostgresServer
+) -> None:
+    """Neither of both: the first one does not say that it shares its topics."""
+    one = make_flow()
+    dsn = postgres.createdb(f"other_{uuid.uuid4().hex[:8]}")
+    two = Flow(dsn, kafka, None, tables="a", topic_prefix=one.pipeline.topic_prefix, share_topics=True)
+    two.execute("CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")
+    try:
+        for flow, first in ((one, 1), (two, 101)):
+            flow.execute(f"INSERT INTO a SELECT g, 'x', g FROM generate_series({first}, {first + 9}) g")
+            flow.create()
+            flow.snapshot()
+            flow.stream()
+        for flow in (one, two):
+            with pytest.raises(Refused, match=r"sweep.*is shared with other pipelines"):
+                live.ask(flow.pipeline, SnapshotRequest(("a",), sweep=True))
+            with pytest.raises(Refused, match=r"taken up again.*is shared"):
+                renew(flow.pipeline, SnapshotRequest(("a",)))
+            with pytest.raises(Refused, match=r"verified.*is shared"):
+                verification.run(flow.pipeline, verification.in_threads(flow.pipeline))
+        two.execute("DROP TABLE a", "CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")
+        two.stream()
+        # after a lost slot, the other one owns the topic
+        drop(one.pipeline, when="always")
+        one.execute("DELETE FROM a WHERE id = 5")
+        with pytest.raises(PreflightError, match="set share_topics"):
+            one.create()
+        one.change(share_topics=True)
+        one.create()
+        one.snapshot()
+        one.stream()
+        assert not [m for m in one.read("a") if m.value is None]
+    finally:
+        drop(two.pipeline, when="always")
 
 
 def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow) -> None:

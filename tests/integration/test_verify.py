@@ -394,8 +394,18 @@ def test_a_key_that_is_changed_for_a_while_is_looked_at_until_it_is_not(
 
 
 # ---------------------------------------------------------------------- a commit that others do not see yet
-def test_a_commit_that_waits_for_its_standby_is_no_difference(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its change is in the topic long before a snapshot shows it."""
+@pytest.mark.parametrize("written", ["items", "items_1"])
+def test_a_commit_that_waits_for_its_standby_is_no_difference(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """Its change is in the topic long before a snapshot shows it; a partition may be written to under its own name."""
+    flow = make_flow(tables="items")
+    if written != "items":
+        flow.execute(f"{TABLE} PARTITION BY RANGE (id)", "CREATE TABLE items_1 PARTITION OF items DEFAULT", FILL)
+        flow.create()
+        flow.snapshot()
+    else:
+        begun(flow)
     monkeypatch.setattr(moment, "_SETTLE", 3.0)
     stuck = psycopg.connect(flow.dsn, autocommit=True)
     stuck.execute("SET synchronous_commit = on")
@@ -404,7 +414,7 @@ def test_a_commit_that_waits_for_its_standby_is_no_difference(flow: Flow, monkey
         flow.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
         try:
             time.sleep(0.3)
-            thread = threading.Thread(target=lambda: stuck.execute("DELETE FROM items WHERE id = 3"), daemon=True)
+            thread = threading.Thread(target=lambda: stuck.execute(f"DELETE FROM {written} WHERE id = 3"), daemon=True)
             thread.start()
             time.sleep(1.0)
             assert flow.execute("SELECT count(*) FROM items WHERE id = 3") == [(1,)]
@@ -460,7 +470,6 @@ def test_tables_are_chosen_and_those_without_a_key_are_named(make_flow: MakeFlow
 
 
 def test_many_keys_are_read_in_several_passes(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latest, "_PLACES", 64)
     monkeypatch.setattr(latest.LatestValues.__init__, "__kwdefaults__", {"places": 64})
     flow = begun(make_flow(tables="items"))
     with running(flow):

@@ -140,8 +140,12 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             while deadline is None or time.time() < deadline:
                 if self._killed:
                     raise Outage("The task was ended, and its live snapshot cancelled.", "A retry asks for it again.")
+                report = None
                 with failing():
-                    report = watch.fetch()
+                    try:
+                        report = watch.fetch()
+                    except Outage as error:
+                        self.log.warning("The live snapshot cannot be seen: %s", error)
                 if report is not None and not self._killed:
                     with failing():
                         return self._conclude(context, pipeline, report)

@@ -22,6 +22,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, identify, session, stoppable
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, check_topics, refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -68,7 +69,7 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
             raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
         chosen = _chosen(pipeline, connection, known)
         wanted = {oid: pinned for oid, pinned in chosen.items() if pinned.table.keyed}
-        check_complete(known, wanted)
+        check_complete(known, wanted, coverage.attached(connection, pipeline, known))
         refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
         results = {
@@ -82,7 +83,8 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
             moments.close()
         if differ := {oid: wanted[oid] for oid, result in results.items() if result.counts}:
             # a table may have been created again, say, or a partition attached, since the verification began
-            check_complete(read_state(pipeline, topic), differ)
+            known = read_state(pipeline, topic)
+            check_complete(known, differ, coverage.attached(connection, pipeline, known))
     found = sorted(results.values(), key=lambda result: result.table)
     return Verification(pipeline.verify_sample, format_lsn(position), round(time.monotonic() - began, 3), found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -199,9 +199,10 @@ class Moments:
         return HolderWatch(holder, limit, self._stopped, what="The verification", again="Verify again,")
 
 
-def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable]) -> None:
+def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], attached: Collection[int]) -> None:
     """Check that the snapshot of the tables is complete: before that, topics lack rows.
 
+    :param attached: the oids of tables below which partitions were attached whose rows the stream is going to read.
     :raises StateError: it is not.
     :raises Outage: rows of a table that was added since, say, are still being read.
     """
@@ -210,7 +211,9 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable]) -> N
             f"The snapshot of {', '.join(missing[:5])} is not complete: rows are still to come.",
             "Let the snapshot end, and the stream run, then verify.",
         )
-    reading = {oid for progress in known.lives.values() if progress.still_owed for oid in progress.tables}
+    reading = {oid for progress in known.lives.values() if progress.still_owed for oid in progress.tables}.union(
+        attached
+    )
     if owed := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
         raise Outage(
             f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that were added, or taken up "

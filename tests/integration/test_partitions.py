@@ -26,6 +26,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.records import INTENT, Intent, encode
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream.start import begin
+from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -375,6 +376,23 @@ def test_a_partition_that_was_written_to_while_it_was_detached_is_told(make_flow
         _swept(flow, errors)
     flow.stream()
     assert flow.compare("p").differences == []
+
+
+def test_rows_of_an_attached_partition_that_are_still_to_come_are_no_difference(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow(verify_timeout=30.0)
+    flow.create()
+    flow.snapshot()
+    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 3600.0})
+    with flow.streaming():
+        flow.streams()
+        flow.execute(*ATTACHED["with rows"][0])
+        with pytest.raises(Outage, match=r"Rows of public\.p are still to come"):
+            verification.run(flow.pipeline, verification.in_threads(flow.pipeline))
+    flow.stream()
+    with flow.streaming():
+        assert verification.run(flow.pipeline, verification.in_threads(flow.pipeline)).to_json()["equal"]
 
 
 def test_an_attached_partition_that_is_gone_before_it_was_read_is_told(make_flow: MakeFlow) -> None:

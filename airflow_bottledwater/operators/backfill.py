@@ -135,25 +135,33 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,
             )
+        report = self._wait(pipeline, asked, deadline)
+        with failing():
+            if report is None:
+                return self._give_up(context, pipeline)
+            return self._conclude(context, pipeline, report)
+
+    def _wait(self, pipeline: Pipeline, asked: dict[str, str], deadline: float | None) -> dict[str, Any] | None:
+        """Wait in this process for the last report; None at the deadline.
+
+        :raises Outage: Airflow has ended the task.
+        """
         watch = BackfillWatch(pipeline, **asked, write=lambda line: self.log.info("%s", line))
         try:
             while deadline is None or time.time() < deadline:
-                if self._killed:
-                    raise Outage("The task was ended, and its live snapshot cancelled.", "A retry asks for it again.")
                 report = None
-                with failing():
-                    try:
-                        report = watch.fetch()
-                    except Outage as error:
-                        self.log.warning("The live snapshot cannot be seen: %s", error)
-                if report is not None and not self._killed:
-                    with failing():
-                        return self._conclude(context, pipeline, report)
+                try:
+                    report = watch.fetch()
+                except Outage as error:
+                    self.log.warning("The live snapshot cannot be seen: %s", error)
+                if self._killed:
+                    raise Outage("The task was ended.", "A retry asks for the rows again, or follows what goes on.")
+                if report is not None:
+                    return report
                 time.sleep(min(1.0, self.poll_interval))
+            return None
         finally:
             watch.close()
-        with failing():
-            return self._give_up(context, pipeline)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event.

@@ -155,7 +155,7 @@ def test_ended_with_its_worker_the_task_can_be_tried_again(monkeypatch: pytest.M
         "airflow_bottledwater.operators.backfill.BackfillWatch",
         lambda *_, **__: SimpleNamespace(fetch=fetch, close=lambda: None),
     )
-    with pytest.raises(Outage, match="A retry asks for it again"):
+    with pytest.raises(Outage, match="A retry asks for the rows again"):
         operator.execute({})  # type: ignore[typeddict-item]
 
 

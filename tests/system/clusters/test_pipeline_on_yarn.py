@@ -189,6 +189,7 @@ def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
     airflow: Airflow, yarn: YarnCluster, flow: Flow, tmp_path: Path
 ) -> None:
     """Nothing is said of the driver's address."""
+    before = {each["id"] for each in yarn.applications()}
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     client = {
         "spark.pyspark.python": sys.executable,
@@ -217,8 +218,8 @@ def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
         assert running.result(120)["position"]
     until(lambda: not yarn.applications(states="RUNNING,ACCEPTED"), "no application is left", 60)
     assert list(folder.parent.iterdir()) == []
-    for each in yarn.applications():
-        _no_secret_is_left(yarn, each["id"], tmp_path, client=True)
+    for application_id in {each["id"] for each in yarn.applications()} - before:
+        _no_secret_is_left(yarn, application_id, tmp_path, client=True)
 
 
 def _retire(flow: Flow) -> None:

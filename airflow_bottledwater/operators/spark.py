@@ -3,6 +3,7 @@ retry."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -187,10 +188,11 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 identity["conn_id"],
                 place.master,
             )
+            name = ""  # the job itself reports it, if the source does not answer now
+            with contextlib.suppress(BottledWaterError):
+                name = live.name_of(pipeline)
             try:
-                jobs.announce(
-                    pipeline, identity["id"], self.job_name, owner, identity["application"], live.name_of(pipeline)
-                )
+                jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"], name)
             except BottledWaterError as error:
                 self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
             if not place.cluster:

@@ -19,7 +19,7 @@ from tests.support.topics import Flow
 from tests.support.writers import PARTED, Writers, audit, make_tables
 
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "10")))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "6")))
 #: a seed that has not seen so many transactions in progress at the boundary, left out and published after it proves nothing
 IN_PROGRESS, SKIPPED, AFTER = 5, 50, 50
 TABLES = ("a", "b", "c", PARTED)

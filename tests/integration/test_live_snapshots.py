@@ -303,6 +303,7 @@ def test_changes_that_were_published_elsewhere_make_the_rows_be_read_again(flow:
     assert [m.value["name"] for m in _again(flow, request_id) if m.value["id"] == 1] == ["newer"]
 
 
+@pytest.mark.long
 def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +361,7 @@ def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkey
     assert len(begun) == 1
 
 
+@pytest.mark.long
 def test_between_two_ranges_of_a_sweep_what_the_topic_has_by_then_is_forgotten(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

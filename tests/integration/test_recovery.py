@@ -275,6 +275,7 @@ def test_a_topic_that_others_share_is_not_swept(make_flow: MakeFlow) -> None:
     assert not [m for m in flow.read("a") if m.value is None]
 
 
+@pytest.mark.long
 def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared(
     make_flow: MakeFlow, kafka: KafkaBroker, postgres: PostgresServer
 ) -> None:

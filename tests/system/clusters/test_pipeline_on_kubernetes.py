@@ -16,6 +16,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -237,7 +238,8 @@ def test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled(
     until(lambda: snapshot.trigger, "the task is deferred", 60)
     job_stop.stop(flow.pipeline, snapshot.identity, timeout=2.0)
     assert kubernetes.pod(pod["metadata"]["name"]) is None
-    with pytest.raises(AirflowFailException, match="stopped before its end"):
+    # no user has ended the task: a retry submits it again
+    with pytest.raises(JobFailed, match="its task still waits for it"):
         ended.result(180)
     # should its container begin all the same, it does nothing
     assert kubelet.start(pod).wait(180) == 0

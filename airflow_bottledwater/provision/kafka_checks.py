@@ -16,8 +16,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
-from airflow_bottledwater.state.identity import check_cluster, topic_problems
+from airflow_bottledwater.state.identity import check_cluster, owners, topic_problems
 
 
 def read_saved_state(pipeline: Pipeline, found: Findings) -> None:
@@ -162,12 +161,10 @@ def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str])
     records = store.read_control(pipeline.kafka)
     problems = []
     for topic in topics:
-        # records come in the order of their offsets; the times in them are by the clocks of different hosts
-        claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
-        owner = next((each for each in claims if each is not None), None)
-        if owner is not None and owner.pipeline != mine:
+        owner = next(iter(owners(records, topic)), mine)
+        if owner != mine:
             problems.append(
-                f"Topic {topic!r} belongs to pipeline {owner.pipeline!r}. Use another topic_prefix, or set share_topics if both may write to it."
+                f"Topic {topic!r} belongs to pipeline {owner!r}. Use another topic_prefix, or set share_topics if both may write to it."
             )
     return problems
 

@@ -92,6 +92,7 @@ class Plans:
         known = self._claim.state
         changes: dict[str, StateRecord | None] = {}
         published = self._published([table for table in self._tables if table.oid not in known.boundaries])
+        kept = shared(self._pipeline, [topic for topic, ends in published.items() if any(ends)])
         for table in self._tables:
             if table.partitioned:
                 # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
@@ -99,10 +100,11 @@ class Plans:
                 changes[partitions_key(table.oid)] = Partitions.of({**today, **known.partitions.get(table.oid, {})})
             if table.oid in known.boundaries:
                 continue
-            ends = published[known.tables[table.oid].topic]
+            topic = known.tables[table.oid].topic
+            ends = published[topic]
             # the stream may leave out what the snapshot contains only if nothing of the table was published before
             changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
-            if any(ends) and table.keyed and not shared(self._pipeline, [known.tables[table.oid].topic]):
+            if any(ends) and table.keyed and topic not in kept:
                 changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         return changes
 

@@ -211,13 +211,22 @@ def shared(pipeline: Pipeline, topics: Sequence[str]) -> dict[str, str]:
 
     :raises Outage: Kafka does not answer.
     """
-    if pipeline.share_topics:
+    if pipeline.share_topics or not topics:
         return dict.fromkeys(topics, "other pipelines (share_topics)")
     records = store.read_control(pipeline.kafka)
-    found = {}
-    for topic in topics:
-        claims = [decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic))]
-        owners = sorted({each.pipeline for each in claims if each is not None})
-        if len(owners) > 1:
-            found[topic] = f"other pipelines (it is written to by {', '.join(owners)})"
-    return found
+    by_topic = {topic: sorted(set(owners(records, topic))) for topic in topics}
+    return {
+        topic: f"other pipelines (it is written to by {', '.join(names)})"
+        for topic, names in by_topic.items()
+        if len(names) > 1
+    }
+
+
+def owners(records: store.RawRecords, topic: str) -> list[str]:
+    """The names of the pipelines that publish to a topic; the first owns it: the one whose record has the lowest offset.
+
+    :param records: those of the shared state topic. They come in the order of their offsets; the times in them are by the clocks of
+        different hosts.
+    """
+    claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
+    return [each.pipeline for each in claims if each is not None]

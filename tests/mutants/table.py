@@ -205,7 +205,7 @@ MUTANTS = (
     Mutant(
         "shared topics are not swept",
         "snapshot/plans.py",
-        "if any(ends) and table.keyed and not shared(self._pipeline, [known.tables[table.oid].topic]):",
+        "if any(ends) and table.keyed and topic not in kept:",
         "if any(ends) and table.keyed:",
         f"{_RECOVERY}::test_a_topic_that_others_share_is_not_swept",
     ),
@@ -1781,8 +1781,8 @@ MUTANTS = (
     Mutant(
         "keys of another pipeline are not removed from a topic that it shares",
         "state/identity.py",
-        "        if len(owners) > 1:",
-        "        if False:",
+        "        if len(names) > 1\n",
+        "        if False\n",
         f"{_RECOVERY}::test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared",
     ),
     Mutant(

@@ -55,7 +55,7 @@ class BackfillWatch:
         if status is None or status.ended:
             return (
                 "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. To have it taken now, begin a "
-                "bounded run (trigger the DAG bottledwater_scheduled, or run 'bottledwater --bounded')."
+                "bounded run: trigger the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
             )
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."

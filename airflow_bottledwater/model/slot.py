@@ -39,6 +39,11 @@ class SlotRecord:
     consistent_point: int
     oldest_xid: int
 
+    @property
+    def pipeline(self) -> str:
+        """The name of the slot's pipeline, see :meth:`Cluster.pipeline`."""
+        return f"{self.system_identifier}/{self.database}/{self.name}"
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values, for the state topic."""
         return asdict(self)

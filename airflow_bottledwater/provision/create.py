@@ -173,8 +173,16 @@ def _assume(
 def _intent(
     pipeline: Pipeline, system_identifier: str, via_root: bool, fingerprint: dict[str, str] | None = None
 ) -> Intent:
-    mode = "root" if via_root else "leaves"
-    return Intent(pipeline.slot, pipeline.publication_name, time.time(), system_identifier, fingerprint, mode)
+    return Intent(
+        pipeline.slot,
+        pipeline.publication_name,
+        time.time(),
+        system_identifier,
+        fingerprint,
+        "root" if via_root else "leaves",
+        pipeline.output_format,
+        pipeline.topic_prefix,
+    )
 
 
 def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[str, Partitions]:

@@ -86,6 +86,6 @@ def publishes(pipeline: Pipeline, name: str) -> str:
     if status is None or status.ended:
         return (
             f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded. To have it taken now, begin a bounded run: "
-            f"trigger the DAG bottledwater_scheduled, or run 'bottledwater --slot {pipeline.slot} --bounded'."
+            "trigger the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
         )
     return f"The job on host {status.job.host} takes it."

@@ -21,7 +21,7 @@ from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_server, check_slot, check_tables, is_standby
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
-from airflow_bottledwater.state.identity import via_root
+from airflow_bottledwater.state.identity import check_settings, via_root
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
         try:
             # first, since it says how partitioned tables are published
             read_saved_state(pipeline, found)
+            check_settings(pipeline, found.state)
             found.via_root = via_root(pipeline, found.state)
         except StateError as error:
             raise PreflightError([*problems, str(error)]) from None

@@ -42,6 +42,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.records import PinnedTable, pins, stream_id
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ class _Head(msgspec.Struct):
 
     topic: str
     pos: str
+    #: earlier versions have not written it
+    pipeline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ def redrive(pipeline: Pipeline) -> Result:
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = ToastResolver(pipeline.postgres, backoff.wait)
         try:
-            return _Redrive(pipeline, publishing, completer, claim.state.tables).run(set(topics))
+            return _Redrive(pipeline, publishing, completer, claim.state.tables).run(
+                claim.cluster.pipeline(pipeline.slot), topics.keys() - shared(pipeline, list(topics)).keys()
+            )
         finally:
             publishing.close()
             completer.close()
@@ -160,10 +165,13 @@ class _Redrive:
         self._dead_letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]
 
-    def run(self, topics: set[str]) -> Result:
-        """The dead letters of these topics: some thousand at a time, the snapshot's first, then by position."""
+    def run(self, name: str, topics: set[str]) -> Result:
+        """The dead letters of this pipeline: some thousand at a time, the snapshot's first, then by position.
+
+        :param topics: those that no other pipeline publishes to: what does not say whose it is belongs to this one there.
+        """
         result = Result()
-        places = sorted(self._places(topics), key=lambda place: place.position)
+        places = sorted(self._places(name, topics), key=lambda place: place.position)
         while places:
             n = _portion(places)
             self._redrive(self._read([place.key for place in places[:n]]), result)
@@ -229,15 +237,17 @@ class _Redrive:
             return True
         return pinned is None
 
-    def _places(self, topics: set[str]) -> Iterable[_Place]:
-        """The dead letters of this pipeline's topics."""
+    def _places(self, name: str, topics: set[str]) -> Iterable[_Place]:
+        """The dead letters of this pipeline."""
         found: dict[bytes, _Place] = {}
         for block in self._blocks(self._dead_letters_topic):
             for i in range(len(block)):
                 key, value = block.key(i), block.value(i)
                 if value is None:
                     found.pop(key, None)
-                elif (head := msgspec.json.decode(value, type=_Head)).topic in topics:
+                    continue
+                head = msgspec.json.decode(value, type=_Head)
+                if head.pipeline == name or (not head.pipeline and head.topic in topics):
                     found[key] = _Place(head.pos, key, len(value))
         return found.values()
 

@@ -22,6 +22,7 @@ MAX_BYTES = 4 * (MAX_TEXT + 1)
 class DeadLetter:
     """A row that could not be published.
 
+    :param pipeline: the name of the pipeline, since several may share the topic.
     :param version: the relation version that the row belongs to.
     :param op: the operation in the record that it should have become (``c``, ``u``, ``d`` or ``r``).
     :param position: the position of the change; empty for a row of a snapshot.
@@ -31,6 +32,7 @@ class DeadLetter:
     :param context: further numbers that are needed to encode it later (the transaction's id and time).
     """
 
+    pipeline: str
     version: Version
     op: str
     position: str
@@ -50,6 +52,7 @@ class DeadLetter:
             kept[name] = text if text is None or len(text) <= room else text[:room]
             size += len(text or "")
         record = {
+            "pipeline": self.pipeline,
             "topic": self.version.topic,
             "op": self.op,
             "pos": self.position,

@@ -63,7 +63,7 @@ class RowEncoder:
         whole = len(raw) < limit
         message = _as_insert(version.table, raw, largest=len(raw) if whole else MAX_BYTES)
         log.error("Dead letter for a row of %s: %s", version.table.qualified, rejection.reason)
-        value = DeadLetter(version, "r", "", message, rejection.reason, whole).encode(limit)
+        value = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, whole).encode(limit)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
 
     def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:

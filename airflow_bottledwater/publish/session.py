@@ -184,6 +184,12 @@ class PublishSession:
             for key, value in progress.items()
         ]
 
+    @property
+    def name(self) -> str:
+        """The pipeline's name in the shared topic; known while a producer is open."""
+        assert self.state.slot is not None, "open() comes first"
+        return self.state.slot.pipeline
+
     # ------------------------------------------------------------------ topics and their limits
     def compare_topics(self) -> bool:
         """Compare the topics with those that were pinned; returns whether their limits have changed since the last comparison.

@@ -23,11 +23,14 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import jobs, store
-from airflow_bottledwater.state.identity import check_cluster
+from airflow_bottledwater.state.identity import check_cluster, check_settings
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS, Ids, StateRecord, encode, id_prefix, state_writer_id
 
 log = logging.getLogger(__name__)
+
+#: what jobs do that publish, or make what is published to
+_PUBLISHING = frozenset({"create", "snapshot", "stream", "redrive"})
 
 
 def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
@@ -109,10 +112,10 @@ def _ids(known: Sequence[str], *more: str) -> Ids:
 class Claim:
     """A claim on a slot, made when this is constructed; through it the job writes state records, each group in one transaction.
 
-    :param kind: what the job does: create, snapshot, stream, redrive or drop.
+    :param kind: what the job does: create, snapshot, stream, redrive, drop, or why it stops another job.
     :param backoff: waits out outages.
     :raises TakenOver: another job claimed the slot at the same time.
-    :raises StateError: the state is another cluster's; nothing was changed.
+    :raises StateError: the state is another cluster's, or the pipeline was made with other settings; nothing was changed.
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
 
@@ -161,6 +164,8 @@ class Claim:
                 store.read_records(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
             )
             check_cluster(before, self.cluster, self.topic)
+            if kind in _PUBLISHING:
+                check_settings(self.pipeline, before)
             self.job = Job.next(before.claim, kind)
             try:
                 self._send({CLAIM: self.job, IDS: _ids(before.ids, state_writer_id(self.prefix))})

@@ -41,6 +41,27 @@ def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
         )
 
 
+def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
+    """Check that what is published goes where the pipeline's records are, and is made as they are. Otherwise the same key would be in a
+    topic twice, once in each format; and new topics would get what belongs into those that exist.
+
+    :raises StateError: a setting is another one than the one that the pipeline was made with; nothing was changed.
+    """
+    if known.slot is None or known.intent is None:
+        return
+    in_avro = any(pinned.key_schema or pinned.value_schema for pinned in known.tables.values())
+    # earlier versions have not written them; with JSON there are no schemas
+    written = known.intent.output_format or ("" if not known.tables else "avro" if in_avro else "json")
+    for name, made in (("output_format", written or None), ("topic_prefix", known.intent.topic_prefix)):
+        if made is not None and (asked := getattr(pipeline, name)) != made:
+            raise StateError(
+                f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say {asked or '(none)'}. Nothing was "
+                "changed.",
+                "Give the settings with which the pipeline was made (on the command line, best in a file: --config-file). For other ones, "
+                "make another pipeline, with a slot and a topic_prefix of its own.",
+            )
+
+
 def via_root(pipeline: Pipeline, known: PipelineState) -> bool:
     """Whether a partitioned table is published as one, by the state or, for a new pipeline, by the settings.
 
@@ -157,7 +178,9 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
     if found is None:
         raise StateError(
             f"Topic {name!r} does not exist any more.",
-            "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot.",
+            "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot."
+            if pin
+            else "Make it again, with one partition and cleanup.policy=delete, and start again; what it held is lost.",
         )
     if pin is None:
         return

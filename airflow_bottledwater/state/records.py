@@ -155,6 +155,8 @@ class Intent:
     :param fingerprint: the definitions of the tables before the slot was created
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
     :param partitioned_tables: root or leaves, as the publications were made; earlier versions knew leaves only.
+    :param output_format: avro or json, as the records are made; earlier versions have not written it, nor the next one.
+    :param topic_prefix: put before every topic's name; None: not known.
     """
 
     slot: str
@@ -163,6 +165,8 @@ class Intent:
     system_identifier: str = ""
     fingerprint: dict[str, str] | None = None
     partitioned_tables: str = "leaves"
+    output_format: str = ""
+    topic_prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

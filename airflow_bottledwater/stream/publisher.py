@@ -179,6 +179,7 @@ class StreamPublisher:
         at, size = int(change["offset"]), int(change["length"])
         position = str(position_of(change))
         dead_letter = DeadLetter(
+            self._session.name,
             version,
             _OPS[int(change["kind"])],
             position,

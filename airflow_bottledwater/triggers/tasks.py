@@ -11,8 +11,8 @@ from asgiref.sync import sync_to_async
 
 log = logging.getLogger(__name__)
 
-#: seconds for Airflow's answer
-_ASK_SECONDS = 3.0
+#: seconds for Airflow's answer: half of what a trigger has for its end (``[triggerer] on_kill_timeout``). On a busy host it takes several
+_ASK_SECONDS = 15.0
 #: the states of a task that is not over: Airflow has given its trigger to another triggerer, or it resumes the task or tries it again,
 #: as after a time-out of the trigger. Its next process decides about what the task has begun: a retry goes on with it, the first try
 #: after a clear ends it

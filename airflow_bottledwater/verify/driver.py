@@ -24,7 +24,7 @@ from airflow_bottledwater.postgres.connect import Connection, identify, session,
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, check_topics, refuse_shared, resolve
+from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import PinnedTable
 from airflow_bottledwater.state.store import state_topic_name
@@ -67,6 +67,7 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
         check_cluster(known, cluster, topic)
         if known.slot is None:
             raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
+        check_settings(pipeline, known)
         chosen = _chosen(pipeline, connection, known)
         wanted = {oid: pinned for oid, pinned in chosen.items() if pinned.table.keyed}
         check_complete(known, wanted, coverage.attached(connection, pipeline, known))

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
@@ -23,12 +24,14 @@ from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
+from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.store import read_records, state_topic_name
+from airflow_bottledwater.state.store import encode, read_records, state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.start import begin
+from airflow_bottledwater.verify import driver as verification
 from tests.support.pipeline import Source
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 
@@ -202,6 +205,39 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
     create(other)
     assert driver.run(other, driver.in_threads(other)).rows == 1
     drop(other, when="always")
+
+
+PUBLISHING: dict[str, Callable[[Pipeline], object]] = {
+    "preflight": preflight.run,
+    "create": create,
+    "snapshot": lambda pipeline: driver.run(pipeline, driver.in_threads(pipeline)),
+    "stream": lambda pipeline: engine.run(pipeline, bounded=True),
+    "redrive": redrive.redrive,
+    "verify": lambda pipeline: verification.run(pipeline, verification.in_threads(pipeline)),
+}
+
+
+@pytest.mark.parametrize("other", [{"output_format": "json"}, {"topic_prefix": "elsewhere"}], ids=str)
+def test_nothing_is_published_in_another_format_or_to_other_topics(source: Source, other: dict[str, str]) -> None:
+    source.execute("INSERT INTO items VALUES (1, 'a')")
+    create(source.pipeline)
+    driver.run(source.pipeline, driver.in_threads(source.pipeline))
+    topic = state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name)
+    before = read_records(source.pipeline.kafka, topic)
+    for name, act in PUBLISHING.items():
+        with pytest.raises(BottledWaterError, match=f"was made with {next(iter(other))} = .* and the settings say"):
+            act(source.pipeline.with_(**other))
+        assert read_records(source.pipeline.kafka, topic) == before, name
+    # what earlier versions have recorded tells the format only
+    intent = {k: v for k, v in before["intent"].items() if k not in ("output_format", "topic_prefix")}
+    producer = Producer(source.pipeline.kafka)
+    producer.produce(topic, encode(intent), "intent")
+    assert not producer.flush(10)
+    if "output_format" in other:
+        with pytest.raises(StateError, match="was made with output_format = avro"):
+            engine.run(source.pipeline.with_(**other), bounded=True)
+    source.execute("INSERT INTO items VALUES (2, 'b')")
+    assert engine.run(source.pipeline, bounded=True)["published"] == 1
 
 
 def claimed_by(pipeline: Any) -> str:

@@ -313,6 +313,28 @@ def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_share
         drop(two.pipeline, when="always")
 
 
+def test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone(
+    make_flow: MakeFlow, kafka: KafkaBroker, postgres: PostgresServer
+) -> None:
+    shared = {"share_topics": True, "on_error": "log", "skip_snapshot": True}
+    one = make_flow(**shared, topic_config={"max.message.bytes": "20000"})
+    dsn = postgres.createdb(f"other_{uuid.uuid4().hex[:8]}")
+    two = Flow(dsn, kafka, None, tables="a", topic_prefix=one.pipeline.topic_prefix, **shared)
+    two.execute("CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")
+    try:
+        for flow, number in ((one, 1), (two, 101)):
+            flow.create()
+            flow.execute(f"INSERT INTO a VALUES ({number}, repeat('x', 30000), {number})")
+            assert flow.stream()["dead_letters"] == 1
+        assert [letter.value["pipeline"] for letter in one.dead_letters()] == [one.name, two.name]
+        limit_records(one, "a", 100_000)
+        for flow in (one, two):
+            assert redrive.redrive(flow.pipeline) == redrive.Result(published=1)
+        assert _values(one.read("a")) == [(1, 1), (101, 101)]
+    finally:
+        drop(two.pipeline, when="always")
+
+
 def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.execute("INSERT INTO a VALUES (1, 'x', 1)")

@@ -22,7 +22,7 @@ def made(
     table = w.table(*((name, w.plain(w.TEXT)) for name in columns), key=key, oid=7)
     message = w.insert(7, *(None if text is None else text.encode() for text in columns.values()))
     version = Version(table, "shop.items")
-    of = DeadLetter(version, "u", "0000000000000010/00000001", message, "no representation", whole, {"xid": 9})
+    of = DeadLetter("7/shop/slot", version, "u", "0000000000000010/00000001", message, "no representation", whole, {"xid": 9})
     value = of.encode(limit)
     return value, json.loads(value), message
 
@@ -31,6 +31,7 @@ def test_it_has_the_row_the_reason_and_what_it_takes_to_publish_it_later() -> No
     _, read, message = made({"id": "1", "v": "ü", "n": None})
     assert read["columns"] == {"id": "1", "v": "ü", "n": None}
     assert (read["key"], read["error"], read["truncated"]) == ({"id": "1"}, "no representation", False)
+    assert read["pipeline"] == "7/shop/slot"
     again = read["again"]
     assert (again["topic"], again["xid"], base64.b64decode(again["message"])) == ("shop.items", 9, message)
     assert Version.from_json({k: v for k, v in again.items() if k not in ("xid", "message")}).table.key == ("id",)

@@ -13,7 +13,7 @@ from airflow_bottledwater import errors
 log = logging.getLogger(__name__)
 
 #: seconds that rotated credentials may take to reach the file that they are read from
-_ROTATION = 20.0
+ROTATION = 20.0
 #: waits out an outage: called with what is waited for (or its error), it sleeps or raises
 Waiting = Callable[[str | BaseException], None]
 
@@ -51,7 +51,7 @@ class Backoff:
         now = time.monotonic()
         if isinstance(what, errors.CredentialsRefused):
             self._refused = now if self._refused is None else self._refused
-            if now - self._refused > _ROTATION:
+            if now - self._refused > ROTATION:
                 raise what
         self._since = now if self._since is None else self._since
         if now - self._last_logged >= 10.0:

@@ -105,6 +105,14 @@ class CredentialsRefused(Refused):
     since a rotated password may reach its file; then the job ends as after an outage."""
 
 
+def rotated(error: CredentialsRefused) -> Outage:
+    """The error of a job that had worked with credentials which are refused now."""
+    return Outage(
+        f"{error.what} The job had worked with these credentials: they were changed since.",
+        "Start it again with the new ones (Airflow submits it again with those of its connections).",
+    )
+
+
 class SlotError(Refused):
     """The replication slot is not the one that the saved state describes, or cannot be used."""
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from airflow_bottledwater import extras
@@ -48,10 +49,25 @@ def cli(
     Creates the slot where it is absent, takes (or resumes) the snapshot, and streams in the foreground until it is
     interrupted. Started again it goes on where it was.
     """
-    if context.invoked_subcommand is None:
+    if context.invoked_subcommand is not None:
+        _refuse_misplaced(context)
+    else:
         if assume_snapshot_complete != (position is not None):
             raise click.UsageError("--assume-snapshot-complete and --position belong together")
         jobs.run(pipeline_of(values), master, spark_conf, bounded, position, restart)
+
+
+def _refuse_misplaced(context: click.Context) -> None:
+    """Refuse options before a subcommand: they would not reach it, which could then drop another slot, say.
+
+    :raises click.UsageError: there is one, other than that for the log.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is ParameterSource.COMMANDLINE and option.name != "log_format":
+            raise click.UsageError(
+                f"Put {option.opts[0]} behind {context.invoked_subcommand!r}: it belongs to the subcommand."
+            )
 
 
 @cli.command()
@@ -181,12 +197,15 @@ def main() -> None:
     setup_log()
     try:
         with extras.explained():
-            cli(prog_name="bottledwater")
+            sys.exit(cli.main(prog_name="bottledwater", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except BottledWaterError as error:
         log.critical("%s", error)
         sys.exit(EXIT_TRANSIENT if transient(error) else EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(0)
+    except click.Abort:  # Ctrl-C: what runs elsewhere goes on, and what was begun here is not finished
+        sys.exit(EXIT_TRANSIENT)
     except Exception:
         log.critical("The command failed in a way that is not foreseen.", exc_info=True)
         sys.exit(EXIT_FAILED)

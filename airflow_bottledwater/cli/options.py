@@ -15,14 +15,19 @@ from psycopg import conninfo
 from airflow_bottledwater.cli.log import FORMATS, name_slot, use_format
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.restarts import RESTARTS
-from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, SETTINGS, Pipeline, merge, read_config_file
+from airflow_bottledwater.settings import (
+    DEFAULT_BROKER,
+    DEFAULT_REGISTRY,
+    SECRET_PROPERTIES,
+    SETTINGS,
+    Pipeline,
+    merge,
+    read_config_file,
+)
 from airflow_bottledwater.settings.kinds import Choice, Flag, Properties, Texts
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
-
-#: words in the names of those Kafka properties that contain secrets
-_SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "ssl.key.pem")
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -190,7 +195,7 @@ def _refuse_secrets(given: dict[str, Any]) -> None:
     if parsed.get("password") or parsed.get("sslpassword"):
         _refuse_secret("postgres", "a password", "~/.pgpass, a service file, PGPASSWORD, --config-file")
     for name, value in given["kafka"].items():
-        if value and any(word in name for word in _SECRET_PROPERTIES):
+        if value and any(word in name for word in SECRET_PROPERTIES):
             _refuse_secret("kafka", f"the secret {name}", "--config-file")
     if "@" in given["registry"].get("url", ""):
         _refuse_secret("registry", "a password", "--config-file")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
@@ -148,7 +148,7 @@ def snapshots_command(as_json: bool, pause: str | None, resume: str | None, canc
         }
         click.echo(json.dumps(shown, indent=2))
         return
-    table = Table(*_COLUMNS)
+    table = Table(Column(_COLUMNS[0], no_wrap=True), *_COLUMNS[1:])
     for each, (request, report) in found.items():
         table.add_row(each, *_row(request, report or SnapshotReport("asked for")))
     Console(markup=False).print(table)

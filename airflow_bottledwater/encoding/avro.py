@@ -54,12 +54,14 @@ def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
     return found
 
 
-def value_schema(table: Table) -> str:
+def value_schema(table: Table, record: names.Record | None = None) -> str:
     """The schema of a row: a record in which every field is nullable with default null, so that a registry accepts added and dropped
     columns. Fields that the settings require are not nullable.
 
+    :param record: what it is called; None: by the table's name.
     :raises SchemaRefused: two columns, or two types, would get the same Avro name.
     """
+    record = record or _by_name(table)
     fields: list[dict[str, Any]] = []
     for column in table.columns:
         kind = types.mapping(column.type).avro(column.type)
@@ -72,8 +74,8 @@ def value_schema(table: Table) -> str:
     _distinct(table, fields)
     schema = {
         "type": "record",
-        "name": names.mangle(table.name),
-        "namespace": names.namespace(table.schema),
+        "name": record.name,
+        "namespace": record.namespace,
         "fields": fields,
     }
     if table.comment:
@@ -81,31 +83,45 @@ def value_schema(table: Table) -> str:
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
-def key_schema(table: Table) -> str:
+def key_schema(table: Table, record: names.Record | None = None) -> str:
     """The schema of a key: a record of the key columns in index order, with nothing but names and types, so that the bytes of a key
-    (and with them the row's partition) never change without need."""
+    (and with them the row's partition) never change without need.
+
+    :param record: what the record of a row is called; None: by the table's name.
+    """
+    record = record or _by_name(table)
     columns = {column.name: column for column in table.columns}
     fields = [
         {
             "name": names.mangle(name),
-            "type": types.mapping(columns[name].type).avro(columns[name].type),
+            "type": types.plain(types.mapping(columns[name].type).avro(columns[name].type)),
         }
         for name in table.key
     ]
     schema = {
         "type": "record",
-        "name": names.mangle(table.name) + "_key",
-        "namespace": names.namespace(table.schema),
+        "name": f"{record.name}_key",
+        "namespace": record.namespace,
         "fields": fields,
     }
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
-def subjects(topic: str, table: Table) -> Iterator[tuple[str, str]]:
+def subjects(topic: str, table: Table, prefix: str) -> Iterator[tuple[str, str]]:
     """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key subject.
 
+    :param prefix: that of the topic.
     :raises SchemaRefused: see :func:`value_schema`.
     """
     if table.keyed:
-        yield f"{topic}-key", key_schema(table)
-    yield f"{topic}-value", value_schema(table)
+        yield f"{topic}-key", key_schema(table, names.record(topic, prefix))
+    yield value_subject(topic, table, prefix)
+
+
+def value_subject(topic: str, table: Table, prefix: str) -> tuple[str, str]:
+    """The subject of the rows in a table's topic, and its schema; see :func:`subjects`."""
+    return f"{topic}-value", value_schema(table, names.record(topic, prefix))
+
+
+def _by_name(table: Table) -> names.Record:
+    return names.Record(names.namespace(table.schema), names.mangle(table.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from typing import NamedTuple
 
 _LETTERS = frozenset((string.ascii_letters + "_").encode())
 _DIGITS = frozenset(string.digits.encode())
@@ -31,6 +32,23 @@ def namespace(schema: str) -> str:
     """The Avro namespace of a schema's records; every component starts with a letter or ``_``."""
     # two dots in a row have an empty component between them
     return ".".join(["bottledwater", *(mangle(part) or "_" for part in mangle(schema, dots=True).split("."))])
+
+
+class Record(NamedTuple):
+    """The full name of a table's Avro record."""
+
+    namespace: str
+    name: str
+
+
+def record(topic: str, prefix: str) -> Record:
+    """The name of the records in a topic: that of the table for which the topic was made. A table that is renamed keeps both, since a
+    registry does not let the next schema of a subject have another name.
+
+    :param prefix: that of the topic.
+    """
+    schema, _, table = topic.removeprefix(f"{prefix}." if prefix else "").rpartition(".")
+    return Record(namespace(schema or "public"), table)
 
 
 def topic(schema: str, table: str, prefix: str = "") -> str:

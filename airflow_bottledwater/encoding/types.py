@@ -233,6 +233,15 @@ def _nullable(name: str, schema: Schema, doc: str | None = None) -> Schema:
     return {**field, "doc": doc} if doc else field
 
 
+def plain(schema: Schema) -> Schema:
+    """A schema without comments, which are those of a composite's attributes and can be changed at any time."""
+    if isinstance(schema, list):
+        return [plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: plain(part) for name, part in schema.items() if name != "doc"}
+
+
 def _named(column: ColumnType) -> dict[str, str]:
     namespace = "bottledwater" if column.schema == "pg_catalog" else names.namespace(column.schema)
     return {"name": names.mangle(column.label), "namespace": namespace}

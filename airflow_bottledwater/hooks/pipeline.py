@@ -18,7 +18,7 @@ from airflow_bottledwater.hooks import schema_registry
 from airflow_bottledwater.hooks.connections import aconnection, connection
 from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.hooks.source import dsn_of
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.settings import SECRET_PROPERTIES, Pipeline
 
 
 def properties(found: Any) -> dict[str, str]:
@@ -90,6 +90,6 @@ class PipelineHook(BaseHook):
             if each.password:
                 mask_secret(each.password)
         for name, value in values["kafka"].items():
-            if "password" in name or "secret" in name:
+            if any(word in name for word in SECRET_PROPERTIES):
                 mask_secret(value)
         return Pipeline.of(**values, **self.settings)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.errors import CredentialsRefused, Refused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused
 from airflow_bottledwater.kafka.clients import (
     GRANT,
     denied,
@@ -31,6 +31,8 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded
 _SLICE = 1.0
 #: seconds to wait for an abort, which spares readers the wait for the transaction's time-out
 _ABORT = 5.0
+#: codes of records that no attempt will make smaller
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 #: seconds for which a topic may be unknown, since a new topic becomes known to every broker only after a moment
 _UNKNOWN = 5.0
 
@@ -77,6 +79,8 @@ class TransactionalProducer:
         self._config = {
             **transactional_config(config, transactional_id, transaction_timeout),
             "linger.ms": "0",
+            # the topic's own limit decides
+            "message.max.bytes": "1000000000",
             # must not refer to this object, see Topics._make
             "error_cb": functools.partial(note_refusal, self._refusals),
         }
@@ -115,11 +119,23 @@ class TransactionalProducer:
             self._call("committing", lambda: self._open_producer.commit_transaction(_SLICE))
         except (NewProducerNeeded, Refused):
             if failed:
-                raise NewProducerNeeded(f"Kafka refuses a record: {failed[0].str()}.") from None
+                raise self._refusal(failed[0], messages) from None
             raise
         self._open_producer.poll(0)
         if failed or len(self._open_producer):
             raise NewProducerNeeded(f"{len(messages)} records were sent and not all confirmed.")
+
+    def _refusal(self, error: KafkaError, messages: Sequence[Message]) -> BottledWaterError:
+        """Why a record was not accepted."""
+        largest = max(messages, key=lambda message: len(message.value or b""))
+        if error.code() not in _TOO_LARGE:
+            return NewProducerNeeded(f"Kafka refuses a record: {error.str()}.")
+        return Refused(
+            f"Kafka refuses a record for topic {largest.topic!r}: the record {(largest.key or b'').decode()!r} has "
+            f"{len(largest.value or b''):,} bytes ({error.str()}).",
+            f"Raise the topic's limit (kafka-configs.sh --alter --entity-type topics --entity-name {largest.topic} --add-config "
+            "max.message.bytes=10485760), then start again.",
+        )
 
     def attempt(self, messages: Sequence[Message]) -> None:
         """Send these records in a transaction that is then aborted; the producer must not be used again.
@@ -180,7 +196,7 @@ class TransactionalProducer:
             except BufferError:
                 self._open_producer.poll(_SLICE)
             except KafkaException as error:
-                raise NewProducerNeeded(f"Producing failed: {error.args[0].str()}.") from None
+                raise self._refusal(error.args[0], [message]) from None
 
     def _abort(self) -> None:
         try:
@@ -195,6 +211,8 @@ class TransactionalProducer:
                 error = self._open_producer.list_topics(topic, timeout=2.0).topics[topic].error
             except KafkaException as outage:
                 self._wait(f"Kafka does not answer: {outage.args[0].str()}")
+                # the first broker that is back may not know any topic for a moment
+                deadline = time.monotonic() + _UNKNOWN
                 continue
             if error is None:
                 return

@@ -160,7 +160,8 @@ class Publisher:
         )
 
     def _fetch(self, topic: str, rkt: int) -> None:
-        for attempt in range(10_000):
+        unknown = 0
+        while True:
             found = ctypes.c_void_p()
             code = rd.metadata(self._handle, 0, rkt, ctypes.byref(found), 2000)
             if found:
@@ -171,13 +172,15 @@ class Publisher:
                 if denied(class_error):
                     raise Refused(f"Kafka denies every access to topic {topic!r}.", GRANT)
                 # a topic that was just created becomes known to every broker only after a moment
-                if attempt >= 50:
+                if unknown >= 50:
                     raise Refused(
                         f"Topic {topic!r} cannot be used: {rd.name(class_error)}.", "Create it, or check its name."
                     )
+                unknown += 1
                 time.sleep(0.1)
             else:
                 self._wait(f"Kafka does not answer: {rd.name(code)}")
+                unknown = 0  # the first broker that is back may not know any topic for a moment
 
     def close(self) -> None:
         """Close the producer; an open transaction is ended by the next producer with this id, or by its time-out."""

@@ -342,7 +342,7 @@ class Reading(threading.Thread):
             value_schema = 0
             if self._pipeline.output_format == "avro":
                 registry = Registry(self._pipeline.registry)
-                value_schema = registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+                value_schema = registry.register(*avro.value_subject(pinned.topic, table, self._pipeline.topic_prefix))
             version = Version(table, pinned.topic, pinned.key_schema, value_schema)
         self._versions[table.oid] = version
         return version

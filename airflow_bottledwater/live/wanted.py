@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, query_with
 from airflow_bottledwater.settings import Pipeline
@@ -48,6 +48,15 @@ def wanted(
     if request.sweep:
         refuse_shared(pipeline, [tables[oid].topic for oid in oids], "Keys cannot be removed (sweep)")
     return tuple(oids)
+
+
+def check_named(request: SnapshotRequest) -> None:
+    """Check that a request names tables: no name would mean all of them.
+
+    :raises SettingError: it names none.
+    """
+    if not request.tables:
+        raise SettingError("tables", "", "at least one table that is to be read again ('*' means all)")
 
 
 def check_order(connection: Connection, oid: int, name: str) -> None:

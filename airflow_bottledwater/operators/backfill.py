@@ -228,8 +228,6 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             rows_per_second=number("rows_per_second", self.rows_per_second) or 0.0,
             bytes_per_second=number("bytes_per_second", self.bytes_per_second) or 0.0,
         )
-        if not request.tables:
-            raise SettingError("tables", "", "at least one table that is to be read again")
         if self.new_key and request.where:
             raise SettingError("where", request.where, "nothing with new_key, which reads the tables as a whole")
         return request

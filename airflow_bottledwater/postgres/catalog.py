@@ -76,14 +76,20 @@ FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR 
 
 
 def resolve(
-    connection: Connection, tables: Sequence[str], schemas: Sequence[str], *, via_root: bool = False
+    connection: Connection,
+    tables: Sequence[str],
+    schemas: Sequence[str],
+    *,
+    via_root: bool = False,
+    strict: bool = True,
 ) -> list[int]:
     """The oids of the permanent tables that match patterns; for a partitioned table, those of its leaf partitions.
 
-    :param tables: patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
+    :param tables: names, or patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
     :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas but the system's
         are.
     :param via_root: whether a partitioned table stands for itself instead, and everything below it belongs to it.
+    :param strict: whether it is an error if a pattern matches nothing; otherwise the others count.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     """
     rows = [
@@ -100,18 +106,32 @@ def resolve(
     for pattern in schemas:
         choice.take([row for row in rows if fnmatch.fnmatchcase(row.schema, pattern)], f"{pattern}.*")
     for pattern in tables:
-        schema, _, name = pattern.rpartition(".")
-        found = [
-            row
-            for row in rows
-            if fnmatch.fnmatchcase(row.schema, schema or "public") and fnmatch.fnmatchcase(row.name, name)
-        ]
-        # the name of the table itself may have a dot
-        found = found or [row for row in rows if row.schema == "public" and row.name == pattern]
-        choice.take(found, pattern, exact=not any(c in pattern for c in "*?["))
-    if choice.problems:
+        # the name of the table itself may have a dot, or a bracket
+        found = [row for row in rows if _is_named(pattern, row.schema, row.name)]
+        exact = bool(found) or not any(c in pattern for c in "*?[")
+        found = found or [row for row in rows if _is_meant(pattern, row.schema, row.name)]
+        choice.take(found, pattern, exact=exact)
+    if choice.problems and strict:
         raise PreflightError(choice.problems)
     return choice.tables()
+
+
+def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:
+    """Whether patterns mean a table of this name, as :func:`resolve` takes them."""
+    return (
+        not (tables or schemas)
+        or any(fnmatch.fnmatchcase(schema, pattern) for pattern in schemas)
+        or any(_is_named(each, schema, name) or _is_meant(each, schema, name) for each in tables)
+    )
+
+
+def _is_named(pattern: str, schema: str, name: str) -> bool:
+    return pattern == f"{schema}.{name}" or (schema == "public" and pattern == name)
+
+
+def _is_meant(pattern: str, schema: str, name: str) -> bool:
+    of, _, table = pattern.rpartition(".")
+    return fnmatch.fnmatchcase(schema, of or "public") and fnmatch.fnmatchcase(name, table)
 
 
 class _Relation(NamedTuple):

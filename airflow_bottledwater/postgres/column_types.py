@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import PINNED, Connection
 
 #: int2vector and oidvector have elements, too, but are not array types
 _TYPES = """
@@ -86,9 +86,7 @@ class _Catalog:
             self._labels = dict(connection.execute(_LABELS, (enums,)).fetchall())
         self._money_scale = 0
         if _MONEY in self._rows:
-            # the decimal places of lc_monetary's currency
-            row = connection.execute("SELECT scale(1::money::numeric)").fetchone()
-            self._money_scale = row[0] if row is not None else 0
+            self._money_scale = _money_scale(connection)
 
     def describe(self, declared: Declared) -> ColumnType:
         """The description of a declared type. The modifier is that of the outermost domain that has one (getBaseTypeAndTypmod,
@@ -139,6 +137,19 @@ class _Catalog:
         if row.extension == "postgis":
             return forms.geometries
         return {"c": forms.composites, "r": forms.ranges, "m": forms.ranges, "e": forms.enums}.get(row.kind, "")
+
+
+def _money_scale(connection: Connection) -> int:
+    """The decimal places of the currency of the server's lc_monetary, by which PostgreSQL shows and computes with values of money. Our
+    sessions have another one, which gives texts that do not depend on the server: it is put aside for this statement, and is set again
+    afterwards, since inside a transaction that would last until its end."""
+    row = connection.execute(
+        "WITH server AS MATERIALIZED"
+        " (SELECT set_config(name, reset_val, true) FROM pg_settings WHERE name = 'lc_monetary')"
+        " SELECT scale(1::money::numeric) FROM server"
+    ).fetchone()
+    connection.execute("SELECT set_config('lc_monetary', %s, true)", (PINNED["lc_monetary"],))
+    return row[0] if row is not None else 0
 
 
 def describe(

@@ -16,6 +16,7 @@ from psycopg import conninfo, generators, pq, sql
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres.dsn import describe, parse
 
 #: the settings that PostgreSQL's output functions use: every session gives the same text, whatever the server's defaults are
 PINNED = {
@@ -132,7 +133,7 @@ class Silence:
         dsn = getattr(self._connection, "dsn", "")
         own = {"connect_timeout": _CONNECT_TIMEOUT, "fallback_application_name": "bottledwater probe"}
         try:
-            _Session.connect(conninfo.make_conninfo(**{**own, **_parse(dsn)})).close()
+            _Session.connect(conninfo.make_conninfo(**{**own, **parse(dsn)})).close()
         except psycopg.OperationalError as error:
             if "FATAL" not in str(error):
                 raise Outage(
@@ -210,18 +211,15 @@ def _first_result(connection: Connection, send: Callable[[], None]) -> pq.abc.PG
 #: FATAL answers to a new connection that are transient; all others are refusals
 _PASSING = re.compile(
     r"starting up|shutting down|recovery mode|not yet accepting|too many (clients|connections)|connection slots"
-    r"|terminating connection",
+    r"|terminating connection|max_wal_senders",
     re.IGNORECASE,
 )
+#: FATAL answers that are refusals, in English. A server answers in the language of its lc_messages, and such an answer has no SQLSTATE
+_REFUSING = re.compile("does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting")
+#: libpq's messages about parameters of a connection string, or about the service that it names
+_INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service file|connection option")
 #: libpq's messages about a server that it does not trust, or about its own certificate files
 _UNTRUSTED = re.compile("certificate|does not support SSL")
-
-
-def describe(dsn: str) -> str:
-    """Host, port and database of a connection string; never its password."""
-    known = conninfo.conninfo_to_dict(dsn)
-    where = known.get("host") or known.get("hostaddr") or known.get("service") or "the default host"
-    return f"PostgreSQL at {where}:{known.get('port') or 5432}, database {known.get('dbname') or '(default)'}"
 
 
 def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> Connection:
@@ -244,29 +242,13 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     }
     if replication:
         options["replication"] = "database"
-    params = {**options, **_parse(dsn)}
+    params = {**options, **parse(dsn)}
     try:
         connection = _Session.connect(conninfo.make_conninfo(**params), autocommit=True)
         connection.dsn = dsn
-    except psycopg.OperationalError as error:
-        # if there are several addresses, show the answer of one that has a server
-        lines = str(error).strip().splitlines() or ["no answer"]
-        message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
-        if "FATAL" in message and not _PASSING.search(message):
-            kind = CredentialsRefused if "authentication failed" in message else Refused
-            remedy = _remedy(message, params.get("user"))
-            raise kind(f"{describe(dsn)} refuses the connection: {message}.", remedy) from None
-        if "no password supplied" in message:
-            raise CredentialsRefused(
-                f"{describe(dsn)} asks for a password, and the connection has none.",
-                "Put it into the connection, a password file or PGPASSWORD.",
-            ) from None
-        if "FATAL" not in message and _UNTRUSTED.search(message):
-            raise CredentialsRefused(
-                f"The connection to {describe(dsn)} is not secure: {message}.",
-                "Check sslmode, sslrootcert and the host's name.",
-            ) from None
-        raise Outage(f"{describe(dsn)} cannot be reached: {message}.") from None
+    except psycopg.Error as error:
+        raise _unconnected(error, dsn, params) from None
+    _answered.add(describe(dsn))
     try:
         unlimited = [*UNLIMITED, *(("transaction_timeout",) if connection.info.server_version >= 170000 else ())]
         settings = [*PINNED.items(), *((name, "0") for name in unlimited)]
@@ -282,25 +264,46 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     return connection
 
 
-def _parse(dsn: str) -> dict[str, Any]:
-    """The parameters of a connection string.
+#: servers that have let this process in
+_answered: set[str] = set()
 
-    If a password is not quoted correctly, libpq's errors would show a part of it, or it would become part of host or port, which the
-    errors of this package show. Such a string is refused without showing any of it.
 
-    :raises Refused: the connection string is not valid.
-    """
-    try:
-        known = {k: v for k, v in conninfo.conninfo_to_dict(dsn).items() if v is not None}
-    except psycopg.ProgrammingError:
-        known = {"port": "?"}
-    uri = dsn.lstrip().startswith(("postgresql://", "postgres://"))
-    if (uri and dsn.partition("?")[0].count("@") > 1) or not re.fullmatch("[0-9, ]*", str(known.get("port", ""))):
-        raise Refused(
-            "The connection string is not valid.",
-            "In key=value pairs put a value with blanks in single quotes; in a URI quote @ : / ? % of a password as %40 %3A %2F %3F %25.",
+def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> BottledWaterError:
+    """Why a session could not be opened."""
+    # if there are several addresses, show the answer of one that has a server
+    lines = str(error).strip().splitlines() or ["no answer"]
+    message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
+    if not isinstance(error, psycopg.OperationalError) or ("FATAL" not in message and _INVALID.search(message)):
+        # what is quoted could be a part of a password
+        shown = re.sub("'[^']*'|\"[^\"]*\"", "'…'", message)
+        return Refused(f"The connection string is not valid: {shown}.")
+    if "FATAL" in message and not _PASSING.search(message) and not _passes(message, dsn, params):
+        kind = CredentialsRefused if "authentication failed" in message else Refused
+        return kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message, params.get("user")))
+    if "no password supplied" in message:
+        return CredentialsRefused(
+            f"{describe(dsn)} asks for a password, and the connection has none.",
+            "Put it into the connection, a password file or PGPASSWORD.",
         )
-    return known
+    if "FATAL" not in message and _UNTRUSTED.search(message):
+        return CredentialsRefused(
+            f"The connection to {describe(dsn)} is not secure: {message}.",
+            "Check sslmode, sslrootcert and the host's name.",
+        )
+    return Outage(f"{describe(dsn)} cannot be reached: {message}.")
+
+
+def _passes(message: str, dsn: str, params: dict[str, Any]) -> bool:
+    """Whether a server refuses a connection in another language than English, and only for now: it has let this process in before, or
+    it says by its SQLSTATE, which only PQping looks at, that it starts or stops."""
+    if _REFUSING.search(message):
+        return False
+    return describe(dsn) in _answered or pq.PGconn.ping(conninfo.make_conninfo(**params).encode()) == pq.Ping.REJECT
+
+
+def quoted(*names: str) -> str:
+    """A name as it has to be written in SQL, for a statement that an error prints."""
+    return sql.Identifier(*names).as_string(None)
 
 
 def _remedy(message: str, user: str | None) -> str:
@@ -309,7 +312,7 @@ def _remedy(message: str, user: str | None) -> str:
     if "does not exist" in message:
         return "Check the database and the role in the connection."
     if "pg_hba" in message or "replication" in message:
-        role = sql.Identifier(user).as_string(None) if user else "…"
+        role = quoted(user) if user else "…"
         return (
             f"Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER ROLE {role} REPLICATION "
             f"(on RDS and Aurora: GRANT rds_replication TO {role})."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, quoted
 
 #: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for sessions that have one
 #: of the tables locked.
@@ -154,7 +154,7 @@ def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
     remedy = "FULL" if whole else "DEFAULT" if table.identity == "d" else "USING INDEX …"
     return [
         f"Partition {each.qualified} has another replica identity than {table.qualified}, as which it is published and which has {wanted}: "
-        f"old rows would be wrong. Run: ALTER TABLE {each.qualified} REPLICA IDENTITY {remedy};"
+        f"old rows would be wrong. Run: ALTER TABLE {quoted(each.schema, each.name)} REPLICA IDENTITY {remedy};"
         for each in partitions
         if each.leaf
         and (

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import locks, partitions
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, quoted
 
 
 def names(publication: str) -> tuple[str, str]:
@@ -50,7 +50,8 @@ sent AS (
 )
 SELECT s.oid, ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[]) ORDER BY attnum),
        l.prqual IS NOT NULL,
-       (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '')
+       ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+             ORDER BY attnum)
 FROM sent s JOIN pg_class c ON c.oid = s.oid
 LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FROM whole)
 """
@@ -64,6 +65,7 @@ class Published:
     :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
     :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
     :param whole: whether it has whole schemas or all tables, so that tables that are created later are in it at once.
+    :param generated: whether it sends the stored generated columns, too (from PostgreSQL 18 on).
     :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its partitions.
     """
 
@@ -76,6 +78,7 @@ class Published:
     tables: dict[int, tuple[tuple[str, ...] | None, bool]]
     via_root: bool = False
     whole: bool = False
+    generated: bool = False
 
 
 def read(connection: Connection, name: str) -> Published | None:
@@ -90,14 +93,18 @@ def read(connection: Connection, name: str) -> Published | None:
     whole = bool(row[1])
     if connection.info.server_version >= 150000:
         for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
-            tables[oid] = (tuple(columns) if 0 < len(columns) < total else None, filtered)
+            tables[oid] = (tuple(columns) if columns and columns != total else None, filtered)
         schemas = connection.execute("SELECT FROM pg_publication_namespace WHERE pnpubid = %s", (row[0],)).fetchone()
         whole = whole or schemas is not None
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
             tables[oid] = (None, False)
+    generated = False
+    if connection.info.server_version >= 180000:
+        kept = connection.execute("SELECT pubgencols <> 'n' FROM pg_publication WHERE oid = %s", (row[0],)).fetchone()
+        generated = kept is not None and kept[0]
     _, everything, inserts, updates, deletes, truncates, via_root = row
-    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, whole)
+    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, whole, generated)
 
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
@@ -205,14 +212,14 @@ def mode_problems(connection: Connection, published: Published, tables: Sequence
         names = ", ".join(table.qualified for table in tables if table.partitioned)
         return [
             f"Publication {published.name!r} sends the partitions of {names} under their own names, but the pipeline publishes a partitioned "
-            f"table as one. Run: ALTER PUBLICATION {published.name} SET (publish_via_partition_root = true); or set partitioned_tables "
+            f"table as one. Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_via_partition_root = true); or set partitioned_tables "
             "to leaves."
         ]
     above = partitions.names(connection, published.tables)
     if hidden := [table.qualified for table in tables if table.oid in above and table.oid not in published.tables]:
         return [
             f"Publication {published.name!r} sends {', '.join(hidden)} as parts of their partitioned table, but the pipeline publishes them "
-            f"under their own names. Run: ALTER PUBLICATION {published.name} SET (publish_via_partition_root = false); or set "
+            f"under their own names. Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_via_partition_root = false); or set "
             "partitioned_tables to root."
         ]
     return []
@@ -221,6 +228,11 @@ def mode_problems(connection: Connection, published: Published, tables: Sequence
 def problems(published: Published, tables: Sequence[Table]) -> list[str]:
     """Why an existing publication must not be used for these tables; empty if it can be."""
     found = []
+    if published.generated:
+        found.append(
+            f"Publication {published.name!r} sends generated columns, which the snapshot does not read: run ALTER PUBLICATION "
+            f"{quoted(published.name)} SET (publish_generated_columns = none)."
+        )
     for table in tables:
         if table.oid not in published.tables:
             continue

@@ -20,7 +20,8 @@ from psycopg import pq, sql
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse, StopRequested
 from airflow_bottledwater.model.lsn import format_lsn
-from airflow_bottledwater.postgres.connect import command, connect, describe, outage, stoppable
+from airflow_bottledwater.postgres.connect import command, connect, outage, stoppable
+from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.receive import Block, CopyReader
 
 #: XLogData: 'w', start LSN, end LSN, send time (8 bytes each), then the payload

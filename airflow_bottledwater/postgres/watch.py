@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from airflow_bottledwater.errors import Outage, StopRequested
+from airflow_bottledwater.backoff import ROTATION
+from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 
 T = TypeVar("T")
@@ -33,16 +35,28 @@ class HolderWatch:
     meanwhile: Callable[[], None] = lambda: None
     _looked: float = field(default_factory=time.monotonic, init=False)
     _since: float = field(default=0.0, init=False)
+    _refused: float = field(default=0.0, init=False)
 
     def look(self) -> None:
-        """:raises Outage: the holder's session was lost, or others have waited for too long."""
+        """
+        :raises Outage: the holder's session was lost, or others have waited for too long.
+        :raises CredentialsRefused: nobody can look any more who waits, for 20 seconds.
+        """
         now = time.monotonic()
         if now - self._looked < 2.0:
             return
         self._looked = now
         self.holder.alive()
         self.meanwhile()
-        queue = self.holder.waiting_behind()
+        try:
+            queue = self.holder.waiting_behind()
+            self._refused = 0.0
+        except CredentialsRefused:
+            # a new password may reach libpq's password file in a moment; the holder's session goes on
+            self._refused = self._refused or now
+            if now - self._refused > ROTATION:
+                raise
+            return
         self._since = (self._since or now) if queue else 0.0
         if queue and now - self._since > self.limit:
             raise Outage(
@@ -65,7 +79,9 @@ class HolderWatch:
                 done.set_exception(error)
 
         # not a pool's thread, which the interpreter would wait for at its exit
-        threading.Thread(target=run, name="under the snapshot", daemon=True).start()
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(run,), name="under the snapshot", daemon=True
+        ).start()
         while not done.done():
             futures.wait([done], 0.1)
             if self.stopped.is_set():

@@ -346,6 +346,6 @@ def _schema_ids(pipeline: Pipeline, by_topic: Mapping[str, Table]) -> dict[str, 
     """The registry's ids of the tables' schemas, by subject; empty with JSON."""
     if pipeline.output_format != "avro":
         return {}
-    schemas = [each for name, table in by_topic.items() for each in avro.subjects(name, table)]
+    schemas = [each for name, table in by_topic.items() for each in avro.subjects(name, table, pipeline.topic_prefix)]
     ids = Registry(pipeline.registry).register_all(schemas)
     return {subject: number for (subject, _), number in zip(schemas, ids, strict=True)}

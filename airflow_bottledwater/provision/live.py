@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from airflow_bottledwater.errors import Refused, StateError
-from airflow_bottledwater.live.wanted import wanted
+from airflow_bottledwater.live.wanted import check_named, wanted
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import identify, session
 from airflow_bottledwater.settings import Pipeline
@@ -32,10 +32,12 @@ def _cluster(pipeline: Pipeline) -> Cluster:
 def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
     """Check that a live snapshot can be taken; returns the pipeline's name.
 
+    :raises SettingError: it names no table.
     :raises StateError: there is no such pipeline, or its first snapshot is not complete.
     :raises PreflightError: a pattern matches nothing.
     :raises Refused: a table is not the pipeline's, has no key, or PostgreSQL does not accept the condition.
     """
+    check_named(request)
     with session(pipeline.postgres, "Checking a live snapshot", application="bottledwater live snapshot") as connection:
         cluster = identify(connection)
         topic = store.state_topic_name(cluster.database, pipeline.slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.encoding import avro, names
 from airflow_bottledwater.errors import (
@@ -22,6 +22,7 @@ from airflow_bottledwater.provision.source_checks import check_server, check_slo
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.identity import check_settings, via_root
+from airflow_bottledwater.state.records import PinnedTable
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
         except StateError as error:
             problems.append(str(error))
     problems += _replication(pipeline)
-    problems += _registry(pipeline, found.tables)
+    problems += _registry(pipeline, found.tables, found.state.tables)
     if problems:
         raise PreflightError(list(dict.fromkeys(problems)))
     for warning in found.warnings:
@@ -95,15 +96,17 @@ def _replication(pipeline: Pipeline) -> list[str]:
     return []
 
 
-def _registry(pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
+def _registry(pipeline: Pipeline, tables: Sequence[Table], pinned: Mapping[int, PinnedTable]) -> list[str]:
     if pipeline.output_format != "avro":
         return []
     problems: list[str] = []
     wanted: list[tuple[str, str]] = []
     for table in tables:
-        topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
+        known = pinned.get(table.oid)
+        # a renamed table keeps its topic
+        topic = known.topic if known else names.topic(table.schema, table.name, pipeline.topic_prefix)
         try:
-            wanted += avro.subjects(topic, table)
+            wanted += avro.subjects(topic, table, pipeline.topic_prefix)
         except SchemaRefused as error:
             problems.append(str(error))
     return problems + Registry(pipeline.registry).refused(wanted)

@@ -275,7 +275,7 @@ class _Redrive:
         """The relation version with its schema, which is registered now if the registry refused it then."""
         if not version.refused:
             return version
-        subject, schema = f"{version.topic}-value", avro.value_schema(version.table)
+        subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
         return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
 
     def _encode(self, dead_letter: _DeadLetter) -> Records:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.live.wanted import check_order
+from airflow_bottledwater.live.wanted import check_named, check_order
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.relation import Table
@@ -73,6 +73,7 @@ def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") ->
     :raises Refused: a job runs, the stream is inside a large transaction, or a table has no key, or none whose order it can be read in,
         is not the pipeline's, or would get the topic of a table that still exists; nothing was changed.
     """
+    check_named(request)
     pipeline = pipeline.with_(tables=request.tables, schemas=())
     findings = preflight.run(pipeline, renewing=True)
     cluster, request_id = findings.cluster, request_id or uuid.uuid4().hex[:12]

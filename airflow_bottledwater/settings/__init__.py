@@ -5,7 +5,7 @@ The settings are in :mod:`~airflow_bottledwater.settings.groups`, each with its 
 and :mod:`~airflow_bottledwater.settings.layers` the configuration file.
 """
 
-from airflow_bottledwater.settings.groups import DEFAULT_BROKER, DEFAULT_REGISTRY
+from airflow_bottledwater.settings.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES
 from airflow_bottledwater.settings.layers import merge, read_config_file
 from airflow_bottledwater.settings.pipeline import GROUPS, SETTINGS, Pipeline, Setting
 
@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_BROKER",
     "DEFAULT_REGISTRY",
     "GROUPS",
+    "SECRET_PROPERTIES",
     "SETTINGS",
     "Pipeline",
     "Setting",

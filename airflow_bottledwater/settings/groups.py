@@ -74,6 +74,10 @@ class Source:
     adopt_slot: Annotated[bool, "Use a slot that exists and that this pipeline has not created."] = False
 
 
+#: words in the names of those properties of Kafka clients that contain secrets
+SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "key.pem", "oauthbearer.config")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Topics:
     """Where and how it is published."""

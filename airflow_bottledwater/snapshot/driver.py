@@ -13,7 +13,15 @@ from dataclasses import asdict, replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
-from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, StateError, StopRequested, TakenOver
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    CredentialsRefused,
+    Outage,
+    StateError,
+    StopRequested,
+    TakenOver,
+    rotated,
+)
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
@@ -75,6 +83,10 @@ def run(
         except TakenOver:
             controller.abandon()
             raise
+        except CredentialsRefused as error:
+            changed = rotated(error)
+            controller.finish("failed", changed, permanent=False)
+            raise changed from error
         except BaseException as error:
             controller.finish("failed", error, permanent=not transient(error))
             raise
@@ -97,6 +109,8 @@ class _Driver:
     ) -> None:
         self._pipeline, self._connection, self._claim = pipeline, connection, claim
         self._controller, self._run_lanes, self._report = controller, run_lanes, report
+        #: the oids of tables that were dropped
+        self._gone: set[int] = set()
 
     def run(self) -> Result:
         started = time.monotonic()
@@ -118,24 +132,22 @@ class _Driver:
         if not wanted:
             log.info("The snapshot is complete.")
             return Result(len(known.tables), 0, 0, 0, 0, 0.0)
+        tables = self._present(wanted)
+        if not tables:
+            self._complete([])
+            return Result(len(known.tables), 0, 0, 0, 0, 0.0)
         holder = pg.SnapshotExporter(self._pipeline.postgres)
         try:
-            return self._take(holder, wanted, started)
+            return self._take(holder, tables, started)
         finally:
             holder.close()
 
-    def _take(self, holder: pg.SnapshotExporter, wanted: list[int], started: float) -> Result:
-        known = self._claim.state
+    def _take(self, holder: pg.SnapshotExporter, tables: list[Table], started: float) -> Result:
+        known, wanted = self._claim.state, [table.oid for table in tables]
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
-        tables = self._present(wanted, catalog.load(self._connection, wanted, forms=self._pipeline.forms))
         held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
-        # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids again
-        holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
-        # read again under the locks: definitions cannot change until the holder ends
-        tables = self._present(wanted, holder.load(wanted, forms=self._pipeline.forms))
-        self._refresh_pinned(tables)
-        plans = Plans(self._pipeline, self._claim, tables, holder.partitions(tables))
-        tasks, skipped = plans.tasks(held, oldest)
+        watch = self._watch(holder)
+        tables, plans, tasks, skipped = watch.work(lambda: self._plan(holder, held, wanted, oldest))
         log.info(
             "Boundary %s at %s: %d tables, %d ranges in %d lanes (%d done before).",
             held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.chunks) for t in tasks), len(tasks), skipped,
@@ -145,15 +157,15 @@ class _Driver:
             "ranges": sum(len(t.chunks) for t in tasks) + skipped,
         }  # fmt: skip
         meter = Meter(tables, self._claim.state, plans.parts)
-        totals = self._work(holder, tasks, meter)
+        watch.meanwhile = lambda: self._measure(meter)
+        totals = watch.work(lambda: self._run_lanes(tasks)) if tasks else []
         # nothing is read under it any more: it must not block others while a topic is swept
         holder.close()
         # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()
         self._check_done([part for parts in plans.parts.values() for part in parts])
         self._sweep(tables)
-        completed = sorted({*self._claim.state.completed, *(t.oid for t in tables)})
-        self._claim.write({COMPLETE: Complete(tuple(completed), False, time.time())})
+        self._complete(tables)
         self._report(meter.sum_up(self._claim.state))
         return Result(
             len(tables),
@@ -164,11 +176,17 @@ class _Driver:
             time.monotonic() - started,
         )
 
-    def _present(self, wanted: Sequence[int], tables: list[Table]) -> list[Table]:
-        if gone := set(wanted) - {t.oid for t in tables}:
-            names = ", ".join(self._claim.state.tables[oid].table.qualified for oid in gone)
-            raise Refused(f"Table {names} does not exist any more.", "Drop the slot and start again without it.")
+    def _present(self, wanted: Sequence[int]) -> list[Table]:
+        """These tables, but for those that were dropped: they have no rows that could be read, and the others are not to wait for them."""
+        tables = catalog.load(self._connection, wanted, forms=self._pipeline.forms)
+        self._gone = set(wanted) - {table.oid for table in tables}
+        for oid in self._gone:
+            log.warning("%s was dropped before it was read.", self._claim.state.tables[oid].table.qualified)
         return tables
+
+    def _complete(self, tables: Sequence[Table]) -> None:
+        completed = {*self._claim.state.completed, *self._gone, *(table.oid for table in tables)}
+        self._claim.write({COMPLETE: Complete(tuple(sorted(completed)), False, time.time())})
 
     def _refresh_pinned(self, tables: Sequence[Table]) -> None:
         """Record the tables as they are today, since they are read by today's names and files. If columns changed since the slot was
@@ -186,7 +204,7 @@ class _Driver:
             value_schema = pinned.value_schema
             if self._pipeline.output_format == "avro" and catalog.definition(table) != catalog.definition(pinned.table):
                 value_schema = Registry(self._pipeline.registry).register(
-                    f"{pinned.topic}-value", avro.value_schema(table)
+                    *avro.value_subject(pinned.topic, table, self._pipeline.topic_prefix)
                 )
             changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)
         if changed:
@@ -221,20 +239,29 @@ class _Driver:
         finally:
             publishing.close()
 
-    def _work(self, holder: pg.SnapshotExporter, tasks: Sequence[LaneTask], meter: Meter) -> list[dict[str, int]]:
-        """Run the lanes, and meanwhile watch the holder, the sessions that wait for its locks, and the progress."""
-        if not tasks:
-            return []
-        watch = HolderWatch(
+    def _watch(self, holder: pg.SnapshotExporter) -> HolderWatch:
+        """Watches the holder and the sessions that wait for its locks, from the moment that it has them."""
+        return HolderWatch(
             holder,
             self._pipeline.lock_queue_limit,
             self._controller.stopped,
             what="The snapshot",
             again="Run it again, finished ranges stay;",
             kept="; finished ranges stay",
-            meanwhile=lambda: self._measure(meter),
         )
-        return watch.work(lambda: self._run_lanes(tasks))
+
+    def _plan(
+        self, holder: pg.SnapshotExporter, held: pg.ExportedSnapshot, wanted: Sequence[int], oldest: int
+    ) -> tuple[list[Table], Plans, list[LaneTask], int]:
+        """What is read under the snapshot, recorded."""
+        # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids again
+        holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
+        # read again under the locks: definitions cannot change until the holder ends
+        tables = holder.load(wanted, forms=self._pipeline.forms)
+        self._refresh_pinned(tables)
+        plans = Plans(self._pipeline, self._claim, tables, holder.partitions(tables))
+        tasks, skipped = plans.tasks(held, oldest)
+        return tables, plans, tasks, skipped
 
     def _measure(self, meter: Meter) -> None:
         try:

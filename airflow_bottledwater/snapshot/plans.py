@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.relation import Table
@@ -58,19 +59,23 @@ class Plans:
         changes: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
         fresh: list[tuple[Table, list[tuple[int, int]]]] = []
+        finished = {part.oid for table in self._tables if self._is_finished(table) for part in self.parts[table.oid]}
+        begins = {part.oid for table in self._tables if self._begins(table) for part in self.parts[table.oid]}
         for part in [part for table in self._tables for part in self.parts[table.oid]]:
             stored = known.plan(part.oid)
-            if stored is not None and (stored.filenode, stored.definition) == (
+            same = stored is not None and (stored.filenode, stored.definition) == (
                 part.filenode,
                 catalog.definition(part),
-            ):
+            )
+            if stored is not None and (part.oid in finished or (same and part.oid not in begins)):
                 plans[part.oid] = stored
                 continue
-            if stored is not None:
+            if stored is not None and not same:
                 log.warning(
                     "%s was rewritten or altered since its snapshot began: it is read again from its start.",
                     part.qualified,
                 )
+            if stored is not None:
                 changes |= {progress_key(part.oid, chunk): None for chunk in range(len(stored.ranges))}
             fresh.append((part, pg.ranges(part, self._pipeline.range_bytes)))
         changes |= self._boundaries(held, oldest)
@@ -87,18 +92,42 @@ class Plans:
             self._claim.write(changes)
         return self._lanes(plans, numbers, held)
 
+    def _is_finished(self, table: Table) -> bool:
+        """Whether a table without a key has been read to its end.
+
+        :raises Refused: it was read in part. The rest can only be read under another snapshot, and nothing tells then which of its rows
+            were published: what was updated meanwhile may have moved to a block that is done, and what was inserted is streamed, too.
+        """
+        if table.keyed:
+            return False
+        known = self._claim.state
+        stored = [(part.oid, known.plan(part.oid)) for part in self.parts[table.oid]]
+        ranges = [known.done(oid, number) for oid, plan in stored if plan for number in range(len(plan.ranges))]
+        if not any(progress is not None and progress.rows for progress in ranges):
+            return False
+        if all(plan is not None for _, plan in stored) and all(progress and progress.done for progress in ranges):
+            return True
+        raise Refused(
+            f"The snapshot of {table.qualified}, which has no key, was interrupted when a part of its rows was published: which of them are "
+            "left cannot be told.",
+            f"Drop the slot (bottledwater drop-slot --when always), delete topic {known.tables[table.oid].topic!r} (or take another "
+            "topic_prefix), and start again. A table with a key is resumed: give it one, if you can.",
+        )
+
     def _boundaries(self, held: pg.ExportedSnapshot, oldest: int) -> dict[str, StateRecord | None]:
         """The records of tables that have no boundary yet, and of partitions that are read for the first time."""
         known = self._claim.state
         changes: dict[str, StateRecord | None] = {}
-        published = self._published([table for table in self._tables if table.oid not in known.boundaries])
+        published = self._published(
+            [table for table in self._tables if table.oid not in known.boundaries or self._begins(table)]
+        )
         kept = shared(self._pipeline, [topic for topic, ends in published.items() if any(ends)])
         for table in self._tables:
             if table.partitioned:
                 # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
                 today = partitions.remembered(self._below.get(table.oid, ()))
                 changes[partitions_key(table.oid)] = Partitions.of({**today, **known.partitions.get(table.oid, {})})
-            if table.oid in known.boundaries:
+            if table.oid in known.boundaries and not self._begins(table):
                 continue
             topic = known.tables[table.oid].topic
             ends = published[topic]
@@ -107,6 +136,10 @@ class Plans:
             if any(ends) and table.keyed and topic not in kept:
                 changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         return changes
+
+    def _begins(self, table: Table) -> bool:
+        """Whether nothing was published yet of a table without a key: its rows are to be those of this snapshot's boundary."""
+        return not table.keyed and not self._is_finished(table)
 
     def _published(self, tables: Sequence[Table]) -> dict[str, list[int]]:
         """The end of each partition of these tables' topics: requested together to be quick, since the tables are locked."""

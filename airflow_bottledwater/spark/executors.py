@@ -89,7 +89,8 @@ def _servers(pipeline: Pipeline) -> dict[str, Callable[[], None]]:
     """What a task connects to, by its name in messages, and how it is asked."""
     from airflow_bottledwater.kafka.registry import Registry
     from airflow_bottledwater.kafka.topics import Topics
-    from airflow_bottledwater.postgres.connect import describe, session
+    from airflow_bottledwater.postgres.connect import session
+    from airflow_bottledwater.postgres.dsn import describe
 
     def source() -> None:
         with session(pipeline.postgres, "Reaching the source", application="bottledwater check"):

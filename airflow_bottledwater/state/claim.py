@@ -246,6 +246,7 @@ class Claim:
         """Write records in one transaction, and repeat it until it is known to be committed; None writes a tombstone.
 
         :raises TakenOver: another job has claimed the slot.
+        :raises Refused: the broker refuses a record for good.
         """
         while True:
             try:
@@ -253,6 +254,7 @@ class Claim:
                 break
             except NewProducerNeeded as error:
                 log.warning("Writing records: %s", error)
+                self._backoff.wait(error)
                 self._producer.open()
                 self.refresh()
         self._backoff.over()

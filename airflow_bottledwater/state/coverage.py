@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import psycopg
 
-from airflow_bottledwater.errors import BottledWaterError, PreflightError, Refused, StateError, TablesChanged
+from airflow_bottledwater.errors import BottledWaterError, Refused, StateError, TablesChanged
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
@@ -36,8 +36,14 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
 
     :raises StateError: changes may be missing; the message says why, and what can be done.
     """
-    # a table that was dropped, or that the settings no longer name, need not be published
-    wanted = _wanted(connection, pipeline, known)
+    # a table that was dropped, or that the settings no longer name, need not be published. One that was renamed is still the pipeline's
+    wanted = _wanted(connection, pipeline, known) | {
+        oid
+        for oid in catalog.names(connection, list(known.tables))
+        if catalog.covers(
+            pipeline.tables, pipeline.schemas, known.tables[oid].table.schema, known.tables[oid].table.name
+        )
+    }
     if wrong := _mismatches(
         connection, [oid for oid, p in known.tables.items() if oid in wanted and p.table.partitioned]
     ):
@@ -124,11 +130,8 @@ def _mismatches(connection: Connection, oids: Sequence[int]) -> list[str]:
 
 
 def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
-    try:
-        return set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas))
-    except PreflightError:
-        # a pattern that matches nothing any more: preflight reports it
-        return set()
+    # a pattern that matches nothing any more: preflight reports it
+    return set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
 
 
 def _names(found: Mapping[int, list[partitions.Partition]]) -> list[str]:

@@ -120,14 +120,20 @@ def check_slot(
 
 
 def resolve(
-    connection: Connection, pipeline: Pipeline, known: PipelineState, tables: Sequence[str], schemas: Sequence[str] = ()
+    connection: Connection,
+    pipeline: Pipeline,
+    known: PipelineState,
+    tables: Sequence[str],
+    schemas: Sequence[str] = (),
+    *,
+    strict: bool = True,
 ) -> list[int]:
     """The oids of the tables that patterns name, as this pipeline publishes them; see :func:`catalog.resolve`.
 
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     :raises StateError: see :func:`via_root`.
     """
-    return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known))
+    return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known), strict=strict)
 
 
 def heirs(connection: Connection, known: PipelineState, tables: Mapping[int, tuple[str, str]], prefix: str) -> set[int]:

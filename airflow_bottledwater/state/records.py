@@ -73,7 +73,9 @@ def live_key(request_id: str) -> str:
 
 def _key_types(table: Table) -> list[object]:
     kinds = {c.name: c.type for c in table.columns}
-    return [(t.oid, t.typmod, t.form, types.mapping(t).avro(t)) for t in (kinds[name] for name in table.key)]
+    return [
+        (t.oid, t.typmod, t.form, types.plain(types.mapping(t).avro(t))) for t in (kinds[name] for name in table.key)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,7 @@ class Intent:
     :param fingerprint: the definitions of the tables before the slot was created
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
     :param partitioned_tables: root or leaves, as the publications were made; earlier versions knew leaves only.
-    :param output_format: avro or json, as the records are made; earlier versions have not written it, nor the next one.
-    :param topic_prefix: put before every topic's name; None: not known.
+    :param output_format: as the records are made; earlier versions have not written it, nor ``topic_prefix``.
     """
 
     slot: str
@@ -314,22 +315,9 @@ class LiveProgress:
 
 
 StateRecord = (
-    Job
-    | Ids
-    | Intent
-    | SlotRecord
-    | Coverage
-    | Complete
-    | Reached
-    | PinnedTable
-    | Boundary
-    | Plan
-    | Progress
-    | Sweep
-    | Partitions
-    | Heir
+    Job | Ids | Intent | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep | Partitions | Heir
     | LiveProgress
-)
+)  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
 _KINDS: dict[str, type[StateRecord]] = {

@@ -14,10 +14,10 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     BottledWaterError,
     CredentialsRefused,
-    Outage,
     StopRequested,
     TablesChanged,
     TakenOver,
+    rotated,
 )
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.model.lsn import Position, parse_lsn
@@ -63,10 +63,7 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         controller.abandon()
         raise
     except CredentialsRefused as error:
-        changed = Outage(
-            f"{error.what} The job had worked with these credentials: they were changed since.",
-            "Start it again with the new ones (Airflow submits it again with those of its connections).",
-        )
+        changed = rotated(error)
         controller.finish("failed", changed, permanent=False)
         raise changed from error
     except BaseException as error:

@@ -11,17 +11,16 @@ from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
     BottledWaterError,
     Outage,
-    PreflightError,
     Refused,
     SchemaRefused,
     TablesChanged,
 )
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
-from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.records import PinnedTable
 
@@ -80,7 +79,9 @@ class Resolver:
         value_schema, refused = 0, ""
         try:
             if self._registry is not None:
-                value_schema = self._registry.register(f"{pinned.topic}-value", avro.value_schema(table))
+                value_schema = self._registry.register(
+                    *avro.value_subject(pinned.topic, table, self._pipeline.topic_prefix)
+                )
         except SchemaRefused as error:
             # each of its rows is a record error, for which on_error decides
             log.error("%s", error)
@@ -127,12 +128,9 @@ class Resolver:
     def _covers(self, oid: int) -> bool:
         """Whether the settings name a table."""
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            try:
-                tables, schemas = self._pipeline.tables, self._pipeline.schemas
-                return oid in catalog.resolve(connection, tables, schemas, via_root=self._via_root)
-            except PreflightError:
-                # a pattern that matches nothing any more: preflight reports it
-                return False
+            tables, schemas = self._pipeline.tables, self._pipeline.schemas
+            # a pattern that matches nothing any more: preflight reports it
+            return oid in catalog.resolve(connection, tables, schemas, via_root=self._via_root, strict=False)
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
@@ -154,11 +152,11 @@ class Resolver:
                 declared.append(Declared(column.type_oid, column.typmod, depth, text or ""))
             try:
                 kinds = describe(connection, declared, forms=self._pipeline.forms)
-            except LookupError as error:
-                raise Refused(
-                    f"A column of {message.schema}.{message.name} has a type that does not exist any more ({error}).",
-                    "Its changes cannot be read; drop the slot and start again with a snapshot.",
-                ) from None
+            except LookupError:
+                kinds = [
+                    self._described(connection, each, known.get(column.name), f"{message.schema}.{message.name}")
+                    for column, each in zip(message.columns, declared, strict=True)
+                ]
         columns = tuple(
             Column(
                 c.name,
@@ -169,6 +167,21 @@ class Resolver:
             for c, kind in zip(message.columns, kinds, strict=True)
         )
         return self._made(message, pinned, columns, tables[0].key if tables else None)
+
+    def _described(self, connection: Connection, declared: Declared, known: Column | None, table: str) -> ColumnType:
+        """A column's type, as it is today; one that was dropped since, as it was known.
+
+        :raises Refused: it was dropped, and was not known.
+        """
+        try:
+            return describe(connection, [declared], forms=self._pipeline.forms)[0]
+        except LookupError as error:
+            if known is not None and (known.type.oid, known.type.typmod) == (declared.oid, declared.typmod):
+                return known.type
+            raise Refused(
+                f"A column of {table} has a type that does not exist any more ({error}).",
+                "Its changes cannot be read; drop the slot and start again with a snapshot.",
+            ) from None
 
     def _as_read(self, message: pgoutput.RelationMessage) -> Table | None:
         """The table of a message as it was read from the catalog together with all others, a moment ago; None if the message has other

@@ -304,6 +304,13 @@ _JSON: dict[int, Callable[[ColumnType, str], Any]] = {
 }
 
 
+def parsed(text: str | bytes) -> Any:
+    """A JSON text with its numbers as they are written, however many digits they have: Python makes no int of more than 4,300."""
+    return json.loads(
+        text, parse_float=Decimal, parse_int=lambda digits: int(digits) if len(digits) < 4000 else Decimal(digits)
+    )
+
+
 def json_native(column: ColumnType, text: str) -> Any:
     """What the JSON value of a column is, parsed; numbers that must be exact are Decimals."""
     opcode = mapping(column).opcode
@@ -314,6 +321,6 @@ def json_native(column: ColumnType, text: str) -> Any:
     if opcode == wire.OP_NUMERIC_TEXT and column.form == "number":
         return text if text in ("NaN", "Infinity", "-Infinity") else Decimal(text)
     if column.form in ("value", "geojson"):
-        return json.loads(text, parse_float=Decimal)
+        return parsed(text)
     make = _JSON.get(opcode)
     return text if make is None else make(column, text)

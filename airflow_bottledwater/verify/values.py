@@ -19,7 +19,7 @@ from psycopg import sql
 
 from airflow_bottledwater.encoding import avro, names, types, wire
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
-from airflow_bottledwater.verify.expected import json_native, native, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, parsed, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
 
 #: enough digits for any numeric (131072 before the point, 16383 behind it: NUMERIC_MAX_PRECISION and its like)
@@ -162,7 +162,7 @@ def _plain(schema: Any) -> Any:
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data, parse_float=Decimal)
+        found = parsed(data)
     except ValueError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
     if not isinstance(found, dict):

@@ -12,7 +12,8 @@ import pwd
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -539,6 +540,28 @@ def test_a_sound_publication_of_somebody_else_is_used_by_a_role_with_few_rights(
     assert any(b"one" in change for change in source.changes())
     assert source.name in drop(pipeline, when="always")
     assert source.execute(f"SELECT count(*) FROM pg_publication WHERE pubname LIKE '{source.name}%'") == [(2,)]
+
+
+def test_generated_columns_are_not_published(
+    make_source: Callable[[PostgresServer, str], Source], each_postgres: PostgresServer
+) -> None:
+    """PostgreSQL 18 can send them, also by naming them in a list of all columns."""
+    source = make_source(each_postgres, each_postgres.createdb(f"g{uuid.uuid4().hex[:8]}"))
+    if source.execute("SELECT current_setting('server_version_num')::int < 180000")[0][0]:
+        pytest.skip("It has no such option.")
+    name = f"{source.name.title()}-Pub"
+    source.execute(
+        "CREATE TABLE g (id int PRIMARY KEY, n int, twice int GENERATED ALWAYS AS (n * 2) STORED)",
+        f'CREATE PUBLICATION "{name}" FOR TABLE g WITH (publish_generated_columns = stored)',
+        f'CREATE PUBLICATION "{name}_unkeyed"',
+    )
+    pipeline = source.pipeline.with_(create_publication=False, publication=name, tables=("g",))
+    refuses(source, pipeline, "sends generated columns", f'ALTER PUBLICATION "{name}" SET')
+    # the advice
+    source.execute(f'ALTER PUBLICATION "{name}" SET (publish_generated_columns = none)')
+    preflight.run(pipeline)
+    source.execute(f'ALTER PUBLICATION "{name}" SET TABLE g (id, n, twice)')
+    refuses(source, pipeline, "has a column list for public.g")
 
 
 def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:

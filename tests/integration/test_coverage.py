@@ -169,3 +169,26 @@ def test_what_older_versions_did_not_record_is_known_from_the_next_start_on(make
     flow.execute(*gap(flow, "table"))
     with pytest.raises(StateError, match="removed from its publication and added again"):
         flow.stream()
+
+
+@pytest.mark.parametrize("other", ["ALTER TABLE b RENAME TO c", "DROP TABLE b"])
+def test_a_gap_is_noticed_although_a_name_in_the_settings_matches_nothing(make_flow: MakeFlow, other: str) -> None:
+    flow = make_flow(tables=("a", "b"))
+    flow.create()
+    flow.snapshot()
+    flow.execute(other)
+    flow.stream()
+    flow.execute(*gap(flow, "table"))
+    with pytest.raises(StateError, match=r"public\.a"):
+        flow.stream()
+
+
+def test_a_renamed_table_is_still_watched(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("a", "b"))
+    flow.create()
+    flow.snapshot()
+    flow.execute("ALTER TABLE a RENAME TO c")
+    flow.stream()
+    flow.execute(*(statement.replace(" a", " c") for statement in gap(flow, "table")))
+    with pytest.raises(StateError, match="What was committed meanwhile"):
+        flow.stream()

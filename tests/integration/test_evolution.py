@@ -209,3 +209,45 @@ def test_a_key_that_changes_under_full_identity_stops_a_running_stream(database:
         until(lambda: errors, "the stream notices the new key")
     assert "The key of public.k changed from (id) to (other)" in str(errors[0])
     assert [m.key for m in flow.read("k")] == [{"id": 1}, {"id": 2}, {"id": 1}]
+
+
+# ---------------------------------------------------------------------- names, comments, and types that are gone
+def test_a_renamed_table_keeps_the_name_of_its_records(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = snapshotted(make_flow, registry, "BACKWARD")
+    flow.execute("ALTER TABLE t RENAME TO renamed", "INSERT INTO renamed VALUES (2, 2, 'x', 'ok', '(1,y)')")
+    flow.stream()
+    flow.execute("ALTER TABLE renamed ADD extra text", "INSERT INTO renamed VALUES (3, 3, 'x', 'ok', '(1,y)', 'new')")
+    flow.stream()
+    assert says(flow, 2, {"n": 2}) and says(flow, 3, {"extra": "new"})
+    client = SchemaRegistryClient({"url": registry.url})
+    latest = client.get_latest_version(f"{flow.topic('t')}-value").schema.schema_str
+    assert json.loads(latest or "")["name"] == "t"
+
+
+def test_a_comment_on_a_part_of_the_key_is_not_another_key(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = make_flow(registry)
+    flow.execute("CREATE TABLE k (p pair PRIMARY KEY, n int)", "INSERT INTO k VALUES ('(1,x)', 1)")
+    flow.create()
+    flow.snapshot()
+    flow.execute("COMMENT ON COLUMN pair.a IS 'first'", "UPDATE k SET n = 2")
+    flow.stream()
+    flow.execute("UPDATE k SET n = 3")
+    flow.stream()
+    assert len({message.key() for message in scan(flow.pipeline.kafka, flow.topic("k"), [3])}) == 1
+
+
+def test_a_type_that_was_dropped_does_not_stop_a_stream_that_is_behind(make_flow: MakeFlow) -> None:
+    flow = make_flow(not_null="nullable")
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "UPDATE t SET n = 2",
+        "ALTER TABLE t ALTER m TYPE text, DROP p",
+        "DROP TYPE mood",
+        "DROP TYPE pair",
+        "UPDATE t SET n = 3",
+    )
+    flow.stream()
+    assert [(m.value["n"], m.value["m"], m.value.get("p")) for m in flow.read("t")] == [
+        (1, "sad", {"a": 1, "b": "x"}), (2, "sad", {"a": 1, "b": "x"}), (3, "sad", None),
+    ]  # fmt: skip

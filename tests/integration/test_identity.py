@@ -63,6 +63,24 @@ def test_a_snapshot_reads_the_table_that_was_recorded_whatever_its_name_is_now(m
     assert [m.value["t"] for m in flow.read("a")[20:]] == ["changed"]
 
 
+def test_a_table_that_is_dropped_before_it_was_read_holds_nobody_up(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("a", "b"))
+    two_tables(flow)
+    flow.create()
+    flow.execute("DROP TABLE b")
+    assert flow.snapshot().rows == 20
+    flow.stream()
+    # one that is added to a pipeline that runs
+    flow.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    flow.change(tables=("a", "late"))
+    flow.create()
+    flow.execute("DROP TABLE late", "INSERT INTO a VALUES (21, 'a')")
+    flow.change(tables=("a",))
+    flow.snapshot()
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
 def test_a_rename_while_the_locks_are_taken_is_noticed(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = make_flow(tables="a")
     two_tables(flow)

@@ -4,6 +4,7 @@ without the facts; and what passes by itself."""
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     CredentialsRefused,
+    Outage,
     PreflightError,
     RecordError,
     Refused,
@@ -31,11 +33,13 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import transient
+from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from airflow_bottledwater.provision import live, redrive
 from airflow_bottledwater.provision.create import assume_complete
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.renew import renew
-from airflow_bottledwater.snapshot import sweep
+from airflow_bottledwater.snapshot import driver, sweep
+from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.control_records import SnapshotRequest
@@ -43,7 +47,7 @@ from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
 from airflow_bottledwater.verify import driver as verification
-from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records
+from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_records, limit_topic
 from tests.support.waiting import until
 
 
@@ -105,6 +109,72 @@ def test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error
     assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
     assert _values(flow.read("a")) == [(1, 1), (2, 1), (2, 2)]
     assert "dropped or renamed" in flow.dead_letters()[0].value["error"]
+
+
+def test_a_state_record_that_is_too_large_ends_the_snapshot_and_its_locks(make_flow: MakeFlow) -> None:
+    flow = make_flow(outage_timeout=3.0)
+    flow.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'column_{i} text' for i in range(60))})")
+    flow.create()
+    topic = state_topic_name(flow.cluster.database, flow.pipeline.slot)
+    limit_topic(flow, topic, 2000)
+    with pytest.raises(Refused, match=rf"topic '{topic}': the record 'plan/[0-9]+' has .* bytes.*kafka-configs.sh"):
+        flow.snapshot()
+    locks = "SELECT count(*) FROM pg_locks WHERE relation = 'wide'::regclass"
+    until(lambda: flow.execute(locks) == [(0,)], "the locks are released")
+    # the advice
+    limit_topic(flow, topic, 10485760)
+    flow.snapshot()
+
+
+def test_the_snapshots_locks_are_watched_while_it_is_planned(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka may be away then, say."""
+    flow = make_flow(lock_queue_limit=2)
+    flow.create()
+    original, went_on = Plans.tasks, threading.Event()
+
+    def tasks(self: Plans, *arguments: Any) -> Any:
+        went_on.wait(60)
+        return original(self, *arguments)
+
+    def alter() -> None:
+        flow.execute("ALTER TABLE a ADD more int")
+
+    altering = threading.Thread(target=alter, daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Plans, "tasks", tasks)
+        until_locked = threading.Timer(2.0, altering.start)
+        until_locked.start()
+        with pytest.raises(Outage, match="blocked others for 2 s: session"):
+            flow.snapshot()
+        altering.join(30)
+        assert not altering.is_alive()
+        went_on.set()
+    flow.snapshot()
+    assert flow.compare("a").differences == []
+
+
+def test_a_password_that_is_rotated_while_a_snapshot_runs_is_a_transient_error(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow()
+    flow.create()
+    monkeypatch.setattr("airflow_bottledwater.postgres.watch.ROTATION", 4.0)
+
+    def refuse(self: SnapshotExporter) -> list[str]:
+        raise CredentialsRefused("PostgreSQL refuses the connection.")
+
+    monkeypatch.setattr(SnapshotExporter, "waiting_behind", refuse)
+    began = time.monotonic()
+
+    def run_lanes(_: Any) -> list[dict[str, int]]:
+        time.sleep(60)
+        return []
+
+    with pytest.raises(Outage, match="had worked with these credentials") as ended:
+        driver.run(flow.pipeline, run_lanes)
+    assert transient(ended.value) and time.monotonic() - began > 4.0
 
 
 # ---------------------------------------------------------------------- dead letters

@@ -262,8 +262,13 @@ MakeFlow = Callable[..., Flow]
 
 def limit_records(flow: Flow, table: str, size: int) -> None:
     """Change what the table's topic takes (``max.message.bytes``)."""
+    limit_topic(flow, flow.topic(table), size)
+
+
+def limit_topic(flow: Flow, topic: str, size: int) -> None:
+    """The same by the topic's name."""
     entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, flow.topic(table), incremental_configs=[entry])
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient(flow.pipeline.kafka)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result()

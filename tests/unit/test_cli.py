@@ -132,6 +132,10 @@ def test_an_invalid_value_names_setting_value_and_what_is_allowed(arguments: lis
         ["--postgres", "host=db password=Ma9ker"],
         ["--postgres", "postgresql://u:Ma9ker@db/shop"],
         [*REQUIRED, "-C", "sasl.password=Ma9ker"],
+        [*REQUIRED, "-C", "ssl.key.pem=Ma9ker"],
+        [*REQUIRED, "-C", "sasl.oauthbearer.assertion.private.key.passphrase=Ma9ker"],
+        [*REQUIRED, "-C", "sasl.oauthbearer.assertion.private.key.pem=Ma9ker"],
+        [*REQUIRED, "-C", "sasl.oauthbearer.config=clientSecret=Ma9ker"],
         [*REQUIRED, "-r", "http://u:Ma9ker@registry"],
     ],
 )
@@ -149,6 +153,46 @@ def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(
     assert chosen == []
     assert _invoke(*arguments, "--allow-password-argument")[0] == 0
     assert len(chosen) == 1
+
+
+@pytest.mark.parametrize(
+    "option", [["-s", "shop"], ["--slot", "shop"], ["-g", "shop.ini"], ["-C", "a=b"], ["--bounded"]]
+)
+def test_an_option_before_a_subcommand_is_refused(option: list[str]) -> None:
+    """It would not reach the subcommand, which would drop the slot of the default name, say."""
+    for subcommand in ("drop-slot", "stop", "redrive", "snapshot", "status"):
+        code, output, _ = _invoke(*option, subcommand, *REQUIRED)
+        assert code == 1 and f"behind '{subcommand}'" in output, output
+    assert _invoke("--log-format", "json", "drop-slot", "--help")[0] == 0
+
+
+def test_a_subcommand_that_is_interrupted_is_not_a_failure_for_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("airflow_bottledwater.provision.redrive.redrive", interrupt)
+    monkeypatch.setattr("sys.argv", ["bottledwater", "redrive", *REQUIRED])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 75
+    monkeypatch.setattr("sys.argv", ["bottledwater", "redrive", "--bogus"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1 and "No such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["host=db password=Ma9ker horse battery", "host=db port=Ma9ker"])
+def test_a_probe_shows_nothing_of_a_password_that_is_not_quoted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    file = tmp_path / "bw.ini"
+    file.write_text(f"[bottledwater]\npostgres = {text}\n")
+    code, output, error = _invoke("status", "--check", "-g", str(file), "--timeout", "1")
+    said = f"{output}{error}{caplog.text}"
+    assert code == 1 and "connection string is not valid" in said
+    assert "Ma9ker" not in said and "horse" not in said
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path, chosen: list[object]) -> None:

@@ -76,3 +76,16 @@ def test_for_programs_there_are_request_and_report(changed: list[Any]) -> None:
     shown = json.loads(run("--json").stdout)
     assert shown["aa"]["request"]["where"] == "id < 7" and shown["aa"]["report"]["seconds_left"] == 33.0
     assert shown["bb"]["request"]["paused"] is True and shown["cc"]["report"] is None
+
+
+@pytest.mark.parametrize("tables", ["", ",", " , "])
+@pytest.mark.parametrize("option", ["--sweep", "--new-key"])
+def test_no_table_does_not_mean_all(tables: str, option: str) -> None:
+    result = CliRunner().invoke(cli, ["snapshot", "-d", "host=nowhere.invalid", "--tables", tables, option])
+    assert result.exit_code == 1 and "'*' means all" in str(result.exception)
+
+
+def test_an_id_is_shown_whole_where_there_is_little_room(changed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "reports", lambda pipeline, name: {"0123456789ab": FOUND["aa"]})
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["snapshots", "-d", "host=db", "-s", "shop"])
+    assert "0123456789ab" in shown.output

@@ -258,7 +258,7 @@ def test_the_exit_code_tells_what_passes_from_what_does_not(
     def fail(**_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(cli.commands, "cli", fail)
+    monkeypatch.setattr(cli.commands.cli, "main", fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == code

@@ -208,8 +208,9 @@ def _part(v, unit, out, o):
 
 @compiled
 def _truncated(v, unit):
-    """Integer division that truncates towards zero, as in C."""
-    return -(-v // unit) if v < 0 else v // unit
+    """Integer division that truncates towards zero, as in C; without negation, which the least integer does not have."""
+    q = v // unit
+    return q + 1 if v < 0 and q * unit != v else q
 
 
 @compiled

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import connect
 
 
@@ -25,3 +29,66 @@ def test_the_statements_for_a_role_that_may_not_replicate_quote_its_name(
     with pytest.raises(Refused) as raised:
         connect.connect(f"host=h {dsn}", application="test", replication=True)
     assert f"ALTER ROLE {role} REPLICATION (on RDS and Aurora: GRANT rds_replication TO {role})" in str(raised.value)
+
+
+#: answers each connection with an error; requests for encryption (SSLRequest, GSSENCRequest) with no. In a process of its own, since
+#: libpq's ping holds Python's lock
+_SERVER = """
+import socket, struct, sys
+code, message = sys.argv[1:]
+fields = f"SFATAL\\0VFATAL\\0C{code}\\0M{message}\\0\\0".encode()
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+while True:
+    client, _ = listening.accept()
+    while len(head := client.recv(8, socket.MSG_WAITALL)) == 8:
+        if struct.unpack(">II", head)[1] in (80877103, 80877104):
+            client.sendall(b"N")
+            continue
+        client.recv(struct.unpack(">II", head)[0] - 8, socket.MSG_WAITALL)
+        client.sendall(b"E" + struct.pack(">I", len(fields) + 4) + fields)
+        break
+    client.close()
+"""
+
+
+@pytest.fixture
+def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that answers each connection with an error (SQLSTATE, message) in its own language; gives its connection string."""
+    with subprocess.Popen([sys.executable, "-c", _SERVER, *request.param], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield f"host=127.0.0.1 port={int(server.stdout.readline())} dbname=x user=y"
+        server.kill()
+
+
+@pytest.mark.parametrize("refusing", [("57P03", "das Datenbanksystem startet")], indirect=True)
+def test_a_server_that_starts_is_an_outage_in_every_language(refusing: str) -> None:
+    with pytest.raises(Outage, match="startet"):
+        connect.connect(refusing)
+
+
+@pytest.mark.parametrize("refusing", [("53300", "tut mir leid, schon zu viele Verbindungen")], indirect=True)
+def test_what_a_server_says_that_has_let_us_in_passes_unless_it_is_known_to_last(
+    refusing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Refused):
+        connect.connect(refusing)
+    monkeypatch.setattr(connect, "_answered", {connect.describe(refusing)})
+    with pytest.raises(Outage, match="zu viele"):
+        connect.connect(refusing)
+
+
+@pytest.mark.parametrize("refusing", [("28P01", 'password authentication failed for user "y"')], indirect=True)
+def test_a_wrong_password_lasts(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_answered", {connect.describe(refusing)})
+    with pytest.raises(Refused, match="password authentication failed"):
+        connect.connect(refusing)
+
+
+@pytest.mark.parametrize(
+    "parameter", ["connect_timeout=Ma9ker", "sslmode=Ma9ker", "port=99999", "service=Ma9ker", "keepalives=Ma9ker"]
+)
+def test_parameters_that_libpq_does_not_take_are_refused_for_good(parameter: str) -> None:
+    with pytest.raises(Refused, match="connection string is not valid") as refused:
+        connect.connect(f"host=127.0.0.1 {parameter}")
+    assert not transient(refused.value) and "Ma9ker" not in str(refused.value)

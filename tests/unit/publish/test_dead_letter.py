@@ -22,7 +22,9 @@ def made(
     table = w.table(*((name, w.plain(w.TEXT)) for name in columns), key=key, oid=7)
     message = w.insert(7, *(None if text is None else text.encode() for text in columns.values()))
     version = Version(table, "shop.items")
-    of = DeadLetter("7/shop/slot", version, "u", "0000000000000010/00000001", message, "no representation", whole, {"xid": 9})
+    of = DeadLetter(
+        "7/shop/slot", version, "u", "0000000000000010/00000001", message, "no representation", whole, {"xid": 9}
+    )
     value = of.encode(limit)
     return value, json.loads(value), message
 

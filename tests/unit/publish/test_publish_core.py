@@ -24,7 +24,7 @@ from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres import copy as pg_copy
 from airflow_bottledwater.postgres import snapshot as pg_snapshot
 from airflow_bottledwater.postgres.receive import Block
@@ -45,6 +45,7 @@ TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), key=["id"], oid
 PINNED = PinnedTable(TABLE, "t", "topic-id", 1, 0, 0, 3)
 JOB = Job(4, "this", "stream", "host", 1, 0.0)
 CLUSTER = Cluster("1", 1, "db", 160000)
+SLOT = SlotRecord("slot", "1", 1, "db", 0, 1)
 #: the value of a row that the broker refuses
 POISON = b"poison"
 STEPS = ("open", "read", "begin", "produce", "commit: before it", "commit: its answer is lost")
@@ -144,7 +145,7 @@ class FakeTopics:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """A broker with the state of a pipeline whose snapshot is complete."""
     made = Broker()
-    made.state |= {"claim": encode(JOB), table_key(7): encode(PINNED)}
+    made.state |= {"claim": encode(JOB), "slot": encode(SLOT), table_key(7): encode(PINNED)}
     monkeypatch.setattr(FakePublisher, "broker", made, raising=False)
     monkeypatch.setattr(FakeTopics, "broker", made, raising=False)
     monkeypatch.setattr(module, "Publisher", FakePublisher)
@@ -255,7 +256,7 @@ def test_a_transaction_that_is_lost_is_decided_anew_by_the_state(
 ) -> None:
     publish(broker, *GROUPS)
     expected, broker.committed = progress(broker), []
-    broker.state = {key: value for key, value in broker.state.items() if key in ("claim", table_key(7))}
+    broker.state = {key: value for key, value in broker.state.items() if key in ("claim", "slot", table_key(7))}
     broker.fails = {step: [NewProducerNeeded("lost") for _ in range(times)]}
     publish(broker, *GROUPS)
     assert len(broker.fails[step]) < times

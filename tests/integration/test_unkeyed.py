@@ -1,0 +1,108 @@
+"""Tables without a key: nothing tells their rows apart, so that no row may ever be read or sent a second time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.snapshot import driver, lane
+from airflow_bottledwater.snapshot.task import LaneTask
+from tests.support.topics import Flow, MakeFlow
+
+_ROWS = 3000
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE a (id int, name text)",
+        f"INSERT INTO a SELECT i, repeat('x', 100) FROM generate_series(1, {_ROWS}) i",
+    )
+
+
+@pytest.fixture
+def flow(make_flow: MakeFlow) -> Flow:
+    return make_flow(range_bytes=64 * 1024, lanes=1, allow_unkeyed=True)
+
+
+def interrupted(flow: Flow, ranges: int) -> None:
+    """Read so many ranges of the table, at most all, and lose the job then."""
+    ((oid,),) = flow.execute("SELECT 'a'::regclass::oid")
+
+    def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
+        (task,) = tasks
+        if ranges:
+            lane.run(flow.pipeline, replace(task, chunks=tuple(c for c in task.chunks if c.oid == oid)[:ranges]))
+        raise Outage("The job was lost.")
+
+    with pytest.raises(Outage, match="was lost"):
+        driver.run(flow.pipeline, run_lanes)
+
+
+def published(flow: Flow) -> Counter[int]:
+    return Counter(message.value["id"] for message in flow.read("a"))
+
+
+def changed(flow: Flow) -> None:
+    """Rows that move into blocks that are read already, and new ones."""
+    flow.execute(
+        "DELETE FROM a WHERE id <= 500",
+        "VACUUM a",
+        "UPDATE a SET name = repeat('z', 100) WHERE id BETWEEN 2000 AND 2010",
+        "INSERT INTO a SELECT i, repeat('y', 100) FROM generate_series(5001, 6500) i",
+    )
+
+
+def there(flow: Flow) -> Counter[int]:
+    return Counter(row[0] for row in flow.execute("SELECT id FROM a"))
+
+
+def test_a_snapshot_that_had_published_some_rows_is_not_resumed(flow: Flow) -> None:
+    flow.create()
+    interrupted(flow, 2)
+    changed(flow)
+    before = published(flow)
+    with pytest.raises(Refused, match=r"public\.a, which has no key.*drop-slot --when always") as refused:
+        flow.snapshot()
+    assert published(flow) == before and f"topic '{flow.topic('a')}'" in str(refused.value)
+    # the advice
+    drop(flow.pipeline, when="always")
+    flow.change(topic_prefix=f"{flow.pipeline.topic_prefix}_2")
+    flow.create()
+    flow.snapshot()
+    flow.execute("INSERT INTO a VALUES (7000, 'streamed')")
+    flow.stream()
+    assert published(flow) == there(flow)
+
+
+def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
+    flow.create()
+    interrupted(flow, 0)
+    changed(flow)
+    flow.snapshot()
+    flow.stream()
+    assert published(flow) == there(flow)
+
+
+def test_a_table_that_is_done_is_not_read_again_although_it_was_rewritten(flow: Flow) -> None:
+    flow.execute("CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1)")
+    flow.create()
+    interrupted(flow, _ROWS)
+    flow.execute("VACUUM FULL a", "INSERT INTO a VALUES (7000, 'streamed')")
+    flow.snapshot()
+    flow.stream()
+    assert published(flow) == there(flow)
+    assert len(flow.read("b")) == 1
+
+
+def test_the_stream_spreads_small_transactions_over_the_partitions(make_flow: MakeFlow) -> None:
+    flow = make_flow(allow_unkeyed=True, skip_snapshot=True, partitions=3)
+    flow.create()
+    flow.execute(*(f"INSERT INTO a VALUES ({n}, 'x')" for n in range(60)))
+    flow.stream()
+    assert min(Counter(message.partition for message in flow.read("a")).values()) > 5

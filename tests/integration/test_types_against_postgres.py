@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,9 +21,11 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, connect
 from tests.support import reference
 from tests.support.paths import KEY_ID, VALUE_ID, Follower, Made, copied, encoded, texts
@@ -635,3 +641,29 @@ def test_random_rows_are_the_same_from_the_snapshot_the_stream_and_the_reference
     print(f"{seen} rows of {next(tables)} tables")
     assert seen >= 1600
     follower.close()
+
+
+# ---------------------------------------------------------------------- the server's currency
+@pytest.mark.parametrize(("locale", "digits"), [("ja_JP", 0), ("ar_KW", 3)])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])
+def test_money_has_the_decimal_places_of_the_servers_currency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locale: str, digits: int, inside: bool
+) -> None:
+    """Also where it is read under a snapshot; our sessions' texts stay those of C."""
+    if shutil.which("localedef") is None or not Path(f"/usr/share/i18n/locales/{locale}").exists():
+        pytest.skip("Debian's package locales is not installed.")
+    # not below pytest's own folder, which the server's user may not read
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        subprocess.run(["localedef", "-i", locale, "-f", "UTF-8", f"{folder}/{locale}.UTF-8"], check=False)
+        monkeypatch.setattr(PostgresServer, "environment", lambda _: plain_environment(LOCPATH=folder))
+        currency = {"lc_monetary": f"{locale}.UTF-8"}
+        with (
+            PostgresServer(tmp_path, settings=currency) as server,
+            connect(server.createdb("money")) as connection,
+        ):
+            if inside:
+                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            (found,) = describe(connection, [Declared(790, -1, 0, "money")])
+            assert connection.execute("SELECT 12.34::money::text").fetchone() == ("$12.34",)
+    assert found.base_typmod == digits

@@ -131,8 +131,10 @@ class Plans:
                 continue
             topic = known.tables[table.oid].topic
             ends = published[topic]
-            # the stream may leave out what the snapshot contains only if nothing of the table was published before
-            changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, not any(ends))
+            # The stream may leave out what the snapshot contains only if nothing of the table was published before: a key could go back in
+            # time. Rows without a key cannot, but they could come twice
+            filtered = not any(ends) or not table.keyed
+            changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, filtered)
             if any(ends) and table.keyed and topic not in kept:
                 changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         return changes
@@ -148,7 +150,7 @@ class Plans:
             Topics(self._pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned}) if pinned else {}
         )
         for each in pinned:
-            if any(found[each.topic]):
+            if any(found[each.topic]) and each.table.keyed:
                 log.warning(
                     "Topic %r already holds records: the stream of %s is not filtered, some rows come twice.",
                     each.topic,

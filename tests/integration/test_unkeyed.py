@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.provision.drop import drop
@@ -83,6 +84,13 @@ def test_a_snapshot_that_had_published_some_rows_is_not_resumed(flow: Flow) -> N
 def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
     flow.create()
     interrupted(flow, 0)
+    # what the lost job has left in the topic was not committed
+    producer = Producer({**flow.pipeline.kafka, "transactional.id": flow.topic("a")})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(flow.topic("a"), b"{}")
+    producer.flush(10)
+    producer.abort_transaction(20)
     changed(flow)
     flow.snapshot()
     flow.stream()

@@ -98,6 +98,13 @@ MUTANTS = (
         "tests/integration/test_unkeyed.py::test_a_snapshot_that_had_published_nothing_begins_anew",
     ),
     Mutant(
+        "the stream of a table without a key leaves out what the snapshot has",
+        "snapshot/plans.py",
+        "filtered = not any(ends) or not table.keyed",
+        "filtered = not any(ends)",
+        "tests/integration/test_unkeyed.py::test_a_snapshot_that_had_published_nothing_begins_anew",
+    ),
+    Mutant(
         "a table without a key that is done is not read again",
         "snapshot/plans.py",
         "part.oid in finished or ",

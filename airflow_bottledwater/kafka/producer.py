@@ -112,7 +112,7 @@ class TransactionalProducer:
 
         :raises NewProducerNeeded: it could not be committed; nothing of it is visible, or its outcome is unknown, and only the state
             shows it.
-        :raises Refused: the broker denies the id or a topic.
+        :raises Refused: the broker denies the id or a topic, or a record is too large for its topic.
         """
         failed = self._begin(messages)
         try:
@@ -126,7 +126,7 @@ class TransactionalProducer:
             raise NewProducerNeeded(f"{len(messages)} records were sent and not all confirmed.")
 
     def _refusal(self, error: KafkaError, messages: Sequence[Message]) -> BottledWaterError:
-        """Why a record was not accepted."""
+        """Why a record was not accepted; it is not known which, but the largest of them is the most likely one."""
         largest = max(messages, key=lambda message: len(message.value or b""))
         if error.code() not in _TOO_LARGE:
             return NewProducerNeeded(f"Kafka refuses a record: {error.str()}.")

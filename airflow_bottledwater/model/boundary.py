@@ -51,7 +51,7 @@ class Boundary:
     :param snapshot: B; the table is read under it (or, after a resume, partly under later snapshots).
     :param insert_lsn: L, the WAL insert position read after B: a transaction that B sees has its commit record before it.
     :param oldest_xid: X0; the boundary is valid only if ``snapshot.xmin >= X0``.
-    :param filtered: whether the stream leaves out what B sees. False if rows of the table were published before.
+    :param filtered: whether the stream leaves out what B sees. False if rows of the table were published before, and it has a key.
     """
 
     snapshot: Snapshot

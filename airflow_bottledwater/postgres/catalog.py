@@ -107,7 +107,8 @@ def resolve(
         choice.take([row for row in rows if fnmatch.fnmatchcase(row.schema, pattern)], f"{pattern}.*")
     for pattern in tables:
         # the name of the table itself may have a dot, or a bracket
-        found = [row for row in rows if _is_named(pattern, row.schema, row.name)]
+        found = [row for row in rows if pattern == f"{row.schema}.{row.name}"]
+        found = found or [row for row in rows if _is_named(pattern, row.schema, row.name)]
         exact = bool(found) or not any(c in pattern for c in "*?[")
         found = found or [row for row in rows if _is_meant(pattern, row.schema, row.name)]
         choice.take(found, pattern, exact=exact)

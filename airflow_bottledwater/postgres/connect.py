@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -214,8 +214,10 @@ _PASSING = re.compile(
     r"|terminating connection|max_wal_senders",
     re.IGNORECASE,
 )
-#: FATAL answers that are refusals, in English. A server answers in the language of its lc_messages, and such an answer has no SQLSTATE
-_REFUSING = re.compile("does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting")
+#: FATAL answers that are refusals, in English. A server answers in the language of its lc_messages, and psycopg has no SQLSTATE of it
+_REFUSING = re.compile(
+    "does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting|is required|no such|unsupported"
+)
 #: libpq's messages about parameters of a connection string, or about the service that it names
 _INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service file|connection option")
 #: libpq's messages about a server that it does not trust, or about its own certificate files
@@ -248,7 +250,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         connection.dsn = dsn
     except psycopg.Error as error:
         raise _unconnected(error, dsn, params) from None
-    _answered.add(describe(dsn))
+    _answered.add(_who(dsn, params))
     try:
         unlimited = [*UNLIMITED, *(("transaction_timeout",) if connection.info.server_version >= 170000 else ())]
         settings = [*PINNED.items(), *((name, "0") for name in unlimited)]
@@ -264,8 +266,8 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     return connection
 
 
-#: servers that have let this process in
-_answered: set[str] = set()
+#: servers that have let this process in, with the role
+_answered: set[tuple[str, str]] = set()
 
 
 def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> BottledWaterError:
@@ -294,11 +296,17 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
 
 
 def _passes(message: str, dsn: str, params: dict[str, Any]) -> bool:
-    """Whether a server refuses a connection in another language than English, and only for now: it has let this process in before, or
-    it says by its SQLSTATE, which only PQping looks at, that it starts or stops."""
+    """Whether a server refuses a connection only for now, although its words are not known, since they may be in any language: it has let
+    this process in before, or it says by its SQLSTATE, which only PQping looks at, that it starts or stops."""
     if _REFUSING.search(message):
         return False
-    return describe(dsn) in _answered or pq.PGconn.ping(conninfo.make_conninfo(**params).encode()) == pq.Ping.REJECT
+    # short, since PQping holds Python's lock
+    asked = conninfo.make_conninfo(**{**params, "connect_timeout": 2}).encode()
+    return _who(dsn, params) in _answered or pq.PGconn.ping(asked) == pq.Ping.REJECT
+
+
+def _who(dsn: str, params: Mapping[str, Any]) -> tuple[str, str]:
+    return describe(dsn), str(params.get("user", ""))
 
 
 def quoted(*names: str) -> str:

@@ -65,7 +65,7 @@ class Published:
     :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
     :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
     :param whole: whether it has whole schemas or all tables, so that tables that are created later are in it at once.
-    :param generated: whether it sends the stored generated columns, too (from PostgreSQL 18 on).
+    :param generated: the oids of tables whose stored generated columns it sends, too (from PostgreSQL 18 on).
     :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its partitions.
     """
 
@@ -78,7 +78,7 @@ class Published:
     tables: dict[int, tuple[tuple[str, ...] | None, bool]]
     via_root: bool = False
     whole: bool = False
-    generated: bool = False
+    generated: frozenset[int] = frozenset()
 
 
 def read(connection: Connection, name: str) -> Published | None:
@@ -99,10 +99,14 @@ def read(connection: Connection, name: str) -> Published | None:
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
             tables[oid] = (None, False)
-    generated = False
+    generated: frozenset[int] = frozenset()
     if connection.info.server_version >= 180000:
-        kept = connection.execute("SELECT pubgencols <> 'n' FROM pg_publication WHERE oid = %s", (row[0],)).fetchone()
-        generated = kept is not None and kept[0]
+        made = connection.execute(
+            "SELECT DISTINCT attrelid FROM pg_attribute WHERE attrelid = ANY (%s) AND attgenerated = 's' AND NOT attisdropped"
+            " AND EXISTS (SELECT FROM pg_publication WHERE oid = %s AND pubgencols <> 'n')",
+            (list(tables), row[0]),
+        )
+        generated = frozenset(oid for (oid,) in made)
     _, everything, inserts, updates, deletes, truncates, via_root = row
     return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, whole, generated)
 
@@ -228,14 +232,15 @@ def mode_problems(connection: Connection, published: Published, tables: Sequence
 def problems(published: Published, tables: Sequence[Table]) -> list[str]:
     """Why an existing publication must not be used for these tables; empty if it can be."""
     found = []
-    if published.generated:
-        found.append(
-            f"Publication {published.name!r} sends generated columns, which the snapshot does not read: run ALTER PUBLICATION "
-            f"{quoted(published.name)} SET (publish_generated_columns = none)."
-        )
     for table in tables:
         if table.oid not in published.tables:
             continue
+        if table.oid in published.generated:
+            found.append(
+                f"Publication {published.name!r} sends the generated columns of {table.qualified}, which the snapshot does not read. Run: "
+                f"ALTER PUBLICATION {quoted(published.name)} SET (publish_generated_columns = none); a pipeline that exists already needs a "
+                "new slot and a snapshot then (bottledwater drop-slot --when always, and start again)."
+            )
         columns, filtered = published.tables[table.oid]
         changes = published.updates or published.deletes
         if changes and not table.identifiable:

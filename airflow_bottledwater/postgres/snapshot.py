@@ -85,9 +85,9 @@ class SnapshotExporter:
 
         :param oldest_xid: X0.
         :param timeout: seconds for each of the waits.
-        :raises Outage: transactions older than X0 did not end in time, or other sessions have locks on the tables; the message names
-            them.
-        :raises Refused: a table does not exist any more or may not be read.
+        :raises Outage: transactions older than X0 did not end in time, or other sessions have locks on the tables (the message names
+            them), or a table was dropped meanwhile.
+        :raises Refused: a table may not be read.
         """
         slot.wait_visible(self._connection, oldest_xid, timeout=timeout)
         oids = [t.oid for t in tables]
@@ -102,6 +102,11 @@ class SnapshotExporter:
                     what="The snapshot",
                     timeout=timeout,
                 )
+            except psycopg.errors.UndefinedTable as error:
+                # the next attempt leaves it out
+                raise Outage(
+                    f"A table was dropped while its lock was waited for: {str(error).splitlines()[0]}."
+                ) from error
             except psycopg.Error as error:
                 raise outage(error, "Taking the snapshot") from error
             if held.snapshot.xmin >= oldest_xid:

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_bottledwater.backoff import ROTATION
-from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested, rotated
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
+
+#: seconds for what is done to end when its result is not wanted any more
+_GRACE = 5.0
 
 T = TypeVar("T")
 
@@ -39,8 +42,7 @@ class HolderWatch:
 
     def look(self) -> None:
         """
-        :raises Outage: the holder's session was lost, or others have waited for too long.
-        :raises CredentialsRefused: nobody can look any more who waits, for 20 seconds.
+        :raises Outage: the holder's session was lost, others have waited for too long, or for 20 seconds nobody could look who waits.
         """
         now = time.monotonic()
         if now - self._looked < 2.0:
@@ -51,11 +53,11 @@ class HolderWatch:
         try:
             queue = self.holder.waiting_behind()
             self._refused = 0.0
-        except CredentialsRefused:
+        except CredentialsRefused as error:
             # a new password may reach libpq's password file in a moment; the holder's session goes on
             self._refused = self._refused or now
             if now - self._refused > ROTATION:
-                raise
+                raise rotated(error) from error
             return
         self._since = (self._since or now) if queue else 0.0
         if queue and now - self._since > self.limit:
@@ -79,12 +81,24 @@ class HolderWatch:
                 done.set_exception(error)
 
         # not a pool's thread, which the interpreter would wait for at its exit
-        threading.Thread(
+        thread = threading.Thread(
             target=contextvars.copy_context().run, args=(run,), name="under the snapshot", daemon=True
-        ).start()
-        while not done.done():
-            futures.wait([done], 0.1)
-            if self.stopped.is_set():
-                raise StopRequested(f"{self.what} was asked to stop{self.kept}.")
-            self.look()
-        return done.result()
+        )
+        thread.start()
+        try:
+            while not done.done():
+                futures.wait([done], 0.1)
+                self._heed()
+                self.look()
+            return done.result()
+        except Outage:
+            # what is done may have heard the stop first, and ended the session
+            self._heed()
+            raise
+        finally:
+            # it still uses what its caller is going to close
+            thread.join(_GRACE)
+
+    def _heed(self) -> None:
+        if self.stopped.is_set():
+            raise StopRequested(f"{self.what} was asked to stop{self.kept}.")

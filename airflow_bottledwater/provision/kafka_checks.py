@@ -16,7 +16,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, owners, topic_problems
+from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
 
 
 def read_saved_state(pipeline: Pipeline, found: Findings) -> None:
@@ -46,7 +46,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     brokers = topics.brokers()
     state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
-    data = {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in found.tables}
+    data = {topic_of(table, found.state, pipeline.topic_prefix): table for table in found.tables}
     service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
     wanted = list(dict.fromkeys([*data, *service, *memory]))
     problems += _names(data, (*service, *memory), state_topic)

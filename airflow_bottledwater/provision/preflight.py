@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
     PreflightError,
     Refused,
@@ -21,8 +21,8 @@ from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_server, check_slot, check_tables, is_standby
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
-from airflow_bottledwater.state.identity import check_settings, via_root
-from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
         except StateError as error:
             problems.append(str(error))
     problems += _replication(pipeline)
-    problems += _registry(pipeline, found.tables, found.state.tables)
+    problems += _registry(pipeline, found.tables, found.state)
     if problems:
         raise PreflightError(list(dict.fromkeys(problems)))
     for warning in found.warnings:
@@ -96,17 +96,14 @@ def _replication(pipeline: Pipeline) -> list[str]:
     return []
 
 
-def _registry(pipeline: Pipeline, tables: Sequence[Table], pinned: Mapping[int, PinnedTable]) -> list[str]:
+def _registry(pipeline: Pipeline, tables: Sequence[Table], known: PipelineState) -> list[str]:
     if pipeline.output_format != "avro":
         return []
     problems: list[str] = []
     wanted: list[tuple[str, str]] = []
     for table in tables:
-        known = pinned.get(table.oid)
-        # a renamed table keeps its topic
-        topic = known.topic if known else names.topic(table.schema, table.name, pipeline.topic_prefix)
         try:
-            wanted += avro.subjects(topic, table, pipeline.topic_prefix)
+            wanted += avro.subjects(topic_of(table, known, pipeline.topic_prefix), table, pipeline.topic_prefix)
         except SchemaRefused as error:
             problems.append(str(error))
     return problems + Registry(pipeline.registry).refused(wanted)

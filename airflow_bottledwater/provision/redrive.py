@@ -122,7 +122,8 @@ def redrive(pipeline: Pipeline) -> Result:
         completer = ToastResolver(pipeline.postgres, backoff.wait)
         try:
             return _Redrive(pipeline, publishing, completer, claim.state.tables).run(
-                claim.cluster.pipeline(pipeline.slot), topics.keys() - shared(pipeline, list(topics)).keys()
+                claim.cluster.pipeline(pipeline.slot),
+                topics.keys() - shared(pipeline.with_(share_topics=False), list(topics)).keys(),
             )
         finally:
             publishing.close()
@@ -249,6 +250,11 @@ class _Redrive:
                 head = msgspec.json.decode(value, type=_Head)
                 if head.pipeline == name or (not head.pipeline and head.topic in topics):
                     found[key] = _Place(head.pos, key, len(value))
+                elif not head.pipeline and head.topic in self._publishing.topics:
+                    log.warning(
+                        "A dead letter for topic %r is left, since nothing says which of its pipelines wrote it.",
+                        head.topic,
+                    )
         return found.values()
 
     def _read(self, keys: Sequence[bytes]) -> list[_DeadLetter]:

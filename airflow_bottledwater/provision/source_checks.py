@@ -11,7 +11,7 @@ from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.identity import heirs
+from airflow_bottledwater.state.identity import heirs, topic_of
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -119,7 +119,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     ]
     by_topic: dict[str, Table] = {}
     for table in found.tables:
-        topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
+        topic = topic_of(table, found.state, pipeline.topic_prefix)
         other = by_topic.setdefault(topic, table)
         if other is not table:
             problems.append(

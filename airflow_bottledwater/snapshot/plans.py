@@ -42,6 +42,9 @@ class Plans:
     :param tables: the tables to be read, as they are under the holder's locks.
     :param below: what is below the partitioned ones, by oid.
     :ivar parts: by table, the tables that have its rows: itself, or its leaf partitions.
+    :raises Refused: a table without a key was read in part: what is left can only be read under another snapshot, and nothing tells then
+        which of its rows were published. What was updated meanwhile may have moved to a block that is done, and what was inserted is
+        streamed, too.
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class Plans:
     ) -> None:
         self._pipeline, self._claim, self._tables, self._below = pipeline, claim, tables, below
         self.parts = {table.oid: partitions.parts(table, below.get(table.oid, ())) for table in tables}
+        #: tables without a key: those that have been read to their end, and those of which nothing is published yet
+        self._finished = {table.oid for table in tables if not table.keyed and self._is_finished(table)}
+        self._begin = {table.oid for table in tables if not table.keyed} - self._finished
 
     def tasks(self, held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
         """The lanes' tasks, after new plans were written with the boundaries; and the number of ranges that are done already.
@@ -59,15 +65,18 @@ class Plans:
         changes: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
         fresh: list[tuple[Table, list[tuple[int, int]]]] = []
-        finished = {part.oid for table in self._tables if self._is_finished(table) for part in self.parts[table.oid]}
-        begins = {part.oid for table in self._tables if self._begins(table) for part in self.parts[table.oid]}
-        for part in [part for table in self._tables for part in self.parts[table.oid]]:
+        for table, part in [(each, part) for each in self._tables for part in self.parts[each.oid]]:
             stored = known.plan(part.oid)
+            if table.oid in self._finished:
+                # all rows of a partition that was made since are in the stream
+                plans[part.oid] = stored or Plan(part.filenode, catalog.definition(part), ())
+                changes |= {} if stored else {plan_key(part.oid): plans[part.oid]}
+                continue
             same = stored is not None and (stored.filenode, stored.definition) == (
                 part.filenode,
                 catalog.definition(part),
             )
-            if stored is not None and (part.oid in finished or (same and part.oid not in begins)):
+            if stored is not None and same and table.oid not in self._begin:
                 plans[part.oid] = stored
                 continue
             if stored is not None and not same:
@@ -93,19 +102,16 @@ class Plans:
         return self._lanes(plans, numbers, held)
 
     def _is_finished(self, table: Table) -> bool:
-        """Whether a table without a key has been read to its end.
+        """Whether a table without a key has been read to its end; otherwise nothing of it was published.
 
-        :raises Refused: it was read in part. The rest can only be read under another snapshot, and nothing tells then which of its rows
-            were published: what was updated meanwhile may have moved to a block that is done, and what was inserted is streamed, too.
+        :raises Refused: it was read in part.
         """
-        if table.keyed:
-            return False
         known = self._claim.state
-        stored = [(part.oid, known.plan(part.oid)) for part in self.parts[table.oid]]
-        ranges = [known.done(oid, number) for oid, plan in stored if plan for number in range(len(plan.ranges))]
+        plans = {part.oid: known.plan(part.oid) for part in self.parts[table.oid]}
+        ranges = [known.done(oid, number) for oid, plan in plans.items() if plan for number in range(len(plan.ranges))]
         if not any(progress is not None and progress.rows for progress in ranges):
             return False
-        if all(plan is not None for _, plan in stored) and all(progress and progress.done for progress in ranges):
+        if all(progress is not None and progress.done for progress in ranges):
             return True
         raise Refused(
             f"The snapshot of {table.qualified}, which has no key, was interrupted when a part of its rows was published: which of them are "
@@ -119,15 +125,16 @@ class Plans:
         known = self._claim.state
         changes: dict[str, StateRecord | None] = {}
         published = self._published(
-            [table for table in self._tables if table.oid not in known.boundaries or self._begins(table)]
+            [table for table in self._tables if table.oid not in known.boundaries or table.oid in self._begin]
         )
         kept = shared(self._pipeline, [topic for topic, ends in published.items() if any(ends)])
         for table in self._tables:
-            if table.partitioned:
-                # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
+            if table.partitioned and table.oid not in self._finished:
                 today = partitions.remembered(self._below.get(table.oid, ()))
-                changes[partitions_key(table.oid)] = Partitions.of({**today, **known.partitions.get(table.oid, {})})
-            if table.oid in known.boundaries and not self._begins(table):
+                # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
+                before = {} if table.oid in self._begin else known.partitions.get(table.oid, {})
+                changes[partitions_key(table.oid)] = Partitions.of({**today, **before})
+            if table.oid in known.boundaries and table.oid not in self._begin:
                 continue
             topic = known.tables[table.oid].topic
             ends = published[topic]
@@ -138,10 +145,6 @@ class Plans:
             if any(ends) and table.keyed and topic not in kept:
                 changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         return changes
-
-    def _begins(self, table: Table) -> bool:
-        """Whether nothing was published yet of a table without a key: its rows are to be those of this snapshot's boundary."""
-        return not table.keyed and not self._is_finished(table)
 
     def _published(self, tables: Sequence[Table]) -> dict[str, list[int]]:
         """The end of each partition of these tables' topics: requested together to be quick, since the tables are locked."""

@@ -8,6 +8,7 @@ After every later initialisation, in a task or after an error, the state is read
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -126,6 +127,7 @@ class Claim:
         self._backoff = backoff
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
+        self._reading = threading.Lock()
         jobs.may_claim(cluster.pipeline(pipeline.slot))
         ensure_state_topics(pipeline, self.topic, self._admin)
         self._producer = self._make(state_writer_id(self.prefix))
@@ -220,6 +222,10 @@ class Claim:
 
     def _read_on(self) -> store.RawRecords:
         """The records up to the topic's present end. The reader is kept between calls, since a driver calls this every two seconds."""
+        with self._reading:
+            return self._read_locked()
+
+    def _read_locked(self) -> store.RawRecords:
         end = self._admin.ends(self.topic, 1)[0]
         if self._reader is not None and end < self._reader.at:
             # the topic was deleted and created again: its offsets begin anew
@@ -269,6 +275,9 @@ class Claim:
         )
 
     def close(self) -> None:
-        """Close the producer and the reader; the claim remains in the state."""
+        """Close the producer and the reader; the claim remains in the state. A reader that another thread still uses, whose result nobody
+        waits for any more, is left to it."""
         self._producer.close()
-        self._leave()
+        if self._reading.acquire(blocking=False):
+            self._leave()
+            self._reading.release()

@@ -36,14 +36,9 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
 
     :raises StateError: changes may be missing; the message says why, and what can be done.
     """
-    # a table that was dropped, or that the settings no longer name, need not be published. One that was renamed is still the pipeline's
-    wanted = _wanted(connection, pipeline, known) | {
-        oid
-        for oid in catalog.names(connection, list(known.tables))
-        if catalog.covers(
-            pipeline.tables, pipeline.schemas, known.tables[oid].table.schema, known.tables[oid].table.name
-        )
-    }
+    # a table that was dropped, or that the settings no longer name, need not be published
+    wanted = _wanted(connection, pipeline, known)
+    wanted |= _renamed(connection, pipeline, known, wanted)
     if wrong := _mismatches(
         connection, [oid for oid, p in known.tables.items() if oid in wanted and p.table.partitioned]
     ):
@@ -132,6 +127,18 @@ def _mismatches(connection: Connection, oids: Sequence[int]) -> list[str]:
 def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
     # a pattern that matches nothing any more: preflight reports it
     return set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
+
+
+def _renamed(connection: Connection, pipeline: Pipeline, known: PipelineState, wanted: set[int]) -> set[int]:
+    """The tables that the settings name as they were called before; they are still the pipeline's, unless others have these names."""
+    taken = {named for oid, named in catalog.names(connection, list(wanted)).items() if oid not in known.tables}
+    there = catalog.names(connection, [oid for oid in known.tables if oid not in wanted])
+    before = {oid: (known.tables[oid].table.schema, known.tables[oid].table.name) for oid in there}
+    return {
+        oid
+        for oid, named in before.items()
+        if named not in taken and catalog.covers(pipeline.tables, pipeline.schemas, *named)
+    }
 
 
 def _names(found: Mapping[int, list[partitions.Partition]]) -> list[str]:

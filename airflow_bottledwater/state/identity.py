@@ -49,10 +49,13 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     """
     if known.slot is None or known.intent is None:
         return
-    in_avro = any(pinned.key_schema or pinned.value_schema for pinned in known.tables.values())
-    # earlier versions have not written them; with JSON there are no schemas
-    written = known.intent.output_format or ("" if not known.tables else "avro" if in_avro else "json")
-    for name, made in (("output_format", written or None), ("topic_prefix", known.intent.topic_prefix)):
+    made_with: dict[str, str | None] = {
+        "output_format": known.intent.output_format or None,
+        "topic_prefix": known.intent.topic_prefix,
+    }
+    if not known.intent.output_format:
+        made_with = _told_by_topics(known, pipeline.topic_prefix)
+    for name, made in made_with.items():
         if made is not None and (asked := getattr(pipeline, name)) != made:
             raise StateError(
                 f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say {asked or '(none)'}. Nothing was "
@@ -60,6 +63,32 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
                 "Give the settings with which the pipeline was made (on the command line, best in a file: --config-file). For other ones, "
                 "make another pipeline, with a slot and a topic_prefix of its own.",
             )
+
+
+def _told_by_topics(known: PipelineState, asked: str) -> dict[str, str | None]:
+    """The settings of a pipeline whose state is of an earlier version, which has not written them; None if they cannot be told: with JSON
+    there are no schemas, and the topic of a table that was not renamed since ends with the table's name.
+
+    :param asked: the prefix of the settings.
+    """
+    formats, prefixes = [], []
+    for pinned in known.tables.values():
+        formats.append("avro" if pinned.key_schema or pinned.value_schema else "json")
+        before, own, behind = pinned.topic.rpartition(names.topic(pinned.table.schema, pinned.table.name))
+        if own and not behind and (not before or before.endswith(".")):
+            prefixes.append(before.removesuffix("."))
+    # what stands before a table's name can have the schema in it that the table had before
+    fits = asked in prefixes or (asked and all(each.topic.startswith(f"{asked}.") for each in known.tables.values()))
+    return {
+        "output_format": "avro" if "avro" in formats else formats[0] if formats else None,
+        "topic_prefix": None if fits or not prefixes else min(prefixes, key=len),
+    }
+
+
+def topic_of(table: Table, known: PipelineState, prefix: str) -> str:
+    """A table's topic: a renamed table keeps the one that it has."""
+    pinned = known.tables.get(table.oid)
+    return pinned.topic if pinned else names.topic(table.schema, table.name, prefix)
 
 
 def via_root(pipeline: Pipeline, known: PipelineState) -> bool:

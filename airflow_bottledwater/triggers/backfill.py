@@ -72,8 +72,7 @@ class BackfillTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
         await asyncio.sleep(max(SETTLED, self.poll_interval))
-        watching = Watching(self._begin, "The live snapshot")
-        try:
+        async with Watching(self._begin, "The live snapshot", self.task_instance) as watching:
             while True:
                 report = None
                 try:
@@ -88,8 +87,6 @@ class BackfillTrigger(BaseTrigger):
                     yield TriggerEvent({"status": "timeout"})
                     return
                 await asyncio.sleep(self.poll_interval)
-        finally:
-            await watching.close()
 
     async def _begin(self) -> BackfillWatch:
         self._pipeline = await self._hook.apipeline()

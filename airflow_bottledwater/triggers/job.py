@@ -118,8 +118,7 @@ class JobTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
         await asyncio.sleep(max(SETTLED, self.poll_interval))
-        watching = Watching(self._begin, "The job")
-        try:
+        async with Watching(self._begin, "The job", self.task_instance) as watching:
             while True:
                 ended = None
                 try:
@@ -134,8 +133,6 @@ class JobTrigger(BaseTrigger):
                     yield TriggerEvent({"status": "timeout", "identity": self.identity})
                     return
                 await asyncio.sleep(self.poll_interval)
-        finally:
-            await watching.close()
 
     async def _begin(self) -> JobWatch:
         """Begin to watch.

@@ -210,9 +210,8 @@ class StreamErrorTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
-        watching = Watching(self._begin, "The stream's status")
         looked = -_ORPHANS
-        try:
+        async with Watching(self._begin, "The stream's status") as watching:
             while True:
                 await asyncio.sleep(self.poll_interval)
                 if self._pipeline is not None and time.monotonic() - looked >= _ORPHANS:
@@ -225,8 +224,6 @@ class StreamErrorTrigger(BaseTrigger):
                 if event is not None:
                     yield TriggerEvent(event)
                     return
-        finally:
-            await watching.close()
 
     async def _begin(self) -> Watch:
         """Begin to watch.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
+from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from asgiref.sync import sync_to_async
 
 log = logging.getLogger(__name__)
 
-#: seconds for Airflow's answer: half of what a trigger has for its end (``[triggerer] on_kill_timeout``). On a busy host it takes several
-_ASK_SECONDS = 15.0
+#: seconds for Airflow's answer: a little less than a trigger has for its end (``[triggerer] on_kill_timeout``). What stops a job goes on
+#: when these are over
+_ASK_SECONDS = 25.0 / 30.0 * conf.getint("triggerer", "on_kill_timeout", fallback=30)
 #: the states of a task that is not over: Airflow has given its trigger to another triggerer, or it resumes the task or tries it again,
 #: as after a time-out of the trigger. Its next process decides about what the task has begun: a retry goes on with it, the first try
 #: after a clear ends it
@@ -29,6 +32,17 @@ async def states(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[
             dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
         )
     return {str(getattr(state, "value", state)) for state in found.get(run_id, {}).values()}
+
+
+async def ask_early(ti: Any) -> None:
+    """Ask Airflow once, so that :func:`goes_on` gets its answer quickly later: a triggerer makes what answers when it is first asked, which
+    takes seconds, and half a minute on a busy host.
+
+    :param ti: the trigger's task instance; None if it has none.
+    """
+    if ti is not None:
+        with contextlib.suppress(Exception):
+            await states(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
 
 
 async def goes_on(ti: Any) -> bool:

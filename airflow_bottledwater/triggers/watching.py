@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.triggers import tasks
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,20 @@ class Watching:
 
     :param begin: begins to watch.
     :param what: is watched, for the log.
+    :param ti: the trigger's task instance, if the trigger is going to ask Airflow for its state.
     """
 
-    def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str) -> None:
-        self._begin, self._what = begin, what
+    def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str, ti: Any = None) -> None:
+        self._begin, self._what, self._ti = begin, what, ti
         self._watch: Watch | None = None
+
+    async def __aenter__(self) -> Watching:
+        self._asking = asyncio.create_task(tasks.ask_early(self._ti))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._asking.cancel()
+        await self._close()
 
     async def fetch(self) -> Any:
         """Look once; None if nothing has happened yet, or it cannot be seen, of which the log says why.
@@ -54,11 +64,10 @@ class Watching:
         except BottledWaterError as error:
             log.warning("%s cannot be seen: %s", self._what, error)
             if not isinstance(error, Outage):
-                await self.close()
+                await self._close()
             return None
 
-    async def close(self) -> None:
-        """End the watch, if there is one."""
+    async def _close(self) -> None:
         if self._watch is not None:
             watch, self._watch = self._watch, None
             await asyncio.to_thread(watch.close)

@@ -31,9 +31,9 @@ def flow(make_flow: MakeFlow) -> Flow:
     return make_flow(range_bytes=64 * 1024, lanes=1, allow_unkeyed=True)
 
 
-def interrupted(flow: Flow, ranges: int) -> None:
+def interrupted(flow: Flow, ranges: int, *, of: str = "a") -> None:
     """Read so many ranges of the table, at most all, and lose the job then."""
-    ((oid,),) = flow.execute("SELECT 'a'::regclass::oid")
+    ((oid,),) = flow.execute(f"SELECT '{of}'::regclass::oid")
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
         (task,) = tasks
@@ -106,6 +106,25 @@ def test_a_table_that_is_done_is_not_read_again_although_it_was_rewritten(flow: 
     flow.stream()
     assert published(flow) == there(flow)
     assert len(flow.read("b")) == 1
+
+
+def test_a_partition_that_is_made_when_the_others_are_done_holds_nobody_up(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("p", "q"), lanes=1, allow_unkeyed=True, partitioned_tables="root")
+    flow.execute(
+        "CREATE TABLE p (id int, name text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO p SELECT i, 'x' FROM generate_series(1, 50) i",
+        "CREATE TABLE q (id int PRIMARY KEY)",
+    )
+    flow.create()
+    interrupted(flow, 1, of="p")
+    flow.execute(
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO p SELECT i, 'y' FROM generate_series(90, 110) i",
+    )
+    flow.snapshot()
+    flow.stream()
+    assert Counter(message.value["id"] for message in flow.read("p")) == Counter([*range(1, 51), *range(90, 111)])
 
 
 def test_the_stream_spreads_small_transactions_over_the_partitions(make_flow: MakeFlow) -> None:

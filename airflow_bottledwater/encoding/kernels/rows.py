@@ -166,15 +166,15 @@ def _same_bytes(out, p, n, q, m):
 
 
 @compiled
-def _record(records, r, run, relation, out, key, key_length, value, value_length):
+def _record(records, r, relation, out, key, key_length, value, value_length):
     record = records[r]
     record.key = key
     record.key_length = key_length
     record.value = value
     record.value_length = value_length
     record.topic = relation.topic
-    # rows without a key need not be in order: they are spread over the partitions in runs, so that batches stay large
-    spread = murmur2(out, key, key_length) if key_length >= 0 else run
+    # rows without a key need not be in order: they are spread over the partitions by what they contain
+    spread = murmur2(out, key, key_length) if key_length >= 0 else murmur2(out, value, value_length)
     record.partition = spread % relation.partitions
 
 
@@ -234,7 +234,7 @@ def encode_copy(b, offsets, start, program, rel, fields, output):
             e += 1
             continue
         value = o + max(key_length, 0)
-        _record(records, r, r >> 10, relation, out, o, key_length, value, end - value)
+        _record(records, r, relation, out, o, key_length, value, end - value)
         record = records[r]
         record.row = i
         record.event = EVENT_SNAPSHOT
@@ -285,7 +285,6 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
             e += 1
             continue
         has_old_key = keyed and rows & OLD != 0
-        run = (change.lsn >> 3) + (change.ordinal >> 10)
         key_length = np.int64(-1)
         end = o
         offset = np.int64(-1)
@@ -308,12 +307,12 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
         if not keyed and (is_delete or (change.kind == MESSAGE_UPDATE and not relation.sends_updates)):
             continue
         if has_old_key and (is_delete or not _same_bytes(out, o, key - o, key, key_length)):
-            _record(records, r, run, relation, out, o, key - o, 0, -1)
+            _record(records, r, relation, out, o, key - o, 0, -1)
             _of_change(records[r], i, change, EVENT_DELETE)
             r += 1
         if not is_delete:
             value = key + max(key_length, 0)
-            _record(records, r, run, relation, out, key, key_length, value, end - value)
+            _record(records, r, relation, out, key, key_length, value, end - value)
             _of_change(records[r], i, change, EVENT_CREATE if change.kind == MESSAGE_INSERT else EVENT_UPDATE)
             r += 1
         o = end

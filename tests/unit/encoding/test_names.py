@@ -51,6 +51,16 @@ def test_a_topic_is_prefix_schema_and_table(schema: str, table: str, prefix: str
     assert names.topic(schema, table, prefix) == topic
 
 
+@given(identifiers, identifiers, st.sampled_from(["", "shop", "p-1.x"]))
+@example("public", "a.b", "")
+@example("a..b", "c.d", "p-1.x")
+def test_the_record_of_a_topic_is_called_as_the_table_for_which_it_was_made(
+    schema: str, table: str, prefix: str
+) -> None:
+    found = names.record(names.topic(schema, table, prefix), prefix)
+    assert found == (names.namespace(schema), names.mangle(table))
+
+
 @given(identifiers)
 def test_every_mangled_name_is_an_avro_name(name: str) -> None:
     assert AVRO_NAME.fullmatch(names.mangle(name))

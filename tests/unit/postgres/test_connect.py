@@ -73,14 +73,14 @@ def test_what_a_server_says_that_has_let_us_in_passes_unless_it_is_known_to_last
 ) -> None:
     with pytest.raises(Refused):
         connect.connect(refusing)
-    monkeypatch.setattr(connect, "_answered", {connect.describe(refusing)})
+    monkeypatch.setattr(connect, "_answered", {(connect.describe(refusing), "y")})
     with pytest.raises(Outage, match="zu viele"):
         connect.connect(refusing)
 
 
 @pytest.mark.parametrize("refusing", [("28P01", 'password authentication failed for user "y"')], indirect=True)
 def test_a_wrong_password_lasts(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_answered", {connect.describe(refusing)})
+    monkeypatch.setattr(connect, "_answered", {(connect.describe(refusing), "y")})
     with pytest.raises(Refused, match="password authentication failed"):
         connect.connect(refusing)
 

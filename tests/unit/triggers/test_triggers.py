@@ -520,3 +520,18 @@ def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], mo
 
     asyncio.run(cancelled())
     assert [reader.closed for reader in readers] == [1] and SharedRecords._of == {}
+
+
+def test_airflow_is_asked_early_so_that_it_answers_when_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A triggerer makes what answers when it is first asked."""
+    asked: list[str] = []
+
+    async def states(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[str]:
+        asked.append(task_id)
+        raise TimeoutError
+
+    monkeypatch.setattr(tasks, "states", states)
+    trigger = watching(deadline=time.time() - 1)
+    trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
+    assert events(trigger) == [{"status": "timeout", "identity": IDENTITY}]
+    assert asked == ["stream"]

@@ -1,0 +1,75 @@
+"""Work under a snapshot while its holder is watched."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.postgres import watch
+from airflow_bottledwater.postgres.watch import HolderWatch
+
+
+class Holder:
+    """A holder whose answers the test gives."""
+
+    def __init__(self, alive: Callable[[], None] = lambda: None, waiting: Callable[[], list[str]] = list) -> None:
+        self.alive, self.waiting_behind = alive, waiting
+
+
+def watching(holder: Holder, stopped: threading.Event | None = None) -> HolderWatch:
+    found: Any = holder
+    made = HolderWatch(found, 60.0, stopped or threading.Event(), what="The snapshot", again="Run it again,")
+    made._looked = 0.0
+    return made
+
+
+def test_a_stop_is_a_stop_although_the_work_heard_it_first_and_ended_the_session() -> None:
+    stopped = threading.Event()
+
+    def alive() -> None:
+        stopped.set()
+        raise Outage("The session that holds the snapshot was lost.")
+
+    with pytest.raises(StopRequested, match="The snapshot was asked to stop"):
+        watching(Holder(alive), stopped).work(lambda: time.sleep(0.5))
+
+
+def test_what_is_not_waited_for_any_more_has_a_moment_to_end() -> None:
+    """It still uses what the caller is going to close."""
+    ended: list[float] = []
+
+    def work() -> None:
+        time.sleep(1.0)
+        ended.append(time.monotonic())
+
+    def alive() -> None:
+        raise Outage("The session that holds the snapshot was lost.")
+
+    with pytest.raises(Outage):
+        watching(Holder(alive)).work(work)
+    assert ended
+
+
+def test_a_new_password_may_take_a_moment_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "ROTATION", 1.0)
+    answers: list[Any] = []
+
+    def waiting() -> list[str]:
+        answers.append(None)
+        raise CredentialsRefused("PostgreSQL refuses the connection.")
+
+    looking = watching(Holder(waiting=waiting))
+    looking.look()
+    looking._looked = 0.0
+    looking.look()
+    time.sleep(1.1)
+    looking._looked = 0.0
+    with pytest.raises(Outage, match="had worked with these credentials") as ended:
+        looking.look()
+    assert transient(ended.value) and len(answers) == 3

@@ -15,7 +15,7 @@ from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequeste
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 
 #: seconds for what is done to end when its result is not wanted any more
-_GRACE = 5.0
+_GRACE = 2.0
 
 T = TypeVar("T")
 

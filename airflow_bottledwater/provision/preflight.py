@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
+    Outage,
     PreflightError,
     Refused,
     SchemaRefused,
@@ -75,7 +76,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
             coverage.check(connection, pipeline, found.state)
         except StateError as error:
             problems.append(str(error))
-    problems += _replication(pipeline)
+    problems += _replication(pipeline, problems)
     problems += _registry(pipeline, found.tables, found.state)
     if problems:
         raise PreflightError(list(dict.fromkeys(problems)))
@@ -84,11 +85,18 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
     return found
 
 
-def _replication(pipeline: Pipeline) -> list[str]:
+def _replication(pipeline: Pipeline, problems: list[str]) -> list[str]:
+    """
+    :param problems: what was found before: it can be why there is no answer now (no walsender is free).
+    """
     try:
         connection = connect(pipeline.postgres, replication=True, application="bottledwater preflight")
     except Refused as error:
         return [f"PostgreSQL refuses a replication connection: {error}"]
+    except Outage:
+        if problems:
+            return []
+        raise
     try:
         connection.execute("IDENTIFY_SYSTEM")
     finally:

@@ -937,7 +937,7 @@ MUTANTS = (
     Mutant(
         "a watch whose credentials are refused looks its connection up again",
         "triggers/watching.py",
-        "                await self.close()\n",
+        "                await self._close()\n",
         "                pass\n",
         "tests/unit/triggers/test_backfill_trigger.py::test_with_other_credentials_it_looks_the_connection_up_again",
     ),

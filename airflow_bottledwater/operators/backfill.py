@@ -218,6 +218,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         return asked
 
     def _request(self, pipeline: Pipeline) -> SnapshotRequest:
+        from airflow_bottledwater.live.wanted import check_named
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
         request = SnapshotRequest(
@@ -228,6 +229,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             rows_per_second=number("rows_per_second", self.rows_per_second) or 0.0,
             bytes_per_second=number("bytes_per_second", self.bytes_per_second) or 0.0,
         )
+        check_named(request)
         if self.new_key and request.where:
             raise SettingError("where", request.where, "nothing with new_key, which reads the tables as a whole")
         return request

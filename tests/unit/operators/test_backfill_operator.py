@@ -189,3 +189,13 @@ def test_a_slice_of_a_table_with_a_new_key_is_refused(asked_for: list[Any]) -> N
     with pytest.raises(SettingError, match="new_key"):
         ask(store, new_key=True, where="id = 1")
     assert not asked_for and not store
+
+
+@pytest.mark.parametrize("new_key", [False, True])
+def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_for: list[Any], new_key: bool) -> None:
+    store = Store(bottledwater_backfill=dict(ASKED))
+    operator = BackfillToKafkaOperator(task_id="t", tables="{{ none }}", new_key=new_key, retries=3)
+    context = {"task_state_store": store, "ti": SimpleNamespace(try_number=2, max_tries=3)}
+    with pytest.raises(SettingError, match="at least one table"):
+        operator._ask(context, Pipeline.of(postgres="host=db"))  # type: ignore[arg-type]
+    assert not asked_for and store == {"bottledwater_backfill": ASKED}

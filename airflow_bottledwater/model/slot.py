@@ -10,6 +10,10 @@ from typing import Any
 SLOT_NAME = re.compile(r"^[a-z0-9_]{1,63}\Z")
 
 
+def _pipeline(system_identifier: str, database: str, slot: str) -> str:
+    return f"{system_identifier}/{database}/{slot}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The server, its timeline and the database of a connection, as ``IDENTIFY_SYSTEM`` reports them."""
@@ -21,7 +25,7 @@ class Cluster:
 
     def pipeline(self, slot: str) -> str:
         """The name of a slot's pipeline in the shared state topic."""
-        return f"{self.system_identifier}/{self.database}/{slot}"
+        return _pipeline(self.system_identifier, self.database, slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class SlotRecord:
     @property
     def pipeline(self) -> str:
         """The name of the slot's pipeline, see :meth:`Cluster.pipeline`."""
-        return f"{self.system_identifier}/{self.database}/{self.name}"
+        return _pipeline(self.system_identifier, self.database, self.name)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values, for the state topic."""

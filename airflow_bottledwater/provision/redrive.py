@@ -241,20 +241,23 @@ class _Redrive:
     def _places(self, name: str, topics: set[str]) -> Iterable[_Place]:
         """The dead letters of this pipeline."""
         found: dict[bytes, _Place] = {}
+        left: set[bytes] = set()
         for block in self._blocks(self._dead_letters_topic):
             for i in range(len(block)):
                 key, value = block.key(i), block.value(i)
                 if value is None:
                     found.pop(key, None)
+                    left.discard(key)
                     continue
                 head = msgspec.json.decode(value, type=_Head)
                 if head.pipeline == name or (not head.pipeline and head.topic in topics):
                     found[key] = _Place(head.pos, key, len(value))
                 elif not head.pipeline and head.topic in self._publishing.topics:
-                    log.warning(
-                        "A dead letter for topic %r is left, since nothing says which of its pipelines wrote it.",
-                        head.topic,
-                    )
+                    left.add(key)
+        if left:
+            log.warning(
+                "%d dead letters are left: nothing says which of their topics' pipelines has written them.", len(left)
+            )
         return found.values()
 
     def _read(self, keys: Sequence[bytes]) -> list[_DeadLetter]:

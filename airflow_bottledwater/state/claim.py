@@ -222,21 +222,18 @@ class Claim:
 
     def _read_on(self) -> store.RawRecords:
         """The records up to the topic's present end. The reader is kept between calls, since a driver calls this every two seconds."""
-        with self._reading:
-            return self._read_locked()
-
-    def _read_locked(self) -> store.RawRecords:
         end = self._admin.ends(self.topic, 1)[0]
-        if self._reader is not None and end < self._reader.at:
-            # the topic was deleted and created again: its offsets begin anew
-            self._leave()
-        if self._reader is None:
-            self._reader = store.Reader(self.pipeline.kafka, self.topic)
-        try:
-            return dict(self._reader.read_to(end, timeout=self.pipeline.transaction_timeout + 30))
-        except BaseException:
-            self._leave()
-            raise
+        with self._reading:
+            if self._reader is not None and end < self._reader.at:
+                # the topic was deleted and created again: its offsets begin anew
+                self._leave()
+            if self._reader is None:
+                self._reader = store.Reader(self.pipeline.kafka, self.topic)
+            try:
+                return dict(self._reader.read_to(end, timeout=self.pipeline.transaction_timeout + 30))
+            except BaseException:
+                self._leave()
+                raise
 
     def _leave(self) -> None:
         if self._reader is not None:

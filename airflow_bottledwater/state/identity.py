@@ -49,13 +49,10 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     """
     if known.slot is None or known.intent is None:
         return
-    made_with: dict[str, str | None] = {
-        "output_format": known.intent.output_format or None,
-        "topic_prefix": known.intent.topic_prefix,
-    }
-    if not known.intent.output_format:
-        made_with = _told_by_topics(known, pipeline.topic_prefix)
-    for name, made in made_with.items():
+    output_format, prefix = known.intent.output_format or None, known.intent.topic_prefix
+    if output_format is None:
+        output_format, prefix = _told_by_topics(known, pipeline.topic_prefix)
+    for name, made in (("output_format", output_format), ("topic_prefix", prefix)):
         if made is not None and (asked := getattr(pipeline, name)) != made:
             raise StateError(
                 f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say {asked or '(none)'}. Nothing was "
@@ -65,24 +62,22 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
             )
 
 
-def _told_by_topics(known: PipelineState, asked: str) -> dict[str, str | None]:
-    """The settings of a pipeline whose state is of an earlier version, which has not written them; None if they cannot be told: with JSON
-    there are no schemas, and the topic of a table that was not renamed since ends with the table's name.
+def _told_by_topics(known: PipelineState, asked: str) -> tuple[str | None, str | None]:
+    """Format and prefix of a pipeline whose state is of an earlier version, which has not written them; None for what cannot be told: with
+    JSON there are no schemas, and the topic of a table that was not renamed since ends with the table's name.
 
     :param asked: the prefix of the settings.
     """
-    formats, prefixes = [], []
+    in_avro, prefixes = False, []
     for pinned in known.tables.values():
-        formats.append("avro" if pinned.key_schema or pinned.value_schema else "json")
+        in_avro = in_avro or bool(pinned.key_schema or pinned.value_schema)
         before, own, behind = pinned.topic.rpartition(names.topic(pinned.table.schema, pinned.table.name))
         if own and not behind and (not before or before.endswith(".")):
             prefixes.append(before.removesuffix("."))
     # what stands before a table's name can have the schema in it that the table had before
     fits = asked in prefixes or (asked and all(each.topic.startswith(f"{asked}.") for each in known.tables.values()))
-    return {
-        "output_format": "avro" if "avro" in formats else formats[0] if formats else None,
-        "topic_prefix": None if fits or not prefixes else min(prefixes, key=len),
-    }
+    output_format = None if not known.tables else "avro" if in_avro else "json"
+    return output_format, None if fits or not prefixes else min(prefixes, key=len)
 
 
 def topic_of(table: Table, known: PipelineState, prefix: str) -> str:

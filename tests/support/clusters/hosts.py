@@ -213,12 +213,13 @@ def _remove(number: int) -> None:
         with contextlib.suppress(LocalServerError, FileNotFoundError):
             Host(path.name, "", path.name, "").kill()
             _ip("netns", "del", path.name)  # and with it the pair of devices
-    # without its namespace, the kernel removes a device a moment later
+    for folder in [_NAMES / f"bw{number}", *_NAMES.glob(f"bw{number}-*")]:
+        shutil.rmtree(folder, ignore_errors=True)
+    # Without its namespace, the kernel removes a device a moment later. The bridge is removed last, since another
+    # process may take the number as soon as it is free.
     for device in [*_DEVICES.glob(f"bw{number}v*"), _DEVICES / f"bw{number}"]:
         with contextlib.suppress(LocalServerError):
             _ip("link", "del", device.name)
-    for folder in [_NAMES / f"bw{number}", *_NAMES.glob(f"bw{number}-*")]:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_abandoned() -> None:

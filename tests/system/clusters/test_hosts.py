@@ -61,27 +61,28 @@ def test_hosts_reach_each_other_and_the_machine_until_one_is_cut_off(network: Ne
 
 
 def test_nothing_is_left_of_a_network_when_a_test_fails() -> None:
-    def devices() -> set[str]:
-        return {path.name for path in Path("/sys/class/net").glob("bw*")} | {
-            p.name for p in Path("/run/netns").glob("*")
-        }
-
-    before = devices()
     running: dict[int, int] = {}
+    addresses: list[str] = []
+
+    def left() -> set[Path]:
+        name = "bw" + addresses[0].split(".")[2]
+        folders = [f"/sys/class/net/{name}", f"/sys/class/net/{name}v*", f"/run/netns/{name}-*"]
+        patterns = [*folders, f"/etc/netns/{name}", f"/etc/netns/{name}-*"]
+        return {path for pattern in patterns for path in Path("/").glob(pattern[1:])}
 
     def fails() -> None:
         with hosts(2) as network:
+            addresses.append(network.address)
             network[0].start(["sleep", "1000"], log=Path("/dev/null"))
             until(network[0].processes, "it runs")
             running.update(network[0].processes())
-            assert devices() > before
+            assert len(left()) == 1 + 2 + 2 + 3, "the bridge, two devices and namespaces, and three files of names"
             raise RuntimeError("a test failed")
 
     with pytest.raises(RuntimeError, match="a test failed"):
         fails()
     assert running and not alive(running)
-    assert devices() == before
-    assert not list(Path("/etc/netns").glob("bw*-*")) or before
+    assert left() == set()
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:

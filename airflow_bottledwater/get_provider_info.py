@@ -27,8 +27,8 @@ def get_provider_info() -> dict[str, Any]:
         "operators": _modules(
             "backfill", "preflight", "slot", "snapshot", "spark", "stream", "verify", room="operators"
         ),
-        "sensors": _modules("slot_lag", "stream_error", room="sensors"),
-        "triggers": _modules("backfill", "job", "slot_lag", "stream_error", room="triggers"),
+        "sensors": _modules("looking", "slot_lag", "stream_error", room="sensors"),
+        "triggers": _modules("backfill", "job", "pipeline", "slot_lag", "stream_error", room="triggers"),
         "hooks": _modules("backfill", "pipeline", "schema_registry", "source", room="hooks"),
         "connection-types": [
             {

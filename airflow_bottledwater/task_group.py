@@ -65,6 +65,7 @@ class BottledWaterTaskGroup(TaskGroup):
                 max_lag=max_lag,
                 poke_interval=10,
                 deferrable=True,
+                stream_task_id=self.stream.task_id,
                 **{name: pipeline[name] for name in ("slot", "postgres_conn_id") if name in pipeline},
             )
             self.watch_errors = StreamErrorSensor(task_id="watch_errors", deferrable=True, **pipeline)

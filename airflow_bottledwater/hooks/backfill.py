@@ -11,7 +11,14 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.control_records import SnapshotReport, StatusRecord, decode, reading_key, status_key
+from airflow_bottledwater.state.control_records import (
+    SnapshotReport,
+    StatusRecord,
+    decode,
+    reading_key,
+    snapshot_key,
+    status_key,
+)
 
 #: seconds between two lines in the task's log
 _LOG_INTERVAL = 30.0
@@ -42,6 +49,12 @@ class BackfillWatch:
         # now and then make sure that Kafka answers: its silence could be taken for the live snapshot's
         raw, _ = self._shared.get(reading_key(self._name, self._id), now=due)
         report = decode(SnapshotReport, raw)
+        if due and self._shared.get(snapshot_key(self._name, self._id))[0] is None:
+            # it was answered in this moment, or removed
+            raw, _ = self._shared.get(reading_key(self._name, self._id), now=True)
+            report = decode(SnapshotReport, raw)
+            if report is None or not report.ended:
+                return dataclasses.asdict(SnapshotReport.removed())
         if report is not None and report.ended:
             return dataclasses.asdict(report)
         state = report.state if report is not None else ""
@@ -54,8 +67,8 @@ class BackfillWatch:
         status = decode(StatusRecord, self._shared.get(status_key(self._name))[0])
         if status is None or status.ended:
             return (
-                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. To have it taken now, begin a "
-                "bounded run: trigger the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
+                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. To have it taken now, unpause "
+                "the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
             )
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."

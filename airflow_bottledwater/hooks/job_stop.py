@@ -11,6 +11,7 @@ from pathlib import Path
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import job_watch, places, spark_job
+from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
@@ -20,6 +21,9 @@ from airflow_bottledwater.spark.run_directory import Driver
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 
 log = logging.getLogger(__name__)
+
+#: seconds for a job that has fallen silent to answer all the same, before it is replaced
+LAST_CHANCE = 2.0
 
 
 def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
@@ -54,6 +58,31 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     return False
 
 
+def stop_and_forget(pipeline: Pipeline, identity: Identity) -> None:
+    """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should it wake up.
+
+    :raises BottledWaterError: see :func:`stop`.
+    """
+    if stop(pipeline, identity):
+        job_watch.forget(pipeline, identity)
+    else:
+        spark_job.forget(identity)
+
+
+def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
+    """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended. The request to
+    stop stays, should it wake up, or should one begin that was given up before."""
+    if ended.lost:
+        log.warning("%s", ended.outcome.error)
+        try:
+            stop(pipeline, identity, timeout=LAST_CHANCE, final=False)
+        except BottledWaterError as error:
+            log.warning("%s", error)  # the next job waits for it
+        spark_job.forget(identity)
+    elif not ended.pending:
+        job_watch.forget(pipeline, identity)
+
+
 def end_processes(identity: Identity) -> None:
     """End what is left of a job where it can be reached: its processes on this host, or its application in a cluster."""
     if (folder := spark_job.folder_here(identity)) is not None:
@@ -62,7 +91,8 @@ def end_processes(identity: Identity) -> None:
         _cancel(identity)
     elif identity["folder"]:
         log.warning(
-            "Processes of the job that are left on host %s cannot be ended from here; they publish nothing any more.",
+            "If processes of the job are left on host %s, they cannot be ended from here. Once the slot is claimed, by a stop or by the next "
+            "job, they publish nothing any more.",
             identity["host"],
         )
 
@@ -84,6 +114,9 @@ def _request(pipeline: Pipeline, identity: Identity, folder: Path | None, timeou
                 claim = record.claim if record is not None else claim
                 if record is not None and record.outcome is not None and job_watch.is_pending(identity, record):
                     log.info("The job was given up before it began.")
+                    return claim, False
+                if record is None and not identity["folder"]:
+                    log.info("The job is not known in Kafka. It may wait in its cluster, if it could not be announced.")
                     return claim, False
                 if record is None or record.outcome is not None or _over(folder):
                     log.info("The job has ended.")

@@ -22,6 +22,7 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
     number,
 )
+from airflow_bottledwater.operators.watching import Watching
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
@@ -130,38 +131,36 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                     request_id=asked["request_id"],
                     poll_interval=self.poll_interval,
                     deadline=deadline,
+                    owed=self.new_key,
                     **self.trigger_arguments(),
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,
             )
-        report = self._wait(pipeline, asked, deadline)
+        report = self._wait(asked, deadline)
         with failing():
             if report is None:
                 return self._give_up(context, pipeline)
             return self._conclude(context, pipeline, report)
 
-    def _wait(self, pipeline: Pipeline, asked: dict[str, str], deadline: float | None) -> dict[str, Any] | None:
+    def _wait(self, asked: dict[str, str], deadline: float | None) -> dict[str, Any] | None:
         """Wait in this process for the last report; None at the deadline.
 
         :raises Outage: Airflow has ended the task.
         """
-        watch = BackfillWatch(pipeline, **asked, write=lambda line: self.log.info("%s", line))
-        try:
+
+        def begin() -> BackfillWatch:
+            return BackfillWatch(self.pipeline_hook.pipeline(), **asked, write=lambda line: self.log.info("%s", line))
+
+        with Watching(begin, "The live snapshot") as watching:
             while deadline is None or time.time() < deadline:
-                report = None
-                try:
-                    report = watch.fetch()
-                except Outage as error:
-                    self.log.warning("The live snapshot cannot be seen: %s", error)
+                report: dict[str, Any] | None = watching.fetch()
                 if self._killed:
                     raise Outage("The task was ended.", "A retry asks for the rows again, or follows what goes on.")
                 if report is not None:
                     return report
                 time.sleep(min(1.0, self.poll_interval))
-            return None
-        finally:
-            watch.close()
+        return None
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event.
@@ -242,7 +241,10 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             snapshots.forget(pipeline, asked["name"], asked["request_id"])
             store.delete(_ASKED)
         if report["state"] == "cancelled":
-            raise JobFailed("The live snapshot was cancelled before its end.", "Clear the task to ask for it again.")
+            why = f": {report['error']}" if report["error"] else ""
+            raise JobFailed(
+                f"The live snapshot was cancelled before its end{why}.", "Clear the task to ask for it again."
+            )
         if report["state"] != "finished":
             raise AirflowFailException(f"The live snapshot failed: {report['error']}")
         found = {

@@ -169,11 +169,12 @@ def failing() -> Iterator[None]:
         raise AirflowFailException(str(error)) from error
 
 
-def known_event(event: dict[str, Any] | None) -> dict[str, Any]:
+def known_event(event: dict[str, Any] | None, *others: str) -> dict[str, Any]:
     """The event of a sensor's trigger, checked.
 
+    :param others: statuses that it may have besides ``ok`` and ``failed``.
     :raises JobFailed: the event is not known; the sensor must not succeed with it.
     """
-    if event is None or event.get("status") not in ("ok", "failed"):
+    if event is None or event.get("status") not in ("ok", "failed", *others):
         raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
     return event

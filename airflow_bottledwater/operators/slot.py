@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
 from airflow_bottledwater.hooks import job_stop, job_watch, places
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing, jobs_of
+from airflow_bottledwater.triggers import tasks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -189,8 +190,9 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         for owner, identity in job_watch.unfinished(pipeline, live.name_of(pipeline)):
             if (owner.dag_id, owner.run_id) != (ti.dag_id, ti.run_id):
                 continue
+            if tasks.goes_on_now(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
+                continue  # such as a verification beside the stream
             self.log.warning(
                 "A job of this run is still there, although its task has ended; it is stopped: %s", identity
             )
-            if job_stop.stop(pipeline, identity):
-                job_watch.forget(pipeline, identity)
+            job_stop.stop_and_forget(pipeline, identity)

@@ -28,6 +28,7 @@ from airflow_bottledwater.operators.base import (
     failing,
     is_first_try,
 )
+from airflow_bottledwater.operators.watching import Watching
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.triggers.job import JobTrigger
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 #: the key in the task's state for the job's identity
 JOB = "bottledwater_job"
-#: seconds for a job that has fallen silent to answer all the same, before it is replaced
-_LAST_CHANCE = 2.0
 
 
 class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
@@ -195,6 +194,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"], name)
             except BottledWaterError as error:
                 self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
+            self._check_killed()
             if not place.cluster:
                 spark_job.start(hook, identity, self.application, tied=self.tied and not self.deferrable)
                 return identity
@@ -218,7 +218,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         job's record, for when it begins."""
         assert self._identity is not None
         try:
-            job_stop.stop(pipeline, self._identity, timeout=_LAST_CHANCE, final=False)
+            job_stop.stop(pipeline, self._identity, timeout=job_stop.LAST_CHANCE, final=False)
         except BottledWaterError as error:
             self.log.warning("If the cluster has accepted the job, it was not cancelled: %s", error)
 
@@ -236,39 +236,25 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         known: Identity | None = store.get(JOB)
         if known is None:
             return None
+        self._identity = known  # should the task be ended meanwhile
         if is_first_try(context["ti"], self.retries):
             self.log.info("The job of the task's earlier life is stopped first.")
-            self._end(pipeline, known)
+            job_stop.stop_and_forget(pipeline, known)
+            self._identity = None
             store.delete(JOB)
             return None
         ended = job_watch.still_runs(pipeline, known)
         if ended is None:
             self.log.info("The job of an earlier try still runs; it is followed.")
             return known
-        self._leave(pipeline, known, ended)
+        job_stop.clear_away(pipeline, known, ended)
+        self._identity = None
         store.delete(JOB)
-        return ended if ended.outcome.ok and not ended.outcome.stopped else None
+        return ended if self._is_done(ended) else None
 
-    @staticmethod
-    def _end(pipeline: Pipeline, identity: Identity) -> None:
-        """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should it wake up."""
-        if job_stop.stop(pipeline, identity):
-            job_watch.forget(pipeline, identity)
-        else:
-            spark_job.forget(identity)
-
-    def _leave(self, pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
-        """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended. The request to
-        stop stays, should it wake up, or should one begin that was given up before."""
-        if ended.lost:
-            self.log.warning("%s", ended.outcome.error)
-            try:
-                job_stop.stop(pipeline, identity, timeout=_LAST_CHANCE, final=False)
-            except BottledWaterError as error:
-                self.log.warning("%s", error)  # the next job waits for it
-            spark_job.forget(identity)
-        elif not ended.pending:
-            job_watch.forget(pipeline, identity)
+    def _is_done(self, ended: Ended) -> bool:
+        """Whether nothing is left to do after a job of an earlier try."""
+        return ended.outcome.ok and not ended.outcome.stopped
 
     def _follow(self, pipeline: Pipeline, place: Place, identity: Identity) -> dict[str, Any]:
         """Defer until the job ends, or wait for it in this process; returns the task's result."""
@@ -276,9 +262,9 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         if place.cluster if self.deferrable is None else self.deferrable:
             self._defer_until_end(identity)
         with failing():
-            ended = self._wait(pipeline, identity)
+            ended = self._wait(identity)
             assert ended is not None, "there is no time-out"
-            self._leave(pipeline, identity, ended)
+            job_stop.clear_away(pipeline, identity, ended)
         return self._finish(self._outcome(ended))
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -291,7 +277,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
         with failing():
             identity, ended = self._ended(event)
-            self._leave(self.pipeline_hook.pipeline(), identity, ended)
+            job_stop.clear_away(self.pipeline_hook.pipeline(), identity, ended)
         return self._finish(self._outcome(ended))
 
     def _outcome(self, ended: Ended) -> Outcome:
@@ -310,6 +296,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
         :param timeout: seconds after which the trigger fires all the same.
         """
+        self._check_killed()
         self.defer(
             trigger=JobTrigger(
                 identity=identity,
@@ -324,25 +311,31 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         )
         raise AssertionError("defer does not return")
 
-    def _wait(self, pipeline: Pipeline, identity: Identity, timeout: float | None = None) -> Ended | None:
+    def _wait(self, identity: Identity, timeout: float | None = None) -> Ended | None:
         """Wait in this process until the job ends, and pass its log on; returns how it has ended, or None after the time-out.
 
         :param timeout: seconds; None: no limit.
         """
         deadline = time.monotonic() + timeout if timeout else None
-        watch = JobWatch(pipeline, identity, start_timeout=self.start_timeout, write=self._write)
-        try:
+        past = iter((None,))  # a watch that begins anew has passed the log on
+
+        def begin() -> JobWatch:
+            return JobWatch(
+                self.pipeline_hook.pipeline(),
+                identity,
+                start_timeout=self.start_timeout,
+                write=self._write,
+                past=next(past, 0),
+            )
+
+        with Watching(begin, "The job") as watching:
             while deadline is None or time.monotonic() < deadline:
                 self._check_killed()
-                try:
-                    if (found := watch.fetch()) is not None:
-                        return found
-                except Outage as error:
-                    self.log.warning("The job cannot be seen: %s", error)
+                ended: Ended | None = watching.fetch()
+                if ended is not None:
+                    return ended
                 time.sleep(min(1.0, self.poll_interval))
-            return None
-        finally:
-            watch.close()
+        return None
 
     def _check_killed(self) -> None:
         """:raises Outage: Airflow has ended the task, and its job with it."""
@@ -375,7 +368,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             known = store.get(JOB)
             ti: Any = context["ti"]
             if known and ti.try_number > ti.max_tries:
-                self._end(self.pipeline_hook.pipeline(), known)
+                job_stop.stop_and_forget(self.pipeline_hook.pipeline(), known)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
@@ -389,7 +382,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             # first what needs no server, since there may be only seconds
             supervise.interrupt(folder)
         try:
-            self._end(self._pipeline or self.pipeline_hook.pipeline(), self._identity)
+            job_stop.stop_and_forget(self._pipeline or self.pipeline_hook.pipeline(), self._identity)
         except BottledWaterError as error:
             self.log.warning("The job could not be stopped in order: %s", error)
             job_stop.end_processes(self._identity)

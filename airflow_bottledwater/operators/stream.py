@@ -11,6 +11,7 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 
 from airflow_bottledwater import restarts as policy
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
+from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
@@ -141,10 +142,14 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             return self._stay(context, found)
         self._defer_until_end(found, self._left(context))
 
+    def _is_done(self, ended: Ended) -> bool:
+        """Whether nothing is left to do after a job of an earlier try: a retry does not undo that the pipeline was asked to stop."""
+        return ended.outcome.ok and not (ended.outcome.stopped and ended.asked)
+
     def _stay(self, context: Context, identity: Identity) -> dict[str, Any]:
         """Supervise the job in this process, until it ends in order or for good."""
         while True:
-            ended = self._wait(self.pipeline_hook.pipeline(), identity, self._left(context))
+            ended = self._wait(identity, self._left(context))
             if ended is None:
                 self._end_at_deadline(identity)
             judged = self._judge(context, identity, ended)
@@ -198,7 +203,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _end_at_deadline(self, identity: Identity) -> NoReturn:
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            self._end(pipeline, identity)
+            job_stop.stop_and_forget(pipeline, identity)
         raise Outage(
             f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
             "The slot is kept.",
@@ -217,7 +222,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             if outcome.ok or not outcome.transient:
                 self.log.info("The job's log ends with:\n%s", ended.log)
             reached = None if outcome.ok or not outcome.transient else policy.reached(pipeline)
-            self._leave(pipeline, identity, ended)
+            job_stop.clear_away(pipeline, identity, ended)
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
         return self._again(context, outcome, reached)

@@ -6,29 +6,34 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, conf
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import conf
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_bottledwater.hooks.source import SourceHook
-from airflow_bottledwater.operators.base import failing, known_event, number
-from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, evaluate
+from airflow_bottledwater.operators.base import known_event, number
+from airflow_bottledwater.sensors.looking import LookingSensor
+from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, evaluate, stream_over
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class ReplicationSlotLagSensor(BaseSensorOperator):
-    """Succeeds when the slot's lag is at or below a limit; fails when the slot does not exist or is lost.
+class ReplicationSlotLagSensor(LookingSensor):
+    """Succeeds when the slot's lag is at or below a limit; fails when the slot does not exist or is lost; is skipped when the stream's task
+    has ended before.
 
     :param slot: name of the replication slot. (templated)
     :param max_lag: bytes of WAL from the slot's confirmed position to the server's end. (templated)
     :param postgres_conn_id: connection of type Postgres. (templated)
+    :param stream_task_id: the task of the same DAG run that runs the stream, with its task group's prefix. With it, the sensor does not
+        wait for a stream that has ended. (templated)
     :param poke_interval: seconds between two checks.
     :param timeout: seconds after which the sensor fails, which is an alarm that the stream does not catch up.
     :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``.
     """
 
-    template_fields: Sequence[str] = ("slot", "max_lag", "postgres_conn_id")
+    template_fields: Sequence[str] = ("slot", "max_lag", "postgres_conn_id", "stream_task_id")
     ui_color = "#e2e3e5"
 
     def __init__(
@@ -37,6 +42,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         slot: str = "bottledwater",
         max_lag: int | str = 16 << 20,
         postgres_conn_id: str = "postgres_default",
+        stream_task_id: str | None = None,
         poke_interval: float = 30.0,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
@@ -45,6 +51,7 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         self.slot = slot
         self.max_lag = max_lag
         self.postgres_conn_id = postgres_conn_id
+        self.stream_task_id = stream_task_id
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
@@ -59,23 +66,27 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
                 slot=str(self.slot),
                 max_lag=self._max_lag(),
                 poll_interval=self.poke_interval,
+                stream_task_id=self.stream_task_id,
             ),
             method_name="execute_complete",
             timeout=timedelta(seconds=float(self.timeout)),
         )
 
-    def poke(self, context: Context) -> bool:
+    def look(self, context: Context) -> bool:
         """Check the slot's lag once; returns whether it has caught up.
 
         :raises AirflowFailException: the slot does not exist or is lost.
+        :raises AirflowSkipException: the stream's task has ended before.
         """
         from airflow_bottledwater.postgres.connect import session
 
-        with failing():
-            max_lag = self._max_lag()
-            with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
-                row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
+        max_lag = self._max_lag()
+        over = self.stream_task_id is not None and tasks.is_over(context["ti"], self.stream_task_id)
+        with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
+            row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
         event = evaluate(str(self.slot), row, max_lag)
+        if event is None and over:
+            event = stream_over(str(self.slot), str(self.stream_task_id))
         return event is not None and self._conclude(event)
 
     def _max_lag(self) -> int:
@@ -86,12 +97,14 @@ class ReplicationSlotLagSensor(BaseSensorOperator):
         return int(number("max_lag", self.max_lag) or 0)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """Succeed or fail by the trigger's event."""
-        self._conclude(known_event(event))
+        """Succeed, fail or be skipped by the trigger's event."""
+        self._conclude(known_event(event, "over"))
 
     def _conclude(self, event: dict[str, Any]) -> bool:
         if event["status"] == "failed":
             raise AirflowFailException(event["message"])
+        if event["status"] == "over":
+            raise AirflowSkipException(event["message"])
         self.log.info(
             "Slot %s: %s bytes behind, %s bytes of WAL kept.",
             event["slot"],

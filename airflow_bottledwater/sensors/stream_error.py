@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseSensorOperator, conf
+from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.operators.base import (
@@ -19,6 +19,7 @@ from airflow_bottledwater.operators.base import (
     known_event,
     number,
 )
+from airflow_bottledwater.sensors.looking import LookingSensor
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, evaluate, limit, read
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _NEVER = timedelta(days=3650).total_seconds()
 _SEEN = "bottledwater_seen"
 
 
-class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
+class StreamErrorSensor(PipelineMixin, LookingSensor):
     """Fails as soon as the stream reports an error, has written too many dead letters or does not report any more; succeeds when the
     stream ends in order.
 
@@ -141,7 +142,7 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         with session(self.pipeline_hook.pipeline().postgres, "Identifying the source") as connection:
             return identify(connection)
 
-    def poke(self, context: Context) -> bool:
+    def look(self, context: Context) -> bool:
         """Check the stream once; returns whether it has ended in order. What was seen is kept in the task's state, since in mode
         ``reschedule`` each poke is a new process.
 
@@ -149,18 +150,17 @@ class StreamErrorSensor(PipelineMixin, BaseSensorOperator):
         """
         store: Any = context["task_state_store"]
         ti: Any = context["ti"]
-        with failing():
-            pipeline = self.pipeline_hook.pipeline()
-            status, _ = read(pipeline, self._cluster(), now=True)
-            record = [status.job.id, status.state, status.at] if status else None
-            seen = store.get(_SEEN)
-            if not seen or seen["try"] != ti.try_number:
-                seen = {"try": ti.try_number, "earlier": ended(status), "record": record, "since": time.time()}
-                store.set(_SEEN, seen)
-            elif seen["record"] != record:
-                seen = {**seen, "record": record, "since": time.time()}
-                store.set(_SEEN, seen)
-            event = self._evaluate(pipeline, status, earlier=seen["earlier"], silent=time.time() - seen["since"])
+        pipeline = self.pipeline_hook.pipeline()
+        status, _ = read(pipeline, self._cluster(), now=True)
+        record = [status.job.id, status.state, status.at] if status else None
+        seen = store.get(_SEEN)
+        if not seen or seen["try"] != ti.try_number:
+            seen = {"try": ti.try_number, "earlier": ended(status), "record": record, "since": time.time()}
+            store.set(_SEEN, seen)
+        elif seen["record"] != record:
+            seen = {**seen, "record": record, "since": time.time()}
+            store.set(_SEEN, seen)
+        event = self._evaluate(pipeline, status, earlier=seen["earlier"], silent=time.time() - seen["since"])
         return event is not None and self._conclude(event)
 
     def _evaluate(

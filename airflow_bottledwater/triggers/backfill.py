@@ -8,20 +8,19 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
-from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, Watching
 
 log = logging.getLogger(__name__)
 
 
-class BackfillTrigger(BaseTrigger):
+class BackfillTrigger(PipelineTrigger):
     """Fires when a live snapshot has ended, or at its deadline; cancels it when a user ends the task.
 
     :param name: the pipeline's name in the shared topic.
@@ -32,6 +31,7 @@ class BackfillTrigger(BaseTrigger):
     :param settings: the pipeline's other settings; no secrets.
     :param poll_interval: seconds between two checks.
     :param deadline: in seconds since 1970; None: never.
+    :param owed: whether topics lack rows without it, as with a new key: then it goes on, whatever becomes of the task.
     """
 
     def __init__(
@@ -45,15 +45,16 @@ class BackfillTrigger(BaseTrigger):
         settings: dict[str, Any],
         poll_interval: float = 5.0,
         deadline: float | None = None,
+        owed: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
         self.name, self.request_id = name, request_id
-        self.postgres_conn_id = postgres_conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.schema_registry_conn_id = schema_registry_conn_id
-        self.settings = settings
-        self.poll_interval, self.deadline = poll_interval, deadline
-        self._pipeline: Pipeline | None = None
+        self.poll_interval, self.deadline, self.owed = poll_interval, deadline, owed
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
@@ -66,6 +67,7 @@ class BackfillTrigger(BaseTrigger):
             "settings",
             "poll_interval",
             "deadline",
+            "owed",
         )
         return f"{type(self).__module__}.{type(self).__qualname__}", {each: getattr(self, each) for each in names}
 
@@ -89,19 +91,15 @@ class BackfillTrigger(BaseTrigger):
                 await asyncio.sleep(self.poll_interval)
 
     async def _begin(self) -> BackfillWatch:
-        self._pipeline = await self._hook.apipeline()
-        return BackfillWatch(self._pipeline, self.name, self.request_id, lambda line: log.info("%s", line))
-
-    @property
-    def _hook(self) -> PipelineHook:
-        return PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
+        return BackfillWatch(await self.pipeline(), self.name, self.request_id, lambda line: log.info("%s", line))
 
     async def on_kill(self) -> None:
         """Cancel the live snapshot when a user has marked or cleared the task or its DAG run; what it has published stays."""
-        if await tasks.goes_on(self.task_instance):
+        if self.owed or await tasks.goes_on(self.task_instance):
+            return
+        if (pipeline := await self.pipeline_at_end()) is None:
             return
         try:
-            pipeline = self._pipeline or await self._hook.apipeline()
             await asyncio.to_thread(backfill.cancel, pipeline, self.name, self.request_id)
         except BottledWaterError as error:
             log.warning("The live snapshot could not be cancelled: %s", error)

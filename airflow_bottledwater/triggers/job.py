@@ -14,10 +14,10 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import job_stop, spark_job
 from airflow_bottledwater.hooks.job_watch import JobWatch
-from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, Watching
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def _end(pipeline: Pipeline | None, identity: Identity) -> None:
     spark_job.forget(identity)
 
 
-class JobTrigger(BaseTrigger):
+class JobTrigger(PipelineTrigger):
     """Waits for the end of a job, or for its deadline; stops the job when a user ends the task. The job may be on any host: it is watched
     through Kafka.
 
@@ -89,17 +89,16 @@ class JobTrigger(BaseTrigger):
         start_timeout: float = 600.0,
         deadline: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
         self.identity = identity
-        self.postgres_conn_id = postgres_conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.schema_registry_conn_id = schema_registry_conn_id
-        self.settings = settings
         self.poll_interval = poll_interval
         self.start_timeout = start_timeout
         self.deadline = deadline
-        #: looked up when the watch begins: while Airflow ends a trigger, it may not answer the trigger any more
-        self._pipeline: Pipeline | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
@@ -139,9 +138,8 @@ class JobTrigger(BaseTrigger):
 
         :raises Outage: a connection could not be looked up.
         """
-        self._pipeline = await self._hook.apipeline()
         return JobWatch(
-            self._pipeline,
+            await self.pipeline(),
             self.identity,
             start_timeout=self.start_timeout,
             write=lambda level, line: log.log(level, "%s", line),
@@ -149,20 +147,12 @@ class JobTrigger(BaseTrigger):
             past=64 << 10,
         )
 
-    @property
-    def _hook(self) -> PipelineHook:
-        return PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
-
     async def on_kill(self) -> None:
         """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run."""
         if await tasks.goes_on(self.task_instance):
             log.info("The trigger was given to another triggerer, or the task is resumed: the job goes on.")
             return
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
-        try:
-            pipeline = self._pipeline or await self._hook.apipeline()
-        except BottledWaterError as error:
-            log.warning("The job cannot be asked to stop: %s", error)
-            pipeline = None
+        pipeline = await self.pipeline_at_end()
         # one call in a thread, which goes on should Airflow cancel this coroutine, too
         await asyncio.get_running_loop().run_in_executor(STOPPING, _end, pipeline, self.identity)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.triggers import tasks
+
+#: seconds between two questions to Airflow whether the stream's task has ended
+_TASK_INTERVAL = 60.0
 
 LAG_SQL = (
     "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
@@ -42,23 +48,40 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, 
     return None
 
 
+def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
+    """The event for a stream whose task has ended before the slot had caught up."""
+    message = f"The task {stream_task_id!r} has ended before slot {slot!r} had caught up: nobody reads from the slot any more."
+    return {"status": "over", "slot": slot, "message": message}
+
+
 class SlotLagTrigger(BaseTrigger):
-    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot does not exist or is lost.
+    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot does not exist or is lost, or when the stream's task has ended.
 
     :param postgres_conn_id: connection of type Postgres: the source.
     :param slot: name of the replication slot.
     :param max_lag: bytes of WAL.
     :param poll_interval: seconds between two checks.
+    :param stream_task_id: the task of the same DAG run that runs the stream; None if it is not known.
     """
 
-    def __init__(self, *, postgres_conn_id: str, slot: str, max_lag: int, poll_interval: float = 30.0) -> None:
+    def __init__(
+        self,
+        *,
+        postgres_conn_id: str,
+        slot: str,
+        max_lag: int,
+        poll_interval: float = 30.0,
+        stream_task_id: str | None = None,
+    ) -> None:
         super().__init__()
         self.postgres_conn_id, self.slot = postgres_conn_id, slot
         self.max_lag, self.poll_interval = max_lag, poll_interval
+        self.stream_task_id = stream_task_id
+        self._asked = -_TASK_INTERVAL
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
-        names = ("postgres_conn_id", "slot", "max_lag", "poll_interval")
+        names = ("postgres_conn_id", "slot", "max_lag", "poll_interval", "stream_task_id")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -69,6 +92,8 @@ class SlotLagTrigger(BaseTrigger):
         dsn = ""
         while True:
             await asyncio.sleep(self.poll_interval)
+            # asked before the slot is looked at: with the end of a bounded stream, the slot may have caught up
+            over = await self._stream_over()
             try:
                 dsn = dsn or await SourceHook(self.postgres_conn_id).adsn()
                 async with await psycopg.AsyncConnection.connect(
@@ -87,3 +112,14 @@ class SlotLagTrigger(BaseTrigger):
             if (event := evaluate(self.slot, row, self.max_lag)) is not None:
                 yield TriggerEvent(event)
                 return
+            if over:
+                yield TriggerEvent(stream_over(self.slot, str(self.stream_task_id)))
+                return
+
+    async def _stream_over(self) -> bool:
+        """Whether the stream's task is known to have ended; Airflow is asked once a minute."""
+        ti = self.task_instance
+        if self.stream_task_id is None or ti is None or time.monotonic() - self._asked < _TASK_INTERVAL:
+            return False
+        self._asked = time.monotonic()
+        return await sync_to_async(tasks.is_over)(ti, self.stream_task_id)

@@ -10,17 +10,17 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import job_stop, job_watch
-from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.job import STOPPING
+from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import Watching
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 _HEARTBEATS, _OUTAGES = 10, 2
 #: seconds between two looks for jobs whose task has ended
 _ORPHANS = 60.0
-#: the states of a task that has ended, and is not going to be tried again
-_OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 def limit(pipeline: Pipeline, max_silence: float) -> float:
@@ -160,7 +158,7 @@ async def stop_orphans(pipeline: Pipeline, name: str) -> None:
     """
     try:
         for owner, identity in await asyncio.to_thread(job_watch.unfinished, pipeline, name):
-            if _OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
+            if tasks.OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
                 log.warning("The task of a job has ended, and the job still runs; it is stopped: %s", identity)
                 await asyncio.get_running_loop().run_in_executor(
                     STOPPING, functools.partial(job_stop.stop, pipeline, identity, timeout=30.0)
@@ -170,7 +168,7 @@ async def stop_orphans(pipeline: Pipeline, name: str) -> None:
         log.info("Jobs without a task could not be looked for: %s", type(error).__name__)
 
 
-class StreamErrorTrigger(BaseTrigger):
+class StreamErrorTrigger(PipelineTrigger):
     """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report any more.
 
     :param cluster: the source's :class:`Cluster` as a dictionary, which the sensor has read.
@@ -193,12 +191,14 @@ class StreamErrorTrigger(BaseTrigger):
         max_dead_letters: int | None = None,
         poll_interval: float = 10.0,
     ) -> None:
-        super().__init__()
-        self.postgres_conn_id, self.kafka_conn_id = postgres_conn_id, kafka_conn_id
-        self.schema_registry_conn_id, self.settings = schema_registry_conn_id, settings
+        super().__init__(
+            postgres_conn_id=postgres_conn_id,
+            kafka_conn_id=kafka_conn_id,
+            schema_registry_conn_id=schema_registry_conn_id,
+            settings=settings,
+        )
         self.cluster, self.earlier, self.max_silence = cluster, earlier, max_silence
         self.max_dead_letters, self.poll_interval = max_dead_letters, poll_interval
-        self._pipeline: Pipeline | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
@@ -214,9 +214,9 @@ class StreamErrorTrigger(BaseTrigger):
         async with Watching(self._begin, "The stream's status") as watching:
             while True:
                 await asyncio.sleep(self.poll_interval)
-                if self._pipeline is not None and time.monotonic() - looked >= _ORPHANS:
+                if self._known is not None and time.monotonic() - looked >= _ORPHANS:
                     looked = time.monotonic()
-                    await stop_orphans(self._pipeline, Cluster(**self.cluster).pipeline(self._pipeline.slot))
+                    await self._stop_orphans()
                 try:
                     event = await watching.fetch()
                 except BottledWaterError as error:
@@ -225,15 +225,22 @@ class StreamErrorTrigger(BaseTrigger):
                     yield TriggerEvent(event)
                     return
 
+    async def _stop_orphans(self) -> None:
+        """Look for jobs without a task, with the connections as they are now: those of the watch may be months old."""
+        try:
+            pipeline = await self.pipeline()
+        except BottledWaterError as error:
+            log.info("Jobs without a task are not looked for: %s", error)
+            return
+        await stop_orphans(pipeline, Cluster(**self.cluster).pipeline(pipeline.slot))
+
     async def _begin(self) -> Watch:
         """Begin to watch.
 
         :raises Outage: a connection could not be looked up.
         """
-        hook = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings)
-        self._pipeline = await hook.apipeline()
         return Watch(
-            self._pipeline,
+            await self.pipeline(),
             Cluster(**self.cluster),
             earlier=self.earlier,
             max_silence=self.max_silence,

@@ -20,18 +20,52 @@ _ASK_SECONDS = 25.0 / 30.0 * conf.getint("triggerer", "on_kill_timeout", fallbac
 #: as after a time-out of the trigger. Its next process decides about what the task has begun: a retry goes on with it, the first try
 #: after a clear ends it
 _GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})
+#: the states of a task that has ended, and is not going to be tried again
+OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+def states_now(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[str]:
+    """The states of a task in a run: one, or none if Airflow has no such task or it was cleared. For a task's process, in which a call
+    may block.
+
+    :raises Exception: Airflow does not answer; its errors are of many classes.
+    """
+    found = RuntimeTaskInstance.get_task_states(
+        dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
+    )
+    return {str(getattr(state, "value", state)) for state in found.get(run_id, {}).values()}
 
 
 async def states(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[str]:
-    """The states of a task in a run: one, or none if Airflow has no such task or it was cleared.
+    """:func:`states_now` for the triggerer.
 
     :raises Exception: Airflow does not answer; its errors are of many classes.
     """
     async with asyncio.timeout(_ASK_SECONDS):
-        found = await sync_to_async(RuntimeTaskInstance.get_task_states)(
-            dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
-        )
-    return {str(getattr(state, "value", state)) for state in found.get(run_id, {}).values()}
+        return await sync_to_async(states_now)(dag_id, run_id, task_id, map_index)
+
+
+def goes_on_now(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
+    """Whether a task is known to go on, see :func:`goes_on`. For a task's process, in which a call may block."""
+    try:
+        return bool(_GOES_ON & states_now(dag_id, run_id, task_id, map_index))
+    except Exception as error:
+        # its errors are of many classes
+        log.warning("Airflow does not say whether the task %r has ended (%s).", task_id, type(error).__name__)
+        return False
+
+
+def is_over(ti: Any, task_id: str) -> bool:
+    """Whether another task of the same run is known to have ended. For a task's process, in which a call may block.
+
+    :param ti: the task instance that asks; the other one has its map index.
+    """
+    try:
+        return bool(OVER & states_now(ti.dag_id, ti.run_id, task_id, ti.map_index))
+    except Exception as error:
+        # its errors are of many classes; it is asked again
+        log.info("Airflow does not say whether the task %r has ended (%s).", task_id, type(error).__name__)
+        return False
 
 
 async def ask_early(ti: Any) -> None:

@@ -964,7 +964,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job that was given up before it began does nothing when it begins",
-        "operators/spark.py",
+        "hooks/job_stop.py",
         "elif not ended.pending:",
         "else:",
         "tests/system/clusters/test_pipeline_on_kubernetes.py::"
@@ -1056,9 +1056,9 @@ MUTANTS = (
     ),
     Mutant(
         "a job that fell silent is fenced before it is replaced",
-        "operators/spark.py",
-        "        if ended.lost:\n",
-        "        if False:\n",
+        "hooks/job_stop.py",
+        "    if ended.lost:\n",
+        "    if False:\n",
         f"{_STREAM_OPERATOR}::test_a_job_that_fell_silent_is_fenced_before_it_is_submitted_again",
     ),
     Mutant(
@@ -1090,9 +1090,37 @@ MUTANTS = (
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
     Mutant(
+        "nobody waits for the slot of a stream that has ended",
+        "triggers/slot_lag.py",
+        "            if over:\n",
+        "            if False:\n",
+        "tests/unit/triggers/test_triggers.py::test_a_slot_whose_stream_has_ended_is_not_waited_for",
+    ),
+    Mutant(
+        "a backfill that was removed with its pipeline is not waited for",
+        "hooks/backfill.py",
+        "            if report is None or not report.ended:\n",
+        "            if False:\n",
+        "tests/unit/hooks/test_backfill_hook.py::test_one_that_was_removed_with_its_pipeline_is_not_waited_for",
+    ),
+    Mutant(
+        "a job is stopped with the connections as they are now",
+        "triggers/pipeline.py",
+        "                return await self.pipeline()\n",
+        "                return self._known or await self.pipeline()\n",
+        "tests/unit/triggers/test_backfill_trigger.py::test_the_connections_are_looked_up_again_at_the_end",
+    ),
+    Mutant(
+        "a retry does not undo that the pipeline was asked to stop",
+        "operators/stream.py",
+        "not (ended.outcome.stopped and ended.asked)",
+        "not ended.outcome.stopped",
+        f"{_STREAM_OPERATOR}::test_a_retry_does_not_undo_that_the_pipeline_was_asked_to_stop",
+    ),
+    Mutant(
         "a job is stopped only if its task has ended",
         "triggers/stream_error.py",
-        "            if _OVER & await tasks.states(",
+        "            if tasks.OVER & await tasks.states(",
         "            if await tasks.states(",
         "tests/unit/triggers/test_triggers.py::test_a_job_whose_task_has_ended_is_stopped",
     ),

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import StateError
-from airflow_bottledwater.hooks.backfill import BackfillHook
+from airflow_bottledwater.hooks.backfill import BackfillHook, BackfillWatch
+from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import snapshots
-from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
+from airflow_bottledwater.state.control_records import (
+    SnapshotReport,
+    SnapshotRequest,
+    encode,
+    reading_key,
+    snapshot_key,
+)
 
 FOUND = {
     "running": (SnapshotRequest(("a",)), SnapshotReport("reading")),
@@ -62,3 +69,48 @@ def test_one_that_has_ended_is_an_error_if_it_was_named_and_none_if_it_ends_in_b
     open_still = {"ended": (SnapshotRequest(("d",)), None), "asked": FOUND["asked"]}
     monkeypatch.setattr(snapshots, "reports", lambda pipeline, name: open_still)
     assert BackfillHook("shop").pause() == ["asked"]
+
+
+# ------------------------------------------------------------------ watching one
+class Shared:
+    """Records of the shared topic; a look with ``now`` first lets happen what ``meanwhile`` says."""
+
+    def __init__(self, records: dict[str, Any], meanwhile: list[Any]) -> None:
+        self.records, self.meanwhile = records, meanwhile
+
+    def get(self, key: str, *, now: bool = False) -> tuple[Any, float]:
+        found = self.records.get(key), 0.0
+        if now and self.meanwhile:
+            self.meanwhile.pop(0)(self.records)
+        return found
+
+    def release(self) -> None:
+        pass
+
+
+def watching(monkeypatch: pytest.MonkeyPatch, records: dict[str, Any], *meanwhile: Any) -> BackfillWatch:
+    shared = Shared(records, list(meanwhile))
+    monkeypatch.setattr(SharedRecords, "acquire", lambda kafka: shared)
+    return BackfillWatch(Pipeline.of(postgres="host=db"), "name", "id", lambda line: None)
+
+
+REQUEST, READING = snapshot_key("name", "id"), reading_key("name", "id")
+
+
+@pytest.mark.parametrize("reported", [{}, {READING: encode(SnapshotReport("reading"))}])
+def test_one_that_was_removed_with_its_pipeline_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, reported: dict[str, Any]
+) -> None:
+    assert watching(monkeypatch, {REQUEST: encode(SnapshotRequest(("a",))), **reported}).fetch() is None
+    found = watching(monkeypatch, dict(reported)).fetch()
+    assert found is not None and found["state"] == "cancelled" and "slot was dropped" in found["error"]
+
+
+def test_one_that_ends_in_this_moment_was_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(records: dict[str, Any]) -> None:
+        records[READING] = encode(SnapshotReport("finished", rows=7))
+        del records[REQUEST]
+
+    records = {REQUEST: encode(SnapshotRequest(("a",))), READING: encode(SnapshotReport("reading"))}
+    found = watching(monkeypatch, records, ends).fetch()
+    assert found is not None and (found["state"], found["rows"]) == ("finished", 7)

@@ -35,6 +35,7 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
+from airflow_bottledwater.triggers import tasks
 
 OPERATORS: list[Any] = [
     ReplicationPreflightOperator, CreateReplicationSlotOperator, DropReplicationSlotOperator, SnapshotToKafkaOperator,
@@ -396,7 +397,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
         done=[], living=set(), earlier=died, end=Ended(Outcome(ok=True, counts={"rows": 7})), complete=False
     )
 
-    def wait(self: Any, pipeline: Any, identity: Any) -> Ended:
+    def wait(self: Any, identity: Any) -> Ended:
         world.done.append(f"wait {identity['id']}")
         return world.end
 
@@ -556,7 +557,7 @@ def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
 ) -> None:
     ended = Ended(Outcome(ok=True, counts=DIFFERENT))
     monkeypatch.setattr(VerifyTopicsOperator, "_ended", lambda *_: ({}, ended))
-    monkeypatch.setattr(VerifyTopicsOperator, "_leave", lambda *_: None)
+    monkeypatch.setattr(job_stop, "clear_away", lambda *_: None)
     pushed: dict[str, Any] = {}
     context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
     with pytest.raises(AirflowFailException):
@@ -595,7 +596,11 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
         "d": JobRecord("stream", "bottledwater", ours, outcome=Outcome(ok=True)),
         "e": JobRecord("stream", "bottledwater"),
         "f": JobRecord("stream", "bottledwater", ours, pipeline="of another database"),
+        # beside the stream or behind it, which is no reason to end it
+        "g": JobRecord("verify", "bottledwater", dataclasses.replace(ours, task_id="verify"), pipeline="name"),
     }
+    states = {"stream": {"failed"}, "verify": {"deferred"}}
+    monkeypatch.setattr(tasks, "states_now", lambda dag_id, run_id, task_id, map_index: states[task_id])
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(SharedRecords, "all", lambda self: {job_key(k): encode(v) for k, v in jobs.items()})
     monkeypatch.setattr(
@@ -620,6 +625,7 @@ def test_the_task_group_is_the_pipeline() -> None:
         "bottledwater.wait_caught_up",
         "bottledwater.watch_errors",
     } <= group.drop_slot.upstream_task_ids
+    assert group.wait_caught_up.stream_task_id == "bottledwater.stream"
     assert group.preflight.spark_conn_id == group.create_slot.spark_conn_id == "spark_default"
     assert (group.stream.timeout, group.snapshot.retries, group.wait_caught_up.slot) == (5.0, 3, "orders")
     # a stream has no end: a week, Airflow's default, is too short for whoever watches it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -232,8 +233,16 @@ def test_a_retry_of_a_job_that_has_ended_well_ends_well(world: World) -> None:
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
     """After its timeout for example: it has not ended well, it was ended."""
     world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
+    world.ends["old"] = dataclasses.replace(world.ends["old"], asked=True)
     deferred(lambda: operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1)))
     assert world.done == ["forget old", "start"]
+
+
+def test_a_retry_does_not_undo_that_the_pipeline_was_asked_to_stop(world: World) -> None:
+    """The first try saw the end, and failed before it could succeed: Airflow did not tell it the connections, for example."""
+    world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
+    found = operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))  # type: ignore[arg-type]
+    assert found == {"position": "0/5", "stopped": True} and world.done == ["forget old"]
 
 
 @pytest.mark.parametrize("timeout", [100.0, 100, "100"])
@@ -537,7 +546,7 @@ def test_without_deferring_it_is_submitted_again_in_the_task(world: World, monke
 
 
 def test_without_deferring_its_timeout_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda self, pipeline, identity, timeout: None)
+    monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda self, identity, timeout: None)
     with pytest.raises(Outage, match="timeout of 5 s"):
         operator(deferrable=False, timeout=5.0).execute(context(Store()))
     assert world.done == ["start tied", "stop new", "forget new"]
@@ -562,11 +571,32 @@ def test_when_the_trigger_fails_the_last_try_stops_the_job(world: World, try_num
 
 def test_killed_on_the_worker_it_stops_the_job(world: World) -> None:
     made = operator()
-    made.on_kill()
-    assert world.done == []
     deferred(lambda: made.execute(context(Store())))
     made.on_kill()
     assert world.done == ["start", "stop new", "forget new"]
+
+
+def test_killed_before_it_submits_it_starts_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow calls on_kill, and lets the process go on for some seconds."""
+    made = operator()
+    monkeypatch.setattr(jobs, "announce", lambda *_: made.on_kill())
+    with pytest.raises(Outage, match="was ended"):
+        made.execute(context(Store()))
+    assert "start" not in world.done and "stop new" in world.done
+
+
+def test_killed_while_it_looks_for_the_job_of_an_earlier_try_it_stops_that_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = operator(retries=1)
+
+    def still_runs(pipeline: Any, identity: Any) -> None:
+        made.on_kill()
+
+    monkeypatch.setattr(job_watch, "still_runs", still_runs)
+    with pytest.raises(Outage, match="was ended"):
+        made.execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))  # type: ignore[arg-type]
+    assert world.done == ["stop old", "forget old"]
 
 
 def test_the_request_to_a_job_that_does_not_answer_stays(world: World) -> None:

@@ -13,15 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
-from airflow_bottledwater.errors import JobFailed, Outage
+from airflow_bottledwater.errors import CredentialsRefused, JobFailed, Outage
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import connect as postgres
 from airflow_bottledwater.sensors import stream_error
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.state.control_records import StatusRecord
+from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.triggers.slot_lag import stream_over
 from tests.support.status import status_of
 
 pytestmark = pytest.mark.usefixtures("connections")
@@ -117,6 +119,61 @@ def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
     source.extend([("reserved", 11, 20, True), ("reserved", 10, 20, True)])
     sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False)
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("state", "lag", "verdict"),
+    [
+        ("deferred", 11, False),
+        ("up_for_retry", 11, False),
+        (None, 11, False),
+        (OSError("the API server is away"), 11, False),
+        # nobody reads from the slot any more
+        ("failed", 11, AirflowSkipException),
+        ("success", 11, AirflowSkipException),
+        ("success", 10, True),
+    ],
+)
+def test_a_stream_that_has_ended_is_not_waited_for(
+    source: list[Any], monkeypatch: pytest.MonkeyPatch, state: Any, lag: int, verdict: Any
+) -> None:
+    asked: list[Any] = []
+
+    def states(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[str]:
+        asked.append((dag_id, run_id, task_id, map_index))
+        if isinstance(state, Exception):
+            raise state
+        return {state} if state else set()
+
+    monkeypatch.setattr(tasks, "states_now", states)
+    ti = SimpleNamespace(dag_id="d", run_id="r", map_index=0)
+    sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False, stream_task_id="g.stream")
+    source.append(("reserved", lag, 20, True))
+    context: Any = {"ti": ti}
+    if isinstance(verdict, bool):
+        assert sensor.poke(context) is verdict
+    else:
+        with pytest.raises(verdict, match=r"'g\.stream' has ended before slot 'bottledwater' had caught up"):
+            sensor.poke(context)
+    assert asked == [("d", "r", "g.stream", 0)]
+
+
+def test_the_triggers_word_that_the_stream_has_ended_skips_the_sensor() -> None:
+    with pytest.raises(AirflowSkipException, match="has ended"):
+        lag_sensor().execute_complete(CONTEXT, stream_over("orders", "stream"))
+
+
+@pytest.mark.parametrize("error", [Outage("PostgreSQL is away"), CredentialsRefused("refused")])
+def test_what_passes_ends_a_sensor_at_its_first_look_only(source: list[Any], error: Exception) -> None:
+    sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False)
+    source.append(error)
+    with pytest.raises((Outage, AirflowFailException)):
+        sensor.poke(CONTEXT)
+    source.extend([error, ("reserved", 11, 20, True), error, ("reserved", 10, 20, True)])
+    assert [sensor.poke(CONTEXT) for _ in range(4)] == [False, False, False, True]
+    # in mode "reschedule", each look is a process of its own
+    source.append(error)
+    assert not ReplicationSlotLagSensor(task_id="t").poke({**CONTEXT, "task_reschedule_count": 1})
 
 
 # ------------------------------------------------------------------ the stream's end

@@ -11,13 +11,15 @@ import pytest
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.hooks import backfill
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.triggers import backfill as module
+from airflow_bottledwater.triggers import pipeline as pipelines
 from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 ARGUMENTS: dict[str, Any] = {
     "name": "pipeline", "request_id": "id", "postgres_conn_id": "pg", "kafka_conn_id": "k", "schema_registry_conn_id": None,
-    "settings": {"slot": "shop"}, "poll_interval": 0.01, "deadline": None,
+    "settings": {"slot": "shop"}, "poll_interval": 0.01, "deadline": None, "owed": False,
 }  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def test_only_a_user_who_ends_the_task_cancels_the_live_snapshot(
         return "the pipeline"
 
     monkeypatch.setattr(tasks, "states", answer)
-    monkeypatch.setattr(module.PipelineHook, "apipeline", pipeline)
+    monkeypatch.setattr(PipelineHook, "apipeline", pipeline)
     monkeypatch.setattr(backfill, "cancel", lambda *arguments: found.append(arguments))
     trigger = BackfillTrigger(**ARGUMENTS)
     trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)  # type: ignore[assignment]
@@ -128,7 +130,45 @@ def test_a_kafka_that_does_not_answer_fails_nothing_at_the_end(monkeypatch: pyte
         return {"failed"}
 
     monkeypatch.setattr(tasks, "states", failed)
-    monkeypatch.setattr(module.PipelineHook, "apipeline", pipeline)
+    monkeypatch.setattr(PipelineHook, "apipeline", pipeline)
     trigger = BackfillTrigger(**ARGUMENTS)
     trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)  # type: ignore[assignment]
     asyncio.run(trigger.on_kill())
+
+
+def test_the_connections_are_looked_up_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch may have begun months ago, with another password."""
+    answers: list[Any] = ["old", "new", Outage("Airflow does not answer."), asyncio.sleep]
+    found: list[Any] = []
+
+    async def pipeline(_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        if not isinstance(answer, str):
+            await answer(60)
+        return answer
+
+    async def failed(*_: Any) -> set[str]:
+        return {"failed"}
+
+    monkeypatch.setattr(tasks, "states", failed)
+    monkeypatch.setattr(PipelineHook, "apipeline", pipeline)
+    monkeypatch.setattr(pipelines, "_LOOK_UP_SECONDS", 0.05)
+    monkeypatch.setattr(backfill, "cancel", lambda pipeline, *_: found.append(pipeline))
+    trigger = BackfillTrigger(**ARGUMENTS)
+    trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)  # type: ignore[assignment]
+
+    async def life() -> None:
+        await trigger.pipeline()
+        for _ in range(3):
+            await trigger.on_kill()
+
+    asyncio.run(life())
+    assert found == ["new", "new", "new"]
+
+
+def test_one_whose_rows_are_owed_goes_on_whatever_becomes_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a new key, the topics lack rows without it."""
+    monkeypatch.setattr(backfill, "cancel", lambda *_: pytest.fail("it was cancelled"))
+    asyncio.run(BackfillTrigger(**{**ARGUMENTS, "owed": True}).on_kill())

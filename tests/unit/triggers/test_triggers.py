@@ -43,7 +43,9 @@ def watching(**arguments: Any) -> JobTrigger:
         JobTrigger(identity=IDENTITY, **PIPELINE, poll_interval=2.5, deadline=1e9),
         JobTrigger(identity=IDENTITY, **PIPELINE),
         PauseTrigger(until=1e9),
-        SlotLagTrigger(postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5),
+        SlotLagTrigger(
+            postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5, stream_task_id="group.stream"
+        ),
         StreamErrorTrigger(
             **PIPELINE,
             cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000},
@@ -244,6 +246,45 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
     pipeline: Any = SimpleNamespace(slot="orders")
     asyncio.run(stream_error.stop_orphans(pipeline, "name"))
     assert done == ["a", "c"]
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    ("state", "status"), [("failed", "over"), ("success", "over"), ("deferred", "ok"), (OSError("away"), "ok")]
+)
+def test_a_slot_whose_stream_has_ended_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, state: Any, status: str
+) -> None:
+    rows = [("reserved", 101, 500, True), ("reserved", 100, 500, True)]
+
+    class Connection:
+        async def __aenter__(self) -> Connection:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def execute(self, *_: Any) -> Any:
+            async def fetchone() -> Any:
+                return rows.pop(0)
+
+            return SimpleNamespace(fetchone=fetchone)
+
+    async def connect(*_: Any, **__: Any) -> Connection:
+        return Connection()
+
+    def states(**arguments: Any) -> Any:
+        if isinstance(state, Exception):
+            raise state
+        assert arguments == {"dag_id": "d", "task_ids": ["g.stream"], "run_ids": ["r"], "map_index": 0}
+        return {"r": {"g.stream": state}}
+
+    monkeypatch.setattr("psycopg.AsyncConnection.connect", connect)
+    monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    trigger = SlotLagTrigger(postgres_conn_id="postgres_default", slot="orders", max_lag=100, stream_task_id="g.stream")
+    trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="lag", map_index=0)  # type: ignore[assignment]
+    (event,) = events(trigger)
+    assert (event["status"], event["slot"]) == (status, "orders")
 
 
 # ------------------------------------------------------------------ verdicts

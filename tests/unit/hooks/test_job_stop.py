@@ -1,0 +1,35 @@
+"""How a job is stopped, where Kafka's answer decides what is done."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.hooks import job_stop
+from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.provision import stop as provision
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import jobs
+
+PIPELINE = Pipeline.of(postgres="host=db")
+
+
+@pytest.mark.parametrize(("folder", "ended"), [("", False), ("/nowhere/else", True)])
+def test_a_job_that_kafka_does_not_know_may_wait_in_its_cluster(
+    monkeypatch: pytest.MonkeyPatch, folder: str, ended: bool
+) -> None:
+    """Kafka was away when it was announced. The request has to stay, and the application to be cancelled."""
+    done: list[Any] = []
+    shared = SimpleNamespace(get=lambda key: (None, 0.0), release=lambda: None)
+    monkeypatch.setattr(SharedRecords, "acquire", lambda kafka: shared)
+    monkeypatch.setattr(jobs, "request_stop", lambda pipeline, job_id: done.append("asked"))
+    monkeypatch.setattr(jobs, "report_end", lambda *_: done.append("reported"))
+    monkeypatch.setattr(provision, "holds", lambda pipeline, claim: False)
+    monkeypatch.setattr(provision, "fence", lambda pipeline, claim, why: "")
+    monkeypatch.setattr(job_stop, "_cancel", lambda identity: done.append("cancelled"))
+    identity: Identity = {"id": "j", "host": "elsewhere", "folder": folder, "application": "app_1", "conn_id": "spark"}
+    assert job_stop.stop(PIPELINE, identity, timeout=1) is ended
+    assert done == (["asked"] if ended else ["asked", "cancelled", "reported"])

@@ -80,6 +80,7 @@ def _follow(pipeline: Pipeline, name: str, request_id: str) -> None:
     """
     from airflow_bottledwater.provision import live
     from airflow_bottledwater.state import snapshots
+    from airflow_bottledwater.state.control_records import SnapshotReport
 
     columns = (
         TextColumn("{task.description}"),
@@ -91,7 +92,9 @@ def _follow(pipeline: Pipeline, name: str, request_id: str) -> None:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("waiting", total=None)
         while True:
-            _, report = snapshots.reports(pipeline, name).get(request_id, (None, None))
+            request, report = snapshots.reports(pipeline, name).get(request_id, (None, None))
+            if request is None and (report is None or not report.ended):
+                report = SnapshotReport.removed()
             if report is not None:
                 heard = time.monotonic()
                 what = f"{report.state}: {report.rows:,} rows" + (f", waits for {report.what}" if report.what else "")

@@ -87,7 +87,7 @@ def publishes(pipeline: Pipeline, name: str) -> str:
     status = read_status(pipeline, name)
     if status is None or status.ended:
         return (
-            f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded. To have it taken now, begin a bounded run: "
-            "trigger the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
+            f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded. To have it taken now, unpause the DAG "
+            "bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
         )
     return f"The job on host {status.job.host} takes it."

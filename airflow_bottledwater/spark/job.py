@@ -296,6 +296,9 @@ def _failed(failure: BaseException) -> Outcome:
 
 
 def leave(record: RunRecord) -> None:
-    """Write a record into the run directory, if the job has one."""
+    """Write a record into the run directory, if the job has one. A full disk ends no job: what matters is reported in Kafka, too."""
     if folder := os.environ.get(RUN_DIRECTORY):
-        run_directory.write(Path(folder), record)
+        try:
+            run_directory.write(Path(folder), record)
+        except OSError as error:
+            log.warning("%s cannot be written in %s: %s", record.FILE, folder, error)

@@ -7,6 +7,7 @@ stop a job by its run directory.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import shutil
@@ -24,6 +25,8 @@ from airflow_bottledwater.errors import JobFailed, StopRequested
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.spark import run_directory as records
 from airflow_bottledwater.spark.run_directory import Driver, Exit, StopAsked, Submission, Supervisor, Unreported
+
+log = logging.getLogger(__name__)
 
 #: the environment variable with the job's run directory, into which it writes its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
@@ -218,9 +221,12 @@ class LogReader:
 
 def ask(run_directory: Path) -> None:
     """Record that the job is to stop: a signal that reaches it from now on does not count as one from outside the pipeline, and a job
-    that has not started yet does not start."""
+    that has not started yet does not start. On a full disk this is only logged: the job is stopped all the same."""
     if run_directory.is_dir():
-        records.write(run_directory, StopAsked(time.time()))
+        try:
+            records.write(run_directory, StopAsked(time.time()))
+        except OSError as error:
+            log.warning("That the job is to stop cannot be recorded in %s: %s", run_directory, error)
 
 
 def interrupt(run_directory: Path) -> bool:

@@ -281,6 +281,11 @@ class SnapshotReport:
     error: str = ""
     at: float = 0.0
 
+    @classmethod
+    def removed(cls) -> SnapshotReport:
+        """The end of a live snapshot that has neither a request nor a last report any more."""
+        return cls("cancelled", error="its request was removed with the pipeline's saved state: the slot was dropped")
+
     @property
     def ended(self) -> bool:
         """Whether the snapshot has ended."""

@@ -78,6 +78,50 @@ def test_stopped_the_driver_ends_in_order(tmp_path: Path) -> None:
     assert supervise.exit_code(tmp_path) == 3
 
 
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_directory, "write", write)
+
+
+def test_on_a_full_disk_a_job_is_stopped_all_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    start(tmp_path, DRIVER)
+    until((tmp_path / "driver.json").exists, "the driver runs")
+    request.getfixturevalue("full_disk")
+    assert supervise.stop(tmp_path) and not supervise.running(tmp_path)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_on_a_full_disk_a_job_reports_its_end_in_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Outcome] = []
+
+    class Reporter:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def start(self) -> None:
+            pass
+
+        def finish(self, outcome: Outcome) -> bool:
+            ended.append(outcome)
+            return True
+
+    monkeypatch.setattr(jobs, "JobReporter", Reporter)
+    monkeypatch.setenv(supervise.RUN_DIRECTORY, str(tmp_path))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "settings.json").write_text(json.dumps({"postgres": "host=db", "output_format": "json"}))
+    file = job.SettingsFile(str(tmp_path / "settings.json"), {})
+
+    def work(*_: Any) -> dict[str, Any]:
+        job.leave(run_directory.Progress(1, 2, 3, 4.0))
+        return {"rows": 1}
+
+    assert job._run("snapshot", work, file, "j", False) == job.EXIT_OK
+    assert ended == [Outcome(ok=True, counts={"rows": 1})]
+
+
 def test_what_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
     pid = start(tmp_path, "trap '' TERM; (trap '' TERM; sleep 1000) & sleep 1001")
     until(lambda: len(processes.family(pid)) >= 4, "all its processes run")

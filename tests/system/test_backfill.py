@@ -22,6 +22,15 @@ BACKFILL, ROWS = "bottledwater_backfill", 200
 #: the DAG of the watch, with the schedule of every minute
 OFTEN = "watch_each_minute"
 CONF = {"tables": ["flights"], "drop_slot": "never"}
+#: a bounded run on a server whose other databases write more than its sensor accepts as lag
+BEHIND = """
+from airflow.sdk import DAG
+from airflow_bottledwater.task_group import BottledWaterTaskGroup
+
+with DAG(dag_id="behind", schedule=None):
+    pipeline = {"slot": "behind", "topic_prefix": "behind", "tables": ["flights"]}
+    BottledWaterTaskGroup("cdc", pipeline=pipeline, bounded=True, drop_when="always", max_lag=-1)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +39,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     shutil.copytree(DAGS, dags, dirs_exist_ok=True)
     nightly = (DAGS / "bottledwater_watch.py").read_text()
     (dags / "often.py").write_text(nightly.replace(f'"{WATCH}"', f'"{OFTEN}"').replace('"@daily"', '"* * * * *"'))
+    (dags / "behind.py").write_text(BEHIND)
     started = System(tmp_path_factory.mktemp("backfill"), dags)
     try:
         started.start()
@@ -207,3 +217,12 @@ def test_a_slice_waits_for_the_next_bounded_run(system: System) -> None:
     assert {day: n for (_, day), n in more.items()} == {"2026-03-04": ROWS}
     found_equal(system.client, verification)
     system.client.request("PATCH", "dags/bottledwater_scheduled", json={"is_paused": True})
+
+
+def test_the_sensor_does_not_wait_for_a_slot_whose_stream_has_ended(system: System) -> None:
+    system.client.wait_for_dag("behind")
+    run = system.client.trigger("behind", {})
+    assert system.client.wait_run("behind", run, 300)["state"] == "success"
+    states = {t["task_id"]: t["state"] for t in system.client.task_instances("behind", run)}
+    assert states == {f"cdc.{name}": "skipped" if name == "wait_caught_up" else "success" for name in TASKS}
+    assert system.slot("behind") == (False, False)

@@ -275,7 +275,7 @@ class LiveSnapshots:
                 kept = ~newer.rows(records)
                 yield Records(records.table[kept], records.data, records.headers, label)
                 for rejection in rejections:
-                    yield self._rows.dead_letter(chunk.version, block, rejection)
+                    yield self._rows.dead_letter(chunk.version, block, rejection, chunk.insert_lsn, label)
                 rows += int(np.count_nonzero(kept))
                 left_out += len(kept) - int(np.count_nonzero(kept))
                 dead_letters += len(rejections)

@@ -1,14 +1,55 @@
-"""What the source holds today for a dead letter, and so whether it may still be published."""
+"""Dead letters as they are read again, and what decides whether one may still be published: newer records, and what the source holds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.current import Found, row_key
+
+_SNAPSHOT = "r"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter as it was written.
+
+    :param key: of its record.
+    """
+
+    key: bytes
+    content: dict[str, Any]
+
+    @property
+    def position(self) -> str:
+        """The position of its change; empty of a snapshot's row."""
+        return str(self.content["pos"])
+
+    @property
+    def copied(self) -> bool:
+        """Whether it is of a snapshot's row."""
+        return str(self.content["op"]) == _SNAPSHOT
+
+    @property
+    def label(self) -> str:
+        """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
+        return str(self.content["again"].get("label", ""))
+
+    def overtaken(self, newest: str) -> bool:
+        """Whether a record or a TRUNCATE is newer than its row.
+
+        :param newest: the position of the newest one; empty for none.
+        """
+        if not self.copied:
+            return newest > self.position
+        # earlier versions have not written what their rows show: of these, the source's row alone decides
+        shown = self.content["again"].get("lsn")
+        return shown is not None and newest >= str(Position(shown))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Publishes dead letters after their cause was fixed: on request, while the stream is stopped, and under its transactional id.
 
 A dead letter is published only if the source still has the row as the dead letter holds it (or, for a delete, has no such row), and no
-newer record of its key is in the topic. Otherwise it is dropped: publishing it would overwrite a newer value, or bring a row back that
-was deleted. The topic alone is not enough to decide this, since compaction removes tombstones.
+newer record of its key is in the topic: of a later change, or for a row of a snapshot, of a change that the snapshot does not show.
+Otherwise it is dropped: publishing it would overwrite a newer value, or bring a row back that was deleted. The topic alone is not enough
+to decide this, since compaction removes tombstones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import identify, session
-from airflow_bottledwater.provision.held import Held, compare
+from airflow_bottledwater.provision.held import DeadLetter, Held, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
@@ -47,7 +48,6 @@ from airflow_bottledwater.state.records import PinnedTable, pins, stream_id
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT = "r"
 #: bytes of dead letters that are treated at once
 _PORTION_BYTES = 32 << 20
 #: records that are read at once: dead letters may be large
@@ -92,20 +92,6 @@ class _Head(msgspec.Struct):
     pos: str
     #: earlier versions have not written it
     pipeline: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _DeadLetter:
-    key: bytes
-    content: dict[str, Any]
-
-    @property
-    def position(self) -> str:
-        return str(self.content["pos"])
-
-    @property
-    def copied(self) -> bool:
-        return str(self.content["op"]) == _SNAPSHOT
 
 
 def redrive(pipeline: Pipeline) -> Result:
@@ -179,8 +165,8 @@ class _Redrive:
             del places[:n]
         return result
 
-    def _redrive(self, dead_letters: list[_DeadLetter], result: Result) -> None:
-        ready: list[tuple[_DeadLetter, Records]] = []
+    def _redrive(self, dead_letters: list[DeadLetter], result: Result) -> None:
+        ready: list[tuple[DeadLetter, Records]] = []
         for dead_letter in dead_letters:
             if "again" not in dead_letter.content:
                 result.incomplete += 1
@@ -192,41 +178,34 @@ class _Redrive:
             try:
                 ready.append((dead_letter, self._encode(dead_letter)))
             except (RecordError, SchemaRefused) as error:
-                log.warning(
-                    "%s at %s: %s", dead_letter.content["relation"], dead_letter.position or "the snapshot", error
-                )
-                result.failed += 1
+                self._fails(dead_letter, error, result)
         newer = self._newer(ready)
         current = self._current(ready)
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
             if held is not None and held.unknown:
-                log.warning(
-                    "%s at %s: %s",
-                    dead_letter.content["relation"],
-                    dead_letter.position or "the snapshot",
-                    held.unknown,
-                )
-                result.failed += 1
+                self._fails(dead_letter, held.unknown, result)
                 continue
             rows = [
                 i
                 for i in range(len(records))
                 if not self._overtaken(dead_letter, records, i, newer) and (held is None or held.allows(records, i))
             ]
-            kept = Records(records.table[rows], records.data, records.headers)
+            kept = replace(records, table=records.table[rows])
             try:
                 self._send(dead_letter, kept)
             except RecordRefused as error:
-                log.warning(
-                    "%s at %s: %s", dead_letter.content["relation"], dead_letter.position or "the snapshot", error
-                )
-                result.failed += 1
+                self._fails(dead_letter, error, result)
             else:
                 result.published += bool(rows)
                 result.overtaken += not rows
 
-    def _replaced(self, dead_letter: _DeadLetter) -> bool:
+    @staticmethod
+    def _fails(dead_letter: DeadLetter, why: object, result: Result) -> None:
+        log.warning("%s at %s: %s", dead_letter.content["relation"], dead_letter.position or "the snapshot", why)
+        result.failed += 1
+
+    def _replaced(self, dead_letter: DeadLetter) -> bool:
         """Whether its table has got another key since, or a successor: a live snapshot has read all rows then, under the new key, and has
         removed the keys of before."""
         table = Version.from_json(dead_letter.content["again"]).table
@@ -260,13 +239,13 @@ class _Redrive:
             )
         return found.values()
 
-    def _read(self, keys: Sequence[bytes]) -> list[_DeadLetter]:
+    def _read(self, keys: Sequence[bytes]) -> list[DeadLetter]:
         """These dead letters, but for those that are gone meanwhile."""
         wanted, found = KeySet(keys), dict[bytes, bytes | None]()
         for block in self._blocks(self._dead_letters_topic):
             for i in block.having(wanted):
                 found[block.key(i)] = block.value(i)
-        return [_DeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
+        return [DeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
 
     def _events(self) -> Iterator[dict[str, Any]]:
         for block in self._blocks(self._events_topic):
@@ -287,7 +266,7 @@ class _Redrive:
         subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
         return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
 
-    def _encode(self, dead_letter: _DeadLetter) -> Records:
+    def _encode(self, dead_letter: DeadLetter) -> Records:
         """Encode a dead letter's row as records.
 
         :raises RecordError: it still cannot be published.
@@ -322,9 +301,9 @@ class _Redrive:
         reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
         if reasons:
             raise RecordError("; ".join(reasons))
-        return encoded.records
+        return replace(encoded.records, label=dead_letter.label)
 
-    def _newer(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
+    def _newer(self, ready: Iterable[tuple[DeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
         """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether
         it is newer than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
@@ -347,9 +326,9 @@ class _Redrive:
                         found[topic, key] = max(found.get((topic, key), ""), event["pos"])
         return found
 
-    def _current(self, ready: Iterable[tuple[_DeadLetter, Records]]) -> dict[bytes, Held]:
+    def _current(self, ready: Iterable[tuple[DeadLetter, Records]]) -> dict[bytes, Held]:
         """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a relation version."""
-        by_table: dict[tuple[str, bool], list[tuple[_DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
+        by_table: dict[tuple[str, bool], list[tuple[DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
         for dead_letter, _ in ready:
             again = dead_letter.content["again"]
             table = Version.from_json(again).table
@@ -367,11 +346,11 @@ class _Redrive:
         return held
 
     @staticmethod
-    def _overtaken(dead_letter: _DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
+    def _overtaken(dead_letter: DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
         key = _key(records, i)
-        return key is not None and newer.get((dead_letter.content["topic"], key), "") > dead_letter.position
+        return key is not None and dead_letter.overtaken(newer.get((dead_letter.content["topic"], key), ""))
 
-    def _send(self, dead_letter: _DeadLetter, records: Records) -> None:
+    def _send(self, dead_letter: DeadLetter, records: Records) -> None:
         tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)
         begun = False
 

@@ -29,7 +29,8 @@ class DeadLetter:
     :param message: the row as a message of pgoutput.
     :param error: why it could not be published.
     :param whole: whether the message has all of the row, so that it can be published later.
-    :param context: further numbers that are needed to encode it later (the transaction's id and time).
+    :param context: what else is needed to publish it later: of a change, the transaction's id and time (``xid``, ``time``); of a snapshot's
+        row, the LSN up to which it shows the table (``lsn``), and the header of a live snapshot's (``label``).
     """
 
     pipeline: str
@@ -39,7 +40,7 @@ class DeadLetter:
     message: bytes
     error: str
     whole: bool = True
-    context: Mapping[str, int] = field(default_factory=dict)
+    context: Mapping[str, int | str] = field(default_factory=dict)
 
     def encode(self, limit: int) -> bytes:
         """The dead letter as JSON: values as text where they are printable, else as hex of their binary form, cut if they are too

@@ -57,14 +57,21 @@ class RowEncoder:
                 raise _record_error(version, block, rejections[0])
             yield encoded, rejections
 
-    def dead_letter(self, version: Version, block: Block, rejection: Rejection) -> Records:
-        """The dead letter of a row that cannot be published."""
+    def dead_letter(
+        self, version: Version, block: Block, rejection: Rejection, insert_lsn: int, label: str = ""
+    ) -> Records:
+        """The dead letter of a row that cannot be published.
+
+        :param insert_lsn: L of the snapshot that shows the row.
+        :param label: see :class:`~airflow_bottledwater.kafka.publisher.Records`.
+        """
         raw, limit = _row(block, rejection.row), self._session.dead_letter_limit
         whole = len(raw) < limit
         message = _as_insert(version.table, raw, largest=len(raw) if whole else MAX_BYTES)
         log.error("Dead letter for a row of %s: %s", version.table.qualified, rejection.reason)
-        value = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, whole).encode(limit)
-        return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
+        context: dict[str, int | str] = {"lsn": insert_lsn, "label": label}
+        of = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, whole, context)
+        return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), of.encode(limit))
 
     def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:
         """Find the rows of a block that the broker refuses, which are rejected from then on; returns how many they are, and the bytes of

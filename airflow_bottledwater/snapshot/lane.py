@@ -147,7 +147,7 @@ class _Lane:
                     kept = without(encoded.records, rejections)
                     yield kept
                     for rejection in rejections:
-                        yield self._rows.dead_letter(pinned.version, block, rejection)
+                        yield self._rows.dead_letter(pinned.version, block, rejection, self._task.held.insert_lsn)
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
             rows = rows_before + counts["rows"]

@@ -218,10 +218,24 @@ MUTANTS = (
     ),
     Mutant(
         "an overtaken letter is dropped",
-        "provision/redrive.py",
-        'return key is not None and newer.get((dead_letter.content["topic"], key), "") > dead_letter.position',
-        "return False",
+        "provision/held.py",
+        "            return newest > self.position\n",
+        "            return False\n",
         f"{_RECOVERY}::test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_letter",
+    ),
+    Mutant(
+        "a snapshot's letter is not overtaken by what its row shows",
+        "provision/held.py",
+        "return shown is not None and newest >= str(Position(shown))",
+        'return newest > ""',
+        f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
+    ),
+    Mutant(
+        "a snapshot's letter is overtaken by what its row does not show",
+        "provision/held.py",
+        "return shown is not None and newest >= str(Position(shown))",
+        "return False",
+        f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
     ),
     Mutant(
         "letters wait for the stream's end",

@@ -149,8 +149,8 @@ class Verification:
                 for table in self.different
             )
             return (
-                f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead letters), "
-                f"then publish the rows again: bottledwater snapshot --tables {names} --sweep"
+                f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead letters; a column whose "
+                f"type was altered, which PostgreSQL sends no rows for), then publish the rows again: bottledwater snapshot --tables {names} --sweep"
             )
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)

@@ -78,7 +78,7 @@ class Decoded:
 
     :param values: by column; only columns that the table has today.
     :param older: columns that the record has under another schema than today's, or does not have at all: it was written before the
-        table was altered.
+        table was altered. JSON does not show another type, and neither does Avro where both types have the same schema.
     """
 
     values: Mapping[str, Any]
@@ -234,7 +234,7 @@ class Expectation:
     def difference(self, texts: Sequence[str | None], found: Decoded) -> tuple[str, str, str] | None:
         """The first column in which a record differs from a row, with both values as text; None if there is none.
 
-        A column that was altered since the record was written is not a difference: the topic is as the source was.
+        A column that was altered since the record was written, as its schema shows, is not a difference: the topic is as the source was.
         """
         for i, column in self._compared:
             expected = self._value(column, texts[i])

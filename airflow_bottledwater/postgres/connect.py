@@ -31,8 +31,14 @@ PINNED = {
     # a row-level policy that would hide rows leads to an error instead of missing rows
     "row_security": "off",
 }
-#: time-outs that may be set for a role or a database, and that would end long sessions of a job
-UNLIMITED = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+#: time-outs that may be set for a role or a database, and that would end long sessions of a job; with the versions that have them
+UNLIMITED = {
+    "statement_timeout": 0,
+    "lock_timeout": 0,
+    "idle_in_transaction_session_timeout": 0,
+    "idle_session_timeout": 140000,
+    "transaction_timeout": 170000,
+}
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -252,7 +258,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         raise _unconnected(error, dsn, params) from None
     _answered.add(_who(dsn, params))
     try:
-        unlimited = [*UNLIMITED, *(("transaction_timeout",) if connection.info.server_version >= 170000 else ())]
+        unlimited = [name for name, since in UNLIMITED.items() if connection.info.server_version >= since]
         settings = [*PINNED.items(), *((name, "0") for name in unlimited)]
         # a single statement: sessions are opened often, and the server may be far away
         calls = sql.SQL(", ").join(

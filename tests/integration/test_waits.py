@@ -482,3 +482,14 @@ def test_only_who_has_the_slot_is_terminated(direct: Flow, monkeypatch: pytest.M
             with pytest.raises(SlotInUse):
                 slot.release(connection, name, timeout=0.5)
         assert stranger.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_no_time_out_of_a_role_or_a_database_ends_a_session(direct: Flow) -> None:
+    known = (
+        "SELECT name, setting FROM pg_settings WHERE name LIKE '%timeout' AND context = 'user'"
+        " AND name NOT IN ('tcp_user_timeout', 'wal_sender_timeout')"
+    )
+    options = " ".join(f"-c {name}=200" for name, _ in direct.execute(known))
+    with connect(make_conninfo(direct.dsn, options=options)) as connection:
+        time.sleep(1)  # as the verification's own session is while its tasks read
+        assert {setting for _, setting in connection.execute(known)} == {"0"}  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ WITH RECURSIVE tree AS (
 )
 SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
        ARRAY(SELECT a.attname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid
-             WHERE x.indrelid = c.oid AND x.indisvalid AND a.attnum = ANY (x.indkey::int2[])
+             WHERE x.indrelid = c.oid AND x.indisvalid AND a.attnum = ANY ((x.indkey::int2[])[0:x.indnkeyatts - 1])
              AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END),
        coalesce(pg_relation_filenode(c.oid), 0), greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, t.created,
        t.attached

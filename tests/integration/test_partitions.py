@@ -716,6 +716,16 @@ def test_a_partition_whose_old_rows_are_not_the_roots_is_refused(make_flow: Make
     assert flow.compare("p").differences == []
 
 
+def test_columns_that_the_primary_key_only_includes_are_no_part_of_a_partitions_identity(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.execute("ALTER TABLE p DROP CONSTRAINT p_pkey, ADD PRIMARY KEY (id, region) INCLUDE (v)")
+    flow.create()
+    flow.snapshot()
+    everything(flow)
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
 def test_a_replica_identity_that_changes_ends_the_stream(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.create()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ from airflow_bottledwater.stream.relations import Resolver
 from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
+
+#: seconds that a new session has to last before an outage counts as over, if no batch comes: an idle server sends none
+_LASTS = 60.0
 
 
 def open_source(pipeline: Pipeline, start: Start, backoff: Backoff, position: Position) -> ChangeSource:
@@ -69,7 +73,7 @@ class ChangeSource:
             unknown=resolver.unknown,
         )
         self._stream: ReplicationStream | None = None
-        self._worked = False
+        self._worked, self._connected = False, math.inf
         self._confirmed = position
         self._last_empty = time.monotonic()
 
@@ -106,7 +110,8 @@ class ChangeSource:
         while True:
             try:
                 batch = self._next(deadline, flush_empty)
-                self._backoff.over() if batch is not None else None
+                if batch is not None or time.monotonic() - self._connected > _LASTS:
+                    self._backoff.over()
                 return batch
             except Exception as error:
                 if act(error) is not ErrorAction.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
@@ -161,7 +166,7 @@ class ChangeSource:
             self._assembler.position.lsn,
             buffer_bytes=self._pipeline.buffer_bytes,
         )
-        self._worked = True
+        self._worked, self._connected = True, time.monotonic()
         self._stream.acknowledge(self._confirmed.lsn if self._confirmed.ordinal == 0 else 0)
         return self._stream
 

@@ -146,7 +146,8 @@ class TransactionAssembler:
                 self._take_relation(self._payload())
                 self._state.next += 1
             elif why == TRUNCATE:
-                self._take_truncate(self._payload())
+                if (before := self._take_truncate(self._payload())) is not None:
+                    return before
                 self._state.next += 1
             elif why == UNKNOWN and self._state.whole_count:
                 return self._emit()  # what is whole before it can be published
@@ -209,22 +210,28 @@ class TransactionAssembler:
         self._versions.append(version)
         self._index(message.oid)
 
-    def _take_truncate(self, data: bytes) -> None:
+    def _take_truncate(self, data: bytes) -> Batch | None:
+        """Add a TRUNCATE; returns what is whole before it instead, if that can be published and it perhaps cannot."""
         state = self._state
-        state.ordinal += 1
         final, xid = int(state.final_lsn), int(state.xid)
-        if self.position.passed(final, int(state.ordinal)):
-            return
+        if self.position.passed(final, int(state.ordinal) + 1):
+            state.ordinal += 1
+            return None
         message = pgoutput.truncate(data)
         oids = [
             oid for oid in message.oids if oid not in self._boundaries or not self._boundaries[oid].contains(final, xid)
         ]
-        for oid in oids:
-            if oid in self._refused or (oid not in self._current and oid not in self._left_out):
-                self._leave_out(oid)
+        doubtful = [
+            oid for oid in oids if oid in self._refused or (oid not in self._current and oid not in self._left_out)
+        ]
+        if doubtful and state.whole_count:
+            return self._emit()
+        for oid in doubtful:
+            self._leave_out(oid)
+        state.ordinal += 1
         oids = [oid for oid in oids if oid in self._current]
         if not oids:
-            return
+            return None
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
         while state.count == len(self._changes) or state.bytes + len(kept) > len(self._out):
@@ -235,6 +242,7 @@ class TransactionAssembler:
         self._out[state.bytes : state.bytes + len(kept)] = np.frombuffer(kept, dtype=np.uint8)
         state.count += 1
         state.bytes += len(kept)
+        return None
 
     def _leave_out(self, oid: int) -> None:
         """Leave out the changes of a table from now on, if it is not one of the pipeline's, and that does no harm.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.errors import Outage, ProtocolError
+from airflow_bottledwater.errors import Outage, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
@@ -445,6 +445,27 @@ def test_a_table_that_is_not_followed_is_asked_about_inside_a_transaction_that_i
     made = run(history, Position(100, 1), {}, limit=10**6, most=10**6, sizes=[1], foreign=OIDS[1])
     assert made.left_out == [(OIDS[1], True)] and len(made.changes) == 1
     assert made.assembler is not None and made.assembler.skipped_by_table == {f"public.t{OIDS[1]}": 1}
+
+
+@pytest.mark.parametrize("message", [w.insert(OIDS[1], b"id", b"v"), w.truncate([OIDS[1], OIDS[0]])])
+def test_what_is_whole_before_a_change_that_cannot_be_published_is_published_before_the_stream_ends(
+    message: bytes,
+) -> None:
+    def refuse(message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
+        if message.oid == OIDS[1]:
+            raise Refused("its key changed")
+        return resolver([])(message, current)
+
+    assembler = TransactionAssembler(Position(0, 0), {}, refuse, batch_bytes=10**6, largest_transaction=10**6)
+    row = w.xlog(w.insert(OIDS[0], b"id", b"v"))
+    whole = [w.xlog(w.begin(9, 1)), w.xlog(relation(OIDS[0], 0)), row, w.xlog(w.commit(9, 10))]
+    begun = [w.xlog(w.begin(20, 2)), row, w.xlog(relation(OIDS[1], 0)), w.xlog(message), w.xlog(w.commit(20, 21))]
+    assembler.add(w.block([*whole, *begun]))
+    batch = assembler.cut()
+    assert batch is not None and (len(batch), batch.end) == (1, Position(10, 0))
+    with pytest.raises(Refused, match="its key changed"):
+        assembler.cut()
+    assert assembler.position == Position(10, 0)
 
 
 def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:

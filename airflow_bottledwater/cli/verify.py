@@ -91,7 +91,7 @@ def show(found: Verification, console: Console) -> None:
 
 def _show_differences(table: TableResult, console: Console) -> None:
     if not table.verified:
-        console.print(f"{table.table} has no key: its topic has inserts only, so it cannot be compared.")
+        console.print(f"{table.table} is not verified: {table.reason}.")
     if table.left_out:
         console.print(
             f"{table.table}: not compared, since PostgreSQL's text does not tell: {', '.join(table.left_out)}"

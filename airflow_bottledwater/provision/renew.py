@@ -38,6 +38,7 @@ from airflow_bottledwater.state.records import (
     Complete,
     LiveProgress,
     StateRecord,
+    below_key,
     boundary_key,
     heir_key,
     live_key,
@@ -231,7 +232,7 @@ def _lives(known: PipelineState, oids: Mapping[int, int]) -> dict[str, LiveProgr
 def _obsolete(known: PipelineState, renewal: _Renewal) -> list[str]:
     """The keys of a table's records that describe what it was: its definition, its first snapshot, its partitions; and what waited."""
     oid = renewal.before
-    keys = [table_key(oid), partitions_key(oid), sweep_key(oid), heir_key(renewal.table.oid)]
+    keys = [table_key(oid), partitions_key(oid), sweep_key(oid), below_key(oid), heir_key(renewal.table.oid)]
     for part in known.parts(oid):
         if (plan := known.plan(part)) is not None:
             keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]

@@ -67,6 +67,21 @@ def unfollowed(connection: Connection, pipeline: Pipeline, known: PipelineState)
     return dict(sorted(named.items(), key=lambda item: item[1]))
 
 
+def below(connection: Connection, known: PipelineState) -> dict[int, str]:
+    """The pipeline's tables that are partitions of another one of its tables today, which is published as one: by oid, with the name of that
+    one, as which their changes are sent."""
+    roots = {oid: pinned.table for oid, pinned in known.tables.items() if pinned.table.partitioned}
+    found = partitions.below(connection, roots) if roots else {}
+    return {
+        part.oid: roots[root].qualified for root, parts in found.items() for part in parts if part.oid in known.tables
+    }
+
+
+def moved(connection: Connection, known: PipelineState) -> list[int]:
+    """The pipeline's tables that were attached below another one of its tables, or detached from it, since the state knows of it."""
+    return [oid for oid in below(connection, known).keys() ^ known.below.keys() if oid in known.tables]
+
+
 def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
     """The partitions that have lost or brought rows without PostgreSQL sending anything, and what happened to each."""
     found: dict[str, str] = {}
@@ -166,6 +181,7 @@ class CoverageWatch:
         self._not_taken = not_taken
         self._new: dict[int, str] = {}
         self._attached: list[str] = []
+        self._moved: list[str] = []
         self._heirs = known.heirs
         # a copy, to which is added what the stream was told of
         self._known = PipelineState(dict(known.raw))
@@ -182,7 +198,7 @@ class CoverageWatch:
         :param reached: P; inside a large transaction no table can be taken in.
         :raises StateError: changes may be missing from the stream.
         :raises TablesChanged: there are new tables, or all is published of dropped ones whose topics others get; and ``new_tables`` is
-            add.
+            add. Or a table of the pipeline has come below another one, or is one of its own again.
         :raises Refused: there are new tables, and ``new_tables`` is stop.
         """
         if self._found is not None:
@@ -193,6 +209,10 @@ class CoverageWatch:
         if (taken := new + due + self._attached) and whole and self._pipeline.new_tables == "add":
             raise TablesChanged(
                 f"{', '.join(taken)}: created or attached since the slot was. The stream begins anew, and takes them in."
+            )
+        if self._moved and whole:
+            raise TablesChanged(
+                f"{', '.join(self._moved)}: attached to another table of the pipeline, or detached from it. The stream begins anew."
             )
         if new and self._pipeline.new_tables == "stop":
             raise Refused(
@@ -216,6 +236,8 @@ class CoverageWatch:
                     to_read = attached(connection, self._pipeline, self._known) if changed else {}
                     self._log_changes(new, changed, _names(to_read))
                     self._attached = _names(unread(to_read, self._known))
+                    tables = self._known.tables
+                    self._moved = [tables[oid].table.qualified for oid in moved(connection, self._known)]
             except StateError as error:
                 self._found = error
                 return

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
@@ -143,6 +144,11 @@ class PipelineState:
     def heirs(self) -> dict[int, Heir]:
         """The tables that are to get the topics of dropped ones, by oid."""
         return self._of_tables("heir", Heir)
+
+    @property
+    def below(self) -> dict[int, Below]:
+        """The tables that were attached below another one of the pipeline, by oid."""
+        return self._of_tables("below", Below)
 
     def parts(self, oid: int) -> list[int]:
         """The oids by which plan and progress of a table are recorded: those of its partitions, if it is partitioned."""

@@ -2,7 +2,8 @@
 
 Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
-partitions; ``heir/…`` by the oid of a table that is to get a topic; and ``live/…`` by the id of a live snapshot.
+partitions; ``heir/…`` by the oid of a table that is to get a topic; ``below/…`` by that of one whose changes are sent as another one's;
+and ``live/…`` by the id of a live snapshot.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import LOST_STATE, Refused, StateError
+from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
@@ -64,6 +66,11 @@ def partitions_key(oid: int) -> str:
 def heir_key(oid: int) -> str:
     """The key of a table that is to get the topic of one that was dropped."""
     return f"heir/{oid}"
+
+
+def below_key(oid: int) -> str:
+    """The key of a table whose changes are sent as another one's."""
+    return f"below/{oid}"
 
 
 def live_key(request_id: str) -> str:
@@ -316,7 +323,7 @@ class LiveProgress:
 
 StateRecord = (
     Job | Ids | Intent | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep | Partitions | Heir
-    | LiveProgress
+    | Below | LiveProgress
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
@@ -335,6 +342,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "sweep": Sweep,
     "partitions": Partitions,
     "heir": Heir,
+    "below": Below,
     "live": LiveProgress,
 }
 

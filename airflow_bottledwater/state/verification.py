@@ -49,7 +49,7 @@ class TableResult:
     """What was found of one table.
 
     :param rows: how many rows were compared; of a sample, those of the sample.
-    :param verified: False for a table without a key, which cannot be compared.
+    :param verified: False if it cannot be compared, for a ``reason``: it has no key, say.
     :param counts: how many keys differ, by kind.
     :param differences: the first of them.
     :param unsettled: keys that differed, and were changed again whenever they were looked at: nothing is known of them.
@@ -63,6 +63,7 @@ class TableResult:
     topic: str
     rows: int = 0
     verified: bool = True
+    reason: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     unsettled: int = 0

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.provision import succession
@@ -19,9 +20,18 @@ from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, snapshots
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.identity import check_slot, check_topics, shared
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COVERAGE, LiveProgress, Pin, StateRecord, live_key, pins, stream_id
+from airflow_bottledwater.state.records import (
+    COVERAGE,
+    LiveProgress,
+    Pin,
+    StateRecord,
+    below_key,
+    live_key,
+    pins,
+    stream_id,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +100,8 @@ def begin(pipeline: Pipeline) -> Start:
                 claimed.write(more)
             if new := coverage.unread(coverage.attached(connection, pipeline, known), known):
                 claimed.write(_reading(new))
+            if moved := _moved(connection, pipeline, known):
+                claimed.write(moved)
             check_topics(pipeline, known)
             claimed.record_ids([stream_id(claimed.prefix)])
             if again := snapshots.owed(known):
@@ -128,6 +140,35 @@ def _reading(attached: dict[int, list[Partition]]) -> dict[str, StateRecord]:
         progress = LiveProgress((oid,), parts=tuple(part.oid for part in parts), owed=True)
         records[live_key(uuid.uuid4().hex[:12])] = progress
     return records
+
+
+def _moved(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[str, StateRecord | None]:
+    """What is recorded of tables that were attached below another table of the pipeline, or detached from it: the topics of the latter lack
+    what was committed meanwhile, and a live snapshot brings them to what the tables hold."""
+    changes: dict[str, StateRecord | None] = {}
+    below = coverage.below(connection, known)
+    for oid in coverage.moved(connection, known):
+        pinned, changes[below_key(oid)] = known.tables[oid], None
+        name, topic = pinned.table.qualified, pinned.topic
+        if oid in below:
+            changes[below_key(oid)] = Below(below[oid])
+            log.warning(
+                "%s is a partition of %s now: its changes are published as those of that table. Its own topic %s gets none, and is brought "
+                "to the table again when it is detached.",
+                name, below[oid], topic,
+            )  # fmt: skip
+        elif not pinned.table.keyed:
+            log.warning(
+                "%s was detached from another table: topic %s lacks what was committed meanwhile, and cannot be brought to the table again, "
+                "which has no key.",
+                name, topic,
+            )  # fmt: skip
+        elif catalog.names(connection, [oid]):
+            log.info("%s was detached from another table: its rows are read again.", name)
+            # the keys of another pipeline are not removed
+            progress = LiveProgress((oid,), sweep=not shared(pipeline, [topic]), owed=True)
+            changes[live_key(uuid.uuid4().hex[:12])] = progress
+    return changes
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:

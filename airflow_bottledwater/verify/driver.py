@@ -69,12 +69,13 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
             raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
         check_settings(pipeline, known)
         chosen = _chosen(pipeline, connection, known)
-        wanted = {oid: pinned for oid, pinned in chosen.items() if pinned.table.keyed}
-        check_complete(known, wanted, coverage.attached(connection, pipeline, known))
+        aside = _not_comparable(connection, known)
+        wanted = {oid: pinned for oid, pinned in chosen.items() if oid not in aside}
+        check_complete(known, wanted, _to_be_read(connection, pipeline, known))
         refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
         results = {
-            oid: TableResult(pinned.table.qualified, pinned.topic, verified=oid in wanted)
+            oid: TableResult(pinned.table.qualified, pinned.topic, verified=oid in wanted, reason=aside.get(oid, ""))
             for oid, pinned in chosen.items()
         }
         moments = Moments(pipeline, connection, topic, wanted, stopped)
@@ -85,7 +86,7 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
         if differ := {oid: wanted[oid] for oid, result in results.items() if result.counts}:
             # a table may have been created again, say, or a partition attached, since the verification began
             known = read_state(pipeline, topic)
-            check_complete(known, differ, coverage.attached(connection, pipeline, known))
+            check_complete(known, differ, _to_be_read(connection, pipeline, known))
     found = sorted(results.values(), key=lambda result: result.table)
     return Verification(pipeline.verify_sample, format_lsn(position), round(time.monotonic() - began, 3), found)
 
@@ -107,6 +108,25 @@ def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) ->
             ]
         )
     return {oid: known.tables[oid] for oid in oids}
+
+
+def _not_comparable(connection: Connection, known: PipelineState) -> dict[int, str]:
+    """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
+    there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
+    found = {}
+    for oid, pinned in known.tables.items():
+        if oid not in there:
+            found[oid] = "it does not exist any more; its rows stay in the topic"
+        elif oid in below:
+            found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
+        elif not pinned.table.keyed:
+            found[oid] = "it has no key, and its topic has inserts only"
+    return found
+
+
+def _to_be_read(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
+    """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see :func:`check_complete`."""
+    return {*coverage.attached(connection, pipeline, known), *coverage.moved(connection, known)}
 
 
 @dataclass(slots=True)

@@ -202,7 +202,7 @@ class Moments:
 def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], attached: Collection[int]) -> None:
     """Check that the snapshot of the tables is complete: before that, topics lack rows.
 
-    :param attached: the oids of tables below which partitions were attached whose rows the stream is going to read.
+    :param attached: the oids of tables whose rows the stream is going to read: partitions were attached below them, or they were detached.
     :raises StateError: it is not.
     :raises Outage: rows of a table that was added since, say, are still being read.
     """
@@ -216,7 +216,7 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], atta
     )
     if owed := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
         raise Outage(
-            f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that were added, or taken up "
-            "again with another key.",
+            f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that were added or detached, or "
+            "taken up again with another key.",
             "Verify again when it has finished ('bottledwater snapshots' shows how far it is).",
         )

@@ -23,6 +23,7 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import coverage, snapshots, status
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import INTENT, Intent, encode
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream.start import begin
@@ -846,3 +847,41 @@ def test_it_is_known_which_partitions_were_made_empty(each_postgres: PostgresSer
         assert len(found) == 8
     with connect(each_postgres.dsn()) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- a table of the pipeline becomes a partition
+def test_a_followed_table_that_was_a_partition_for_a_while_is_read_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("p", "later", "gone"))
+    flow.execute(
+        "CREATE TABLE later (LIKE p, PRIMARY KEY (id, region))",
+        "CREATE TABLE gone (id int PRIMARY KEY)",
+        "INSERT INTO later SELECT g, 'later', 'own' FROM generate_series(1, 50) g",
+        "INSERT INTO gone VALUES (1)",
+    )
+    flow.create()
+    flow.snapshot()
+
+    def known() -> PipelineState:
+        return read_state(flow.pipeline, state_topic(flow))
+
+    def verified() -> dict[str, tuple[str, str]]:
+        found = verification.run(flow.pipeline, verification.in_threads(flow.pipeline))
+        return {each.table: (each.verdict, each.reason) for each in found.tables}
+
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("UPDATE later SET v = 'own' WHERE id = 1", "DROP TABLE gone")
+        equal = ("equal", "")
+        dropped = ("not verified", "it does not exist any more; its rows stay in the topic")
+        assert verified() == {"public.gone": dropped, "public.later": equal, "public.p": equal}
+        flow.execute("ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')")
+        until(lambda: known().below, "the stream knows that it is a partition", failed=errors)
+        until(lambda: not any(each.still_owed for each in known().lives.values()), "it is read", failed=errors)
+        flow.execute("UPDATE p SET v = 'root''s' WHERE region = 'later' AND id <= 10", "DELETE FROM p WHERE id = 20")
+        below = ("not verified", "it is a partition of public.p now, and its changes are in the topic of that table")
+        assert verified() == {"public.gone": dropped, "public.later": below, "public.p": equal}
+        flow.execute("ALTER TABLE p DETACH PARTITION later", "UPDATE later SET v = 'own again' WHERE id = 30")
+        until(lambda: not known().below, "the stream knows that it is detached", failed=errors)
+        until(lambda: not any(each.still_owed for each in known().lives.values()), "it is read", failed=errors)
+        assert verified()["public.later"] == equal
+    assert flow.compare("later").differences == []

@@ -1653,6 +1653,20 @@ MUTANTS = (
         f"{_WHOLE}::test_a_new_table_ends_what_is_streamed_before_any_of_its_changes_is_left_out",
     ),
     Mutant(
+        "a table that was a partition for a while is read again",
+        "stream/start.py",
+        "        elif catalog.names(connection, [oid]):\n",
+        "        elif False:\n",
+        f"{_PARTITIONS}::test_a_followed_table_that_was_a_partition_for_a_while_is_read_again",
+    ),
+    Mutant(
+        "a table that is a partition now is not compared with a topic of its own",
+        "verify/driver.py",
+        "        elif oid in below:\n",
+        "        elif False:\n",
+        f"{_PARTITIONS}::test_a_followed_table_that_was_a_partition_for_a_while_is_read_again",
+    ),
+    Mutant(
         "no table is taken in inside a large transaction",
         "stream/relations.py",
         "        elif inside:\n",

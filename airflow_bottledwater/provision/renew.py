@@ -71,8 +71,8 @@ def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") ->
     :param request: of whole tables; it is made one with a sweep.
     :param request_id: empty for a new one.
     :raises PreflightError: the source, the broker or the registry is not ready, or a pattern matches nothing; nothing was changed.
-    :raises Refused: a job runs, the stream is inside a large transaction, or a table has no key, or none whose order it can be read in,
-        is not the pipeline's, or would get the topic of a table that still exists; nothing was changed.
+    :raises Refused: a job runs, or a table has no key, or none whose order it can be read in, is not the pipeline's, or would get the topic
+        of another one that still exists, or while the stream is inside a large transaction; nothing was changed.
     """
     check_named(request)
     pipeline = pipeline.with_(tables=request.tables, schemas=())
@@ -172,12 +172,6 @@ def _renewals(
             f"The snapshot of slot {pipeline.slot!r} is not complete: there is nothing yet that could be taken up again.",
             "Run the snapshot to its end; if a key changed meanwhile, drop the slot and start again.",
         )
-    if known.position is not None and known.position.ordinal:
-        raise Refused(
-            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: the rest of it must be "
-            "published with the same keys.",
-            "Run the stream until it has passed that transaction (a bounded run is enough), then ask again.",
-        )
     by_topic = {pinned.topic: oid for oid, pinned in known.tables.items()}
     found = []
     for table in tables:
@@ -200,6 +194,13 @@ def _renewals(
             raise Refused(
                 f"Topic {topic!r} holds the rows of table {'.'.join(other)}, which still exists: it cannot pass to {table.qualified}.",
                 "Drop that table first, or rename the tables back.",
+            )
+        if before != table.oid and known.position is not None and known.position.ordinal:
+            # the boundary leaves out the rest of that transaction, and its changes count; but with other tables it may have others
+            raise Refused(
+                f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: the rest of it must be "
+                f"published before topic {pinned.topic!r} passes to another table.",
+                "Run the stream until it has passed that transaction (a bounded run is enough), then ask again.",
             )
         found.append(_Renewal(table, pinned.topic, before))
     refuse_shared(pipeline, [each.topic for each in found], "A table cannot be taken up again")

@@ -182,6 +182,31 @@ def test_a_transaction_across_the_moment_is_published(make_flow: MakeFlow, monke
 
 
 @pytest.mark.long
+def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, max_transaction_bytes=64 * 1024, batch_bytes=64 * 1024)
+    flow.transaction(
+        "INSERT INTO u SELECT g, repeat('x', 1000) FROM generate_series(100, 299) g",
+        "UPDATE t SET text = 'left out' WHERE id = 20",
+        "ALTER TABLE t ALTER id TYPE bigint",
+        "UPDATE t SET text = 'under the new key' WHERE id = 30",
+        "DELETE FROM t WHERE id = 40",
+        "TRUNCATE t",
+        "INSERT INTO t SELECT g, 1000 + g, 'after the TRUNCATE' FROM generate_series(20, 90) g",
+        "INSERT INTO u SELECT g, repeat('y', 1000) FROM generate_series(300, 499) g",
+    )
+    with pytest.raises(Refused, match=r"The key of public\.t changed.*--new-key"):
+        flow.stream()
+    reached = read_state(flow.pipeline, state_topic(flow)).position
+    assert reached is not None and reached.ordinal > 0
+    asked = _renew(flow)
+    flow.execute("UPDATE t SET text = 'later' WHERE id = 50")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    assert flow.compare("t").equal and flow.compare("u").equal
+    assert_exactly_once_in_order(flow.read("u"))
+    assert len(flow.read("u")) == 1 + 400
+
+
 def test_older_transactions_are_waited_for(make_flow: MakeFlow) -> None:
     """They may have written to a successor before it was published: what is not in the WAL as a change must be in the boundary."""
     flow = _make(make_flow)

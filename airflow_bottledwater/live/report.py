@@ -34,15 +34,17 @@ class Reports:
         progress: LiveProgress | None,
         reading: Reading | None = None,
         tables: dict[int, PinnedTable] | None = None,
+        waits_for: str = "",
     ) -> None:
         """Report, unless the same was reported a moment ago.
 
         :param reading: None if nothing is read of it now.
         :param tables: the pipeline's tables by oid, to name those that it is of.
+        :param waits_for: what it waits for where nothing is read yet.
         """
         now = time.monotonic()
         progress = progress or LiveProgress(())
-        waits_for = reading.waits_for if reading is not None else ""
+        waits_for = reading.waits_for if reading is not None else waits_for
         if waits_for:
             state = "waiting"
         before, at = self._last.get(request_id, ("", 0.0))

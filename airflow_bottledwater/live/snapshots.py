@@ -16,7 +16,7 @@ import numpy as np
 
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError
-from airflow_bottledwater.kafka.errors import RecordRefused
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, tombstones
 from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.live.report import Reports
@@ -26,7 +26,7 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
 from airflow_bottledwater.publish.encode import EncodedBatch
-from airflow_bottledwater.publish.refusals import rule_out
+from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import without
 from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for which publishing a chunk should hold up the stream, unless a batch takes much longer than this
 _HOLD_UP = 0.01
+#: seconds until the beginning of a live snapshot is tried again after an outage: each try holds up the stream
+_AGAIN = 5.0
 
 
 class _Broken(Exception):
@@ -79,6 +81,8 @@ class LiveSnapshots:
         self._rows: RowEncoder | None = None
         #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before = 0.0
+        #: when the beginning may be tried again
+        self._begin_again = 0.0
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._shared = False
@@ -174,6 +178,8 @@ class LiveSnapshots:
             self._end(request_id, self._session.state.live(request_id), "failed", str(failure.error))
 
     def _begin(self) -> LiveProgress:
+        if time.monotonic() < self._begin_again:
+            raise _Broken
         tables = self._session.state.tables
         try:
             with connected(
@@ -181,9 +187,12 @@ class LiveSnapshots:
             ) as connection:
                 progress = LiveProgress(wanted(self._pipeline, connection, self._request, self._session.state))
         except BottledWaterError as error:
-            if act(error) is ErrorAction.WAIT:
-                raise _Broken from error  # the stream's own connection waits for the server
-            raise _Failed(error) from error
+            if act(error) is not ErrorAction.WAIT:
+                raise _Failed(error) from error
+            log.info("A live snapshot waits: %s", error)
+            self._reports.tell(self._id, "waiting", None, waits_for=str(error))
+            self._begin_again = time.monotonic() + _AGAIN
+            raise _Broken from error
         log.info(
             "A live snapshot of %s%s begins.",
             ", ".join(tables[oid].table.qualified for oid in progress.tables),
@@ -229,7 +238,6 @@ class LiveSnapshots:
         newer = self._touched.newer(topic, None if chunk.stale else chunk.snapshot)
         if newer.all:
             raise _Broken  # read again, the rows are those after the TRUNCATE
-        key = live_key(self._id)
 
         def once() -> None:
             # a new producer may have found that another process works on the stream
@@ -238,15 +246,16 @@ class LiveSnapshots:
             if self._session.state.live(self._id) != progress:
                 return  # its outcome was unknown, and it was published
             changes: dict[str, StateRecord | None] = {}
-            self._session.transact(self._records(chunk, newer, topic, progress, changes), changes)
+            try:
+                self._session.transact(self._records(chunk, newer, topic, progress, changes), changes)
+            except RecordRefused as error:
+                self._find_refused(chunk, topic, error, {live_key(self._id): progress})
+                raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
 
         try:
             self._session.run(once)
         except RecordError as error:
             raise _Failed(error) from error
-        except RecordRefused as error:
-            self._find_refused(chunk, error, {key: progress})
-            return
         self._chunk, self._shared = None, False
         took = time.monotonic() - began
         assert self._reading is not None
@@ -297,8 +306,14 @@ class LiveSnapshots:
             swept=before.swept + swept,
         )
 
-    def _find_refused(self, chunk: Chunk, error: RecordRefused, progress: dict[str, StateRecord | None]) -> None:
-        """Find the rows that the broker refuses; the next attempt rejects them."""
+    def _find_refused(
+        self, chunk: Chunk, topic: int, error: RecordRefused, progress: dict[str, StateRecord | None]
+    ) -> None:
+        """Find the rows that the broker refuses; the next attempt rejects them.
+
+        :raises RecordError: a row is refused and ``on_error`` is exit, or a tombstone is, of which no dead letter could be made.
+        :raises BottledWaterError: no record is the cause, see :func:`~airflow_bottledwater.publish.refusals.rule_out`.
+        """
         rule_out(self._session, error, [], progress)
         assert self._rows is not None
         programs = self._session.programs([chunk.version], copied=True)
@@ -306,6 +321,14 @@ class LiveSnapshots:
         for block in chunk.blocks:
             more, bytes_more = self._rows.find_refused(chunk.version, block, programs)
             found, size = found + more, size + bytes_more
+        if chunk.stale:
+            records = tombstones(topic, chunk.stale)
+            for why in find_refused(self._session, records).values():
+                raise RecordError(
+                    f"Topic {chunk.version.topic!r} does not take the removal of a key: {why}",
+                    "Ask for a live snapshot without the sweep, or let the topic take records without a value.",
+                )
+            size += int(records.sizes().sum())
         if not found:
             self._session.smaller_batches(size)
 

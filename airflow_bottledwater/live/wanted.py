@@ -5,9 +5,9 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.errors import Refused, SettingError
+from airflow_bottledwater.errors import Outage, Refused, SettingError
 from airflow_bottledwater.postgres import catalog
-from airflow_bottledwater.postgres.connect import Connection, query_with
+from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.identity import refuse_shared, resolve
@@ -23,6 +23,7 @@ def wanted(
     """The oids of a request's tables.
 
     :raises PreflightError: a pattern matches nothing.
+    :raises Outage: the condition cannot be checked now: another session has locked a table, say.
     :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition; or keys are to be removed from
         a topic that is shared with another pipeline.
     """
@@ -44,7 +45,7 @@ def wanted(
         if request.by_key:
             check_order(connection, oid, name)
         if request.where:
-            _check_condition(connection, names[oid], request.where)
+            _check_condition(connection, oid, names[oid], request.where)
     if request.sweep:
         refuse_shared(pipeline, [tables[oid].topic for oid in oids], "Keys cannot be removed (sweep)")
     return tuple(oids)
@@ -84,16 +85,27 @@ def check_order(connection: Connection, oid: int, name: str) -> None:
         )
 
 
-def _check_condition(connection: Connection, named: tuple[str, str], where: str) -> None:
-    """:raises Refused: PostgreSQL does not accept the condition for this table."""
+def _check_condition(connection: Connection, oid: int, named: tuple[str, str], where: str) -> None:
+    """
+    :raises Outage: it cannot be checked now: the table is locked, or was renamed or dropped in this moment, or the server ends.
+    :raises Refused: PostgreSQL does not accept the condition for this table.
+    """
+    name = ".".join(named)
     query = sql.SQL("SELECT FROM ONLY {} WHERE (\n{}\n) LIMIT $1").format(sql.Identifier(*named), sql.SQL(where))  # type: ignore[arg-type]
     try:
         with connection.transaction(force_rollback=True):
             connection.execute("SET TRANSACTION READ ONLY")
+            # the stream stands still meanwhile
+            connection.execute("SET LOCAL lock_timeout = '100ms'")
             # with a parameter it is sent by the extended protocol, which does not take several statements
             query_with(connection, query, [b"0"], [_INT8], [0])
     except psycopg.Error as error:
+        found = outage(error, f"Checking the condition {where!r} for {name}")
+        if isinstance(found, Outage):
+            raise found from None
+        if catalog.names(connection, [oid]).get(oid) != named:
+            raise Outage(f"{name} was renamed or dropped while the condition {where!r} was checked for it.") from None
         raise Refused(
-            f"PostgreSQL does not accept the condition {where!r} for {'.'.join(named)}: {str(error).splitlines()[0]}.",
+            f"PostgreSQL does not accept the condition {where!r} for {name}: {str(error).splitlines()[0]}.",
             "It is what would follow WHERE, over the table's own columns, such as: day >= '2026-01-01' AND day < '2026-02-01'.",
         ) from None

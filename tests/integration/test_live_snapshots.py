@@ -11,19 +11,23 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.live import reading
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.live import reading, wanted
 from airflow_bottledwater.live import snapshots as live_snapshots
 from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import read_state
@@ -410,3 +414,84 @@ def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatc
         until(lambda: flow.reported(request_id).state == "finished", "it ends", 60, failed=errors)
     assert done and flow.reported(request_id).swept == 0
     assert [m.value for m in flow.read("items") if m.key["id"] == 5][-2:] != [None, None]
+
+
+# ---------------------------------------------------------------------- what is in its way does not stop the stream
+def test_while_somebody_has_locked_the_table_the_stream_goes_on(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A condition is tried on the table before anything is read."""
+    monkeypatch.setattr(live_snapshots, "_AGAIN", 1.0)
+    flow = make_flow(tables="*")
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    _make(flow, 100)
+    with flow.streaming() as errors, psycopg.connect(flow.dsn) as migration:
+        flow.streams()
+        migration.execute("LOCK items IN ACCESS EXCLUSIVE MODE")
+        request_id = flow.ask("items", where="id <= 10")
+        until(lambda: flow.reported(request_id).state == "waiting", "it waits", 30, failed=errors)
+        assert "lock timeout" in flow.reported(request_id).what
+        for number in range(5):
+            flow.published(f"INSERT INTO other VALUES ({number})")
+        migration.rollback()
+        until(lambda: flow.reported(request_id).state == "finished", "it ends", 30, failed=errors)
+    assert len(_again(flow, request_id)) == 10 and not errors
+
+
+def test_a_server_that_ends_while_the_condition_is_tried_is_an_outage(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_snapshots, "_AGAIN", 1.0)
+    original, tried = wanted.query_with, list[float]()
+
+    def query_with(*arguments: Any) -> Any:
+        tried.append(time.monotonic())
+        if len(tried) < 3:
+            raise psycopg.errors.AdminShutdown("terminating connection due to administrator command")
+        return original(*arguments)
+
+    monkeypatch.setattr(wanted, "query_with", query_with)
+    request_id = flow.ask("items", where="id <= 10")
+    flow.stream()
+    assert (flow.reported(request_id).state, flow.reported(request_id).rows) == ("finished", 10)
+    # it does not connect in vain all the time
+    assert len(tried) == 3 and tried[2] - tried[0] > 2.0
+
+
+@pytest.mark.parametrize("what", ["rows", "removed keys"])
+def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The limits of a topic were changed, say: a new producer compares them. Or a limit that only the broker knows is met by a batch."""
+    for number in range(100):
+        flow.damage("items", {"id": 90_000 + number}, {"id": 90_000 + number, "name": "not there"})
+    transact, publish, rule_out = PublishSession.transact, LiveSnapshots._publish, live_snapshots.rule_out
+    kinds, refused, asked = list[bool](), list[bool](), list[bool]()
+
+    def publishing(self: LiveSnapshots, chunk: Chunk, progress: Any) -> None:
+        kinds.append(bool(chunk.stale))
+        publish(self, chunk, progress)
+
+    def refuse(self: PublishSession, batches: Any, progress: Any) -> None:
+        # the progress behind a chunk is put in at its end
+        if not progress and kinds[-1] == (what == "removed keys") and len(refused) < 2:
+            refused.append(True)
+            self.close()
+            raise RecordRefused("The broker refuses a record.", 0, 87)
+        transact(self, batches, progress)
+
+    def ruling_out(*arguments: Any) -> None:
+        rule_out(*arguments)
+        asked.append(True)
+        if len(asked) == 1:
+            raise NewProducerNeeded("The limits of the topics were changed")
+
+    monkeypatch.setattr(LiveSnapshots, "_publish", publishing)
+    monkeypatch.setattr(PublishSession, "transact", refuse)
+    monkeypatch.setattr(live_snapshots, "rule_out", ruling_out)
+    request_id = flow.ask("items", sweep=True)
+    flow.stream()
+    report = flow.reported(request_id)
+    assert (report.state, report.rows, report.swept) == ("finished", ROWS, 100)
+    assert len(refused) == len(asked) == 2
+    assert flow.compare("items").equal

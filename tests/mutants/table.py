@@ -1884,6 +1884,27 @@ MUTANTS = (
         "tests/integration/test_verify.py::test_a_commit_that_waits_for_its_standby_is_no_difference[items_1]",
     ),
     Mutant(
+        "a table that somebody has locked does not hold up the stream",
+        "live/wanted.py",
+        "SET LOCAL lock_timeout = '100ms'",
+        "SET LOCAL lock_timeout = 0",
+        f"{_LIVE}::test_while_somebody_has_locked_the_table_the_stream_goes_on",
+    ),
+    Mutant(
+        "a server that ends does not end a live snapshot",
+        "live/wanted.py",
+        "if isinstance(found, Outage):",
+        "if False:",
+        f"{_LIVE}::test_a_server_that_ends_while_the_condition_is_tried_is_an_outage",
+    ),
+    Mutant(
+        "what the broker refuses of a live snapshot is found out, and published again",
+        "live/snapshots.py",
+        'raise NewProducerNeeded(f"{error.what} What is refused is known now") from error',
+        "raise",
+        f"{_LIVE}::test_when_the_broker_refuses_records_for_a_moment_they_are_published_again[rows]",
+    ),
+    Mutant(
         "no request is served before it is known whether it was answered",
         "live/snapshots.py",
         "        if not self._requests.complete:\n            # one",

@@ -215,7 +215,7 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     :class:`SnapshotExporter`.
 
     :param lock_timeout: seconds to wait for the lock; others wait behind it meanwhile.
-    :raises Outage: the lock was not granted in time, or the table was renamed meanwhile.
+    :raises Outage: the lock was not granted in time, or the table, or a partition of it, was renamed or dropped meanwhile.
     :raises Refused: the table does not exist any more.
     """
     named = catalog.names(connection, [oid]).get(oid)
@@ -231,6 +231,12 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
         connection.execute("ROLLBACK")
         who = "; ".join(locks.holders(connection, list(everything), locks.SHARE)) or "nobody any more"
         raise Outage(f"No lock on {'.'.join(named)} within {lock_timeout:.0f} s. In the way: {who}.") from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        # its session had the lock already when the names were read; the next attempt reads today's
+        connection.execute("ROLLBACK")
+        raise Outage(
+            f"{'.'.join(named)}, or a partition of it, was renamed or dropped while its lock was waited for."
+        ) from error
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None
     at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()

@@ -19,6 +19,7 @@ from airflow_bottledwater.live import snapshots as live_snapshots
 from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS
 from airflow_bottledwater.model.lsn import parse_lsn
+from airflow_bottledwater.postgres import snapshot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.snapshot import begin_reading
 from airflow_bottledwater.publish.session import PublishSession
@@ -227,3 +228,50 @@ def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch:
                 assert time.monotonic() < deadline
     assert streamed.topic("items") in looked and streamed.reported(request_id).swept == 0
     assert [m.value for m in streamed.read("items") if m.key["id"] == 5][1:] == [None]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "expected"),
+    [
+        ("DROP TABLE items_2", "finished"),
+        ("ALTER TABLE items_2 RENAME TO old_items", "finished"),
+        ("ALTER TABLE items SET SCHEMA archive", "finished"),
+        ("DROP TABLE items", "failed"),
+    ],
+)
+def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, ddl: str, expected: str
+) -> None:
+    """The next chunk's session reads the names of before, and waits for a lock by them until the DDL is committed."""
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    flow = make_flow(tables="items", partitioned_tables="root")
+    flow.execute(
+        "CREATE SCHEMA archive",
+        "CREATE TABLE items (id bigint PRIMARY KEY, name text) PARTITION BY RANGE (id)",
+        "CREATE TABLE items_1 PARTITION OF items FOR VALUES FROM (0) TO (500)",
+        "CREATE TABLE items_2 PARTITION OF items FOR VALUES FROM (500) TO (1000)",
+        "INSERT INTO items SELECT g, repeat('x', 200) FROM generate_series(1, 499) g",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    waited, locks = list[int](), snapshot._lock
+
+    def lock(connection: Any, named: Any) -> None:
+        waited.append(len(waited))
+        if len(waited) == 2:
+            ddl_session.execute(ddl)  # type: ignore[arg-type]
+            threading.Timer(0.5, ddl_session.commit).start()
+        locks(connection, named)
+
+    monkeypatch.setattr(snapshot, "_lock", lock)
+    request_id = flow.ask("items")
+    with psycopg.connect(flow.dsn) as ddl_session, flow.streaming() as errors:
+        until(lambda: flow.reported(request_id).ended, "it ends", 60, failed=errors)
+        assert not errors
+    assert flow.reported(request_id).state == expected, flow.reported(request_id).error
+    if expected == "finished":
+        assert {m.key["id"] for m in flow.read("items") if m.snapshot} == set(range(1, 500))
+    else:
+        assert "does not exist any more" in flow.reported(request_id).error

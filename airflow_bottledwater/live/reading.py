@@ -17,7 +17,7 @@ from psycopg import sql
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
@@ -158,7 +158,7 @@ class Reading(threading.Thread):
                     except Exception as error:
                         found = outage(error, "Reading rows") if isinstance(error, psycopg.Error) else error
                         self._disconnect()
-                        if act(found) is not ErrorAction.WAIT:
+                        if act(found) is not ErrorAction.WAIT and not isinstance(found, CredentialsRefused):
                             raise found from error
                         backoff.wait(found)
         except StopRequested:

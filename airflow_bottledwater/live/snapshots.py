@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from airflow_bottledwater.backoff import ROTATION
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, RecordError, rotated
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, tombstones
 from airflow_bottledwater.live.reading import Chunk, Reading
@@ -81,8 +82,8 @@ class LiveSnapshots:
         self._rows: RowEncoder | None = None
         #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before = 0.0
-        #: when the beginning may be tried again
-        self._begin_again = 0.0
+        #: when the beginning may be tried again; and since when its credentials are refused, 0 if they are not
+        self._begin_again = self._refused = 0.0
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._shared = False
@@ -139,6 +140,7 @@ class LiveSnapshots:
     def work(self) -> None:
         """Do what can be done now: at most one chunk is published. An error of a live snapshot ends that snapshot, not the stream.
 
+        :raises Outage: credentials are refused with which the job had worked: a new job gets the new ones.
         :raises BottledWaterError: an error of the stream itself: the slot was taken over, say, or a topic is gone.
         """
         self._batch_took = time.monotonic() - self._given_back
@@ -186,8 +188,13 @@ class LiveSnapshots:
                 self._pipeline.postgres, "Beginning a live snapshot", application="bottledwater live snapshot"
             ) as connection:
                 progress = LiveProgress(wanted(self._pipeline, connection, self._request, self._session.state))
+            self._refused = 0.0
         except BottledWaterError as error:
-            if act(error) is not ErrorAction.WAIT:
+            if isinstance(error, CredentialsRefused):
+                self._refused = self._refused or time.monotonic()
+                if time.monotonic() - self._refused > ROTATION:
+                    raise rotated(error) from error
+            elif act(error) is not ErrorAction.WAIT:
                 raise _Failed(error) from error
             log.info("A live snapshot waits: %s", error)
             self._reports.tell(self._id, "waiting", None, waits_for=str(error))
@@ -215,8 +222,9 @@ class LiveSnapshots:
             self._forget()
             return
         if self._chunk is None:
-            if self._reading.error is not None and self._reading.chunks.empty():
-                raise _Failed(self._reading.error)
+            error = self._reading.error
+            if error is not None and self._reading.chunks.empty():
+                raise (rotated(error) if isinstance(error, CredentialsRefused) else _Failed(error)) from error
             with contextlib.suppress(queue.Empty):
                 self._chunk = self._reading.chunks.get_nowait()
                 if not self._chunk.stale:

@@ -14,9 +14,10 @@ import numpy as np
 import psycopg
 import pytest
 
+from airflow_bottledwater import backoff
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.layout import CHANGE
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.live import reading, wanted
 from airflow_bottledwater.live import snapshots as live_snapshots
@@ -24,6 +25,7 @@ from airflow_bottledwater.live.reading import Chunk, Reading
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
@@ -282,15 +284,15 @@ def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeyp
 @pytest.mark.parametrize("seen", ["by its next batch", "by its rows"])
 def test_changes_that_were_published_elsewhere_make_the_rows_be_read_again(flow: Flow, seen: str) -> None:
     """Another process of the same job publishes a batch: this one has noted nothing of it, and sees that by P."""
-    start, backoff = begin(flow.pipeline), Backoff(10)
+    start, waiting = begin(flow.pipeline), Backoff(10)
     request_id = flow.ask("items")
-    with closing(StreamPublisher(flow.pipeline, start, backoff)) as mine:
+    with closing(StreamPublisher(flow.pipeline, start, waiting)) as mine:
         mine.reached()
         until(lambda: mine.live.work() or mine.live.waits, "rows are read", 30)
         flow.execute("UPDATE items SET name = 'newer' WHERE id = 1")
-        with closing(StreamPublisher(flow.pipeline, start, backoff)) as other:
+        with closing(StreamPublisher(flow.pipeline, start, waiting)) as other:
             other.reached()
-            with closing(open_source(flow.pipeline, start, backoff, other.position)) as source:
+            with closing(open_source(flow.pipeline, start, waiting, other.position)) as source:
                 target = flush_target(flow.pipeline)
                 while other.position.lsn < target:
                     if (batch := source.next(0.2, flush_empty=True)) is not None:
@@ -494,4 +496,44 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     report = flow.reported(request_id)
     assert (report.state, report.rows, report.swept) == ("finished", ROWS, 100)
     assert len(refused) == len(asked) == 2
+    assert flow.compare("items").equal
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "lasting"),
+    [
+        (live_snapshots, "connected", False),
+        (live_snapshots, "connected", True),
+        (reading, "connect", True),
+        (reading.Topics, "ends", False),
+    ],
+    ids=["when it begins, for a moment", "when it begins", "when it reads", "when it sweeps, for a moment"],
+)
+def test_a_password_that_is_rotated_fails_no_live_snapshot(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, lasting: bool
+) -> None:
+    """The stream's own connections go on; a job that is submitted again gets the new password."""
+    monkeypatch.setattr(live_snapshots, "_AGAIN", 0.5)
+    monkeypatch.setattr(live_snapshots, "ROTATION", 2.0)
+    monkeypatch.setattr(backoff, "ROTATION", 2.0)
+    original, refused = getattr(where, what), list[float]()
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        others = what == "ends" and arguments[1] != flow.topic("items")
+        if others or (refused and not lasting):
+            return original(*arguments, **options)
+        refused.append(time.monotonic())
+        raise CredentialsRefused("The connection is refused: authentication failed.")
+
+    request_id = flow.ask("items", sweep=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, refuse)
+        if lasting:
+            with pytest.raises(Outage, match="had worked with these credentials") as ended:
+                flow.stream()
+            assert transient(ended.value) and refused[-1] - refused[0] >= 1.0
+        else:
+            flow.stream()
+    flow.stream()
+    assert refused and flow.reported(request_id).state == "finished"
     assert flow.compare("items").equal

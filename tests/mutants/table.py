@@ -1891,6 +1891,13 @@ MUTANTS = (
         f"{_LIVE_ORDER}::test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing[DROP TABLE items_2-finished]",
     ),
     Mutant(
+        "a password that is rotated fails no live snapshot",
+        "live/snapshots.py",
+        "(rotated(error) if isinstance(error, CredentialsRefused) else _Failed(error))",
+        "_Failed(error)",
+        f"{_LIVE}::test_a_password_that_is_rotated_fails_no_live_snapshot[when it reads]",
+    ),
+    Mutant(
         "a table that somebody has locked does not hold up the stream",
         "live/wanted.py",
         "SET LOCAL lock_timeout = '100ms'",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +18,12 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, copy_query
+from airflow_bottledwater.postgres.snapshot import OwnSnapshot, copy_query
 from airflow_bottledwater.publish.encode import BlockEncoder
 from airflow_bottledwater.publish.session import LARGEST
+
+#: of the parts of a table, each with the file that it has, the block behind the last one that was read
+Upto = dict[tuple[int, int], int]
 
 
 def _only_key(table: Table) -> Table:
@@ -86,9 +89,17 @@ def _source(table: Table) -> sql.Composed:
     return sql.Composed([name]) if table.partitioned else sql.SQL("ONLY {}").format(name)
 
 
-def keys_query(table: Table) -> sql.Composed:
-    """The COPY of the keys of a whole table."""
-    return copy_query(table, select_list(_only_key(table)), 0, LAST_BLOCK)
+def keys_query(table: Table, first: int, last: int) -> sql.Composed:
+    """The COPY of the keys of a table, or a partition, in the blocks [first, last)."""
+    return copy_query(table, select_list(_only_key(table)), first, last)
+
+
+def unread(parts: Sequence[Table], upto: Upto) -> Iterator[tuple[Table, int]]:
+    """What is not read yet of a table's parts: again and again the first one that is not, and its block to begin at, while whoever reads
+    notes in ``upto`` how far that is done. A part with a new file is read from its start."""
+    for part in parts:
+        while (first := upto.get((part.oid, part.filenode), 0)) < part.pages:
+            yield part, first
 
 
 def key_hashes(block: Block, version: Version, output_format: str) -> npt.NDArray[np.uint64]:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import psycopg
@@ -24,8 +24,9 @@ from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live import attached
+from airflow_bottledwater.live.chunks import Chunk, Piece, TooLarge
 from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
-from airflow_bottledwater.live.keys import between, bound, files, key_hashes, keys_query, place
+from airflow_bottledwater.live.keys import Upto, between, bound, files, key_hashes, keys_query, place, unread
 from airflow_bottledwater.live.slices import Places, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
@@ -54,51 +55,8 @@ _LARGEST = 8 << 20
 _LEAST_BLOCKS = 32
 #: seconds that others may wait behind our wait for a lock
 _LOCK = 1.0
-
-
-class _TooLarge(Exception):
-    """The chunk has too many rows; it is read again in parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows of one table as a snapshot shows them; or keys that it does not show.
-
-    :param insert_lsn: L: everything that the snapshot shows was committed below it.
-    :param blocks: the rows.
-    :param after: the progress when they are published, except for the counts of records.
-    :param stale: partition and key of records whose keys the table does not have.
-    :param partitions: what the topic knows of a partitioned table's partitions when this is published, or of those that are read; None if
-        that is unchanged.
-    """
-
-    version: Version
-    snapshot: Snapshot
-    insert_lsn: int
-    blocks: list[Block]
-    after: LiveProgress
-    stale: list[tuple[int, bytes]] = field(default_factory=list)
-    partitions: partitions.Known | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What is read next.
-
-    :param source: the table, or a partition of it; None if there is nothing to read.
-    :param first: its first block, and ``last``, the one behind its last one.
-    :param places: which rows of these blocks, as a condition; None for all.
-    :param blocks: how large it is, in blocks.
-    :param after: the progress behind it, unless it is ``whole``: then nothing of the table is left to be read.
-    """
-
-    source: Table | None
-    first: int
-    last: int
-    places: sql.Composed | None
-    blocks: int
-    after: LiveProgress
-    whole: bool
+#: seconds after which a sweep lets others have its locks, and blocks whose keys it reads between two looks at the clock
+_SWEPT_SECONDS, _SWEPT_BLOCKS = 1.0, 1 << 13
 
 
 class Reading(threading.Thread):
@@ -189,7 +147,7 @@ class Reading(threading.Thread):
         piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
         try:
             blocks = list(self._read(connection, version, piece))
-        except _TooLarge:
+        except TooLarge:
             self._disconnect()
             self._blocks = max(1, min(self._blocks, piece.blocks) // 4)
             return
@@ -219,7 +177,7 @@ class Reading(threading.Thread):
         """Wait, on the connection that reads, which a crash ends, until what the snapshot shows is on disk, and cannot be lost."""
         wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
 
-    def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> _Piece:
+    def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> Piece:
         """What is read next, in the order of the table's blocks."""
         table, at, file = found.table, self._at, files(found)
         number, first = divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)
@@ -235,7 +193,7 @@ class Reading(threading.Thread):
         number, upto = (number + 1, 0) if ends else (number, last)
         size = at.bytes + blocks * BLOCK
         after = replace(at, filenode=file, upto=number * (LAST_BLOCK + 1) + upto, bytes=size)
-        return _Piece(None if empty else part, first, last, where, blocks, after, number >= len(found.parts))
+        return Piece(None if empty else part, first, last, where, blocks, after, number >= len(found.parts))
 
     def _next(
         self, connection: Connection, snapshot: OwnSnapshot, part: Table | None, first: int
@@ -256,7 +214,7 @@ class Reading(threading.Thread):
                 return max(behind, first) if last is None else last, places
         return min(first + self._blocks, behind), None
 
-    def _by_key(self, connection: Connection, found: OwnSnapshot) -> _Piece:
+    def _by_key(self, connection: Connection, found: OwnSnapshot) -> Piece:
         """What is read next, in the order of the table's keys."""
         table, at, blocks = found.table, self._at, min(self._blocks, _MOST_BLOCKS_BY_KEY)
         now = place(connection, table, found.partitions)
@@ -267,7 +225,7 @@ class Reading(threading.Thread):
         # how much of the table this is cannot be told before its end
         size = at.bytes if upto else at.bytes + table.pages * BLOCK
         after = replace(at, filenode=now, key=upto or (), bytes=size)
-        return _Piece(table, 0, LAST_BLOCK, between(table, at.key, upto or ()), blocks, after, upto is None)
+        return Piece(table, 0, LAST_BLOCK, between(table, at.key, upto or ()), blocks, after, upto is None)
 
     def _sweep(self, connection: Connection, oid: int) -> None:
         """Find the keys of the topic that the table does not have, and hand them over."""
@@ -281,10 +239,8 @@ class Reading(threading.Thread):
             latest = LatestRecords(2 * sum(reached), reached, low)
             for records in self._topic(topic, reached):
                 latest.note(records)
-            found = self._begin(connection, oid)
+            found = self._find_keys(connection, oid, latest)
             version = self._version(found)
-            for rows in copy.rows(connection, keys_query(version.table), idle=self._check):
-                latest.find(key_hashes(rows, version, self._pipeline.output_format))
             self._flushed(connection, found)
             connection.execute("COMMIT")
             for records in self._topic(topic, reached):
@@ -302,6 +258,24 @@ class Reading(threading.Thread):
         # unless a condition has left rows out, the topic has now what these partitions have
         known = None if self._request.where else self._partitions.get(oid)
         self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
+
+    def _find_keys(self, connection: Connection, oid: int, latest: LatestRecords) -> OwnSnapshot:
+        """Look for all keys of a table, in ranges of blocks, each under a lock and a snapshot of its own, so that nobody waits for long: a
+        row that moves between two of them is changed, and a key that was changed since is not swept. Returns the last snapshot, whose
+        transaction is open."""
+        upto: Upto = {}
+        while True:
+            found, began = self._begin(connection, oid), time.monotonic()
+            version = self._version(found)
+            for part, first in unread(found.parts, upto):
+                last = upto[part.oid, part.filenode] = first + _SWEPT_BLOCKS
+                for rows in copy.rows(connection, keys_query(part, first, last), idle=self._check):
+                    latest.find(key_hashes(rows, version, self._pipeline.output_format))
+                if time.monotonic() - began > _SWEPT_SECONDS:
+                    break
+            else:
+                return found
+            connection.execute("COMMIT")
 
     def _topic(self, topic: str, ends: Sequence[int]) -> Iterator[TopicBlock]:
         """The records of a topic up to these offsets."""
@@ -347,7 +321,7 @@ class Reading(threading.Thread):
         self._versions[table.oid] = version
         return version
 
-    def _read(self, connection: Connection, version: Version, piece: _Piece) -> Iterator[Block]:
+    def _read(self, connection: Connection, version: Version, piece: Piece) -> Iterator[Block]:
         if piece.source is None:
             return
         condition = sql.SQL(self._request.where) if self._request.where else None  # type: ignore[arg-type]
@@ -358,7 +332,7 @@ class Reading(threading.Thread):
             used = int(block.offsets[-1])
             size += used
             if size > _LARGEST and min(self._blocks, piece.blocks) > 1:
-                raise _TooLarge
+                raise TooLarge
             yield Block(block.data[:used].copy(), block.offsets.copy())
 
     def _check(self) -> None:

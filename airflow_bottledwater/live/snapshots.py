@@ -19,7 +19,8 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, RecordError, rotated
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, tombstones
-from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.live.chunks import Chunk
+from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.touched import MOST, Newer, Touched
 from airflow_bottledwater.live.wanted import wanted

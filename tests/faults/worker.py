@@ -26,7 +26,8 @@ from airflow_bottledwater import warm
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher, Records
-from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.live.chunks import Chunk
+from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.postgres import publication

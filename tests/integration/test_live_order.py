@@ -16,7 +16,8 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live import snapshots as live_snapshots
-from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.live.chunks import Chunk
+from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import snapshot
@@ -275,3 +276,60 @@ def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
         assert {m.key["id"] for m in flow.read("items") if m.snapshot} == set(range(1, 500))
     else:
         assert "does not exist any more" in flow.reported(request_id).error
+
+
+@pytest.mark.parametrize("ddl", ["ALTER TABLE items ALTER name SET DEFAULT 0", "VACUUM FULL items"])
+def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, ddl: str
+) -> None:
+    """It reads the keys in ranges of blocks. Rows of the last blocks get to the first ones, which it has read by then."""
+    rows = 400
+    monkeypatch.setattr(reading, "_SWEPT_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_SWEPT_SECONDS", 0.0)
+    flow = make_flow(tables="items")
+    flow.execute(
+        "CREATE TABLE items (id bigint PRIMARY KEY, name text)",
+        f"INSERT INTO items SELECT g, repeat('x', 200) FROM generate_series(1, {rows}) g",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
+    sweep, begin_one, hashes = Reading._sweep, Reading._begin, reading.key_hashes
+    sweeping, begun, moved, altered = list[bool](), list[int](), list[int](), list[int]()
+
+    def sweeps(self: Reading, *arguments: Any) -> None:
+        sweeping.append(True)
+        sweep(self, *arguments)
+
+    def begins(self: Reading, *arguments: Any) -> Any:
+        begun.append(len(sweeping))
+        if begun.count(1) == 3:
+            flow.execute("DELETE FROM items WHERE id <= 20", "VACUUM items")
+            flow.execute(f"UPDATE items SET name = name || '.' WHERE id > {rows - 10}")
+            moved.extend(flow.execute(f"SELECT count(*) FROM items WHERE id > {rows - 10} AND ctid < '(2,0)'")[0])
+        return begin_one(self, *arguments)
+
+    def alter() -> None:
+        flow.execute(ddl)
+        altered.append(begun.count(1))
+
+    altering = threading.Thread(target=alter, daemon=True)
+
+    def key_hashes(*arguments: Any) -> Any:
+        if begun.count(1) == 5 and not altering.ident:
+            altering.start()
+            time.sleep(0.5)
+        return hashes(*arguments)
+
+    monkeypatch.setattr(Reading, "_sweep", sweeps)
+    monkeypatch.setattr(Reading, "_begin", begins)
+    monkeypatch.setattr(reading, "key_hashes", key_hashes)
+    request_id = flow.ask("items", sweep=True)
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(request_id).ended, "it ends", 60, failed=errors)
+    altering.join(10)
+    assert moved[0] > 0 and altered[0] < begun.count(1) and len(sweeping) == 1
+    assert (flow.reported(request_id).state, flow.reported(request_id).swept) == ("finished", 1)
+    flow.stream()
+    assert flow.compare("items").equal

@@ -21,7 +21,8 @@ from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, O
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.live import reading, wanted
 from airflow_bottledwater.live import snapshots as live_snapshots
-from airflow_bottledwater.live.reading import Chunk, Reading
+from airflow_bottledwater.live.chunks import Chunk
+from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer

@@ -1898,6 +1898,20 @@ MUTANTS = (
         f"{_LIVE}::test_a_password_that_is_rotated_fails_no_live_snapshot[when it reads]",
     ),
     Mutant(
+        "a sweep does not keep the table locked until its end",
+        "live/reading.py",
+        "if time.monotonic() - began > _SWEPT_SECONDS:",
+        "if False:",
+        f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[ALTER TABLE items ALTER name SET DEFAULT 0]",
+    ),
+    Mutant(
+        "a sweep reads a table that was rewritten meanwhile from its start",
+        "live/keys.py",
+        "upto.get((part.oid, part.filenode), 0)",
+        "max([0, *upto.values()])",
+        f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[VACUUM FULL items]",
+    ),
+    Mutant(
         "a table that somebody has locked does not hold up the stream",
         "live/wanted.py",
         "SET LOCAL lock_timeout = '100ms'",

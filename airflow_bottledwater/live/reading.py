@@ -39,7 +39,7 @@ from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begi
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.records import LiveProgress, PinnedTable
+from airflow_bottledwater.state.records import LiveProgress, Partitions, PinnedTable
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,6 @@ class Reading(threading.Thread):
         self._oldest_xid = 0
         #: where the rows of a slice are: of which table or partition, with which file
         self._found: tuple[int, int, Places | None] | None = None
-        #: the partitions of each table whose rows were read
-        self._partitions: dict[int, partitions.Known] = {}
         self.start()
 
     def close(self) -> None:
@@ -141,7 +139,6 @@ class Reading(threading.Thread):
             return self._sweep(connection, oid)
         found = attached.only(self._begin(connection, oid), self._at.parts)
         version = self._version(found)
-        self._partitions[oid] = partitions.remembered(found.partitions)
         known = attached.left_behind(connection, self._at, found)
         self.extent.note(found)
         piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
@@ -156,11 +153,13 @@ class Reading(threading.Thread):
         self._at = piece.after
         if piece.whole:
             filenode = SWEEPING if self._request.sweep else 0
+            read = partitions.remembered(found.partitions)
             self._at = replace(self._at, done=self._at.done + (not filenode), filenode=filenode, upto=0, key=())
+            # a sweep is still to come, after which the topic has what these have
+            self._at = replace(self._at, found=Partitions.of(read) if filenode and found.table.partitioned else None)
+            if self._at.parts:
+                known = {**read, **known}
         if blocks or piece.whole or known:
-            # a sweep is still to come, unless these are partitions that were attached
-            if piece.whole and self._at.parts:
-                known = {**self._partitions[oid], **known}
             self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, [], known or None))
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
@@ -254,9 +253,9 @@ class Reading(threading.Thread):
             if low < RANGES:
                 # what this snapshot shows need not be noted any more: the topic has it when it is read again
                 self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at))
-        self._at = replace(self._at, done=self._at.done + 1, filenode=0)
         # unless a condition has left rows out, the topic has now what these partitions have
-        known = None if self._request.where else self._partitions.get(oid)
+        known = self._at.found.by_oid if self._at.found is not None and not self._request.where else None
+        self._at = replace(self._at, done=self._at.done + 1, filenode=0, found=None)
         self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 
     def _find_keys(self, connection: Connection, oid: int, latest: LatestRecords) -> OwnSnapshot:

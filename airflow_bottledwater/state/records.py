@@ -293,6 +293,7 @@ class LiveProgress:
     :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
     :param parts: the oids of all that is read below these tables, leaf partitions and what is between; empty: the tables are read whole.
+    :param found: the partitions of the next table whose rows are published, while it is being swept; versions before have not written it.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
     :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that were added, or
         taken up again, or for partitions that were attached. It cannot be cancelled, and is tried again at each start of the stream.
@@ -310,6 +311,7 @@ class LiveProgress:
     swept: int = 0
     bytes: int = 0
     parts: tuple[int, ...] = ()
+    found: Partitions | None = None
     sweep: bool = False
     owed: bool = False
     ended: str = ""

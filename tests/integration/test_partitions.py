@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live import reading
+from airflow_bottledwater.live.extent import SWEEPING
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import partitions, slot
@@ -553,6 +554,35 @@ def test_a_partition_that_comes_back_after_a_sweep_is_read_again(make_flow: Make
         until_told(flow, set(), errors)
     flow.stream()
     assert flow.compare("p").differences == []
+
+
+def test_a_sweep_that_another_job_ends_tells_the_partitions_as_well(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows before it were read by the job before."""
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("ALTER TABLE p DETACH PARTITION p_a")
+        until_told(flow, {"public.p_a"}, errors)
+        with monkeypatch.context() as patch:
+            patch.setattr(reading.Reading, "_sweep", lambda self, *_: reading.pause(60))
+            request = flow.ask("p", sweep=True)
+            topic = state_topic(flow)
+            until(lambda: _sweeping(flow, topic), "it sweeps", failed=errors)
+    assert not errors
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(request).ended, "the live snapshot", failed=errors)
+        until_told(flow, set(), errors)
+        # its rows were deleted from the topic, so they are read
+        flow.execute("ALTER TABLE p ATTACH PARTITION p_a FOR VALUES IN ('a')")
+        until(lambda: flow.compare("p").differences == [], "its rows again", 60, pause=0.5, failed=errors)
+        until_told(flow, set(), errors)
+
+
+def _sweeping(flow: Flow, topic: str) -> bool:
+    return any(progress.filenode == SWEEPING for progress in read_state(flow.pipeline, topic).lives.values())
 
 
 def test_what_is_known_of_other_partitions_stays_when_one_is_attached(make_flow: MakeFlow) -> None:

@@ -245,7 +245,7 @@ class LiveSnapshots:
         topic = self._session.index[chunk.version.topic]
         # a key that was swept is one that no change was published of since the topic was read, not even one that the snapshot shows
         newer = self._touched.newer(topic, None if chunk.stale else chunk.snapshot)
-        if newer.all:
+        if newer.all and (chunk.blocks or chunk.stale):
             raise _Broken  # read again, the rows are those after the TRUNCATE
 
         def once() -> None:

@@ -70,9 +70,9 @@ class Touched:
         entries: npt.NDArray[np.void] = np.zeros(len(table), dtype=_ENTRY)
         entries["topic"], entries["xid"] = table["topic"], batch.changes["xid"][table["row"]]
         entries["key"] = hash_records(replace(encoded.records, table=table))[:, 0]
-        # a rejected change may have no record, and so no key here
-        rows = [rejection.row for rejection in encoded.rejections]
-        for change in batch.changes[rows]:
+        # a change that cannot be encoded has no record, and so no key here; one that is rejected for its size, say, has all of its keys
+        rows = np.array([rejection.row for rejection in encoded.rejections], dtype=np.int64)
+        for change in batch.changes[rows[~np.isin(rows, encoded.records.table["row"])]]:
             self._all.add((topics[batch.versions[int(change["relation"])].topic], int(change["xid"])))
         topic_of = {version.table.oid: topics[version.topic] for version in batch.versions}
         for change in batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from airflow_bottledwater.live import snapshots as live_snapshots
 from airflow_bottledwater.live.chunks import Chunk
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.live.snapshots import LiveSnapshots
+from airflow_bottledwater.live.touched import Touched
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.policy import transient
@@ -163,8 +165,8 @@ def test_rows_from_before_a_truncate_are_not_published_behind_it(flow: Flow, mon
     assert flow.reported(request_id).state == "finished"
 
 
-def test_rows_from_before_a_dead_letter_are_read_again(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its key has no record that would say that the row is older."""
+def test_the_row_of_a_dead_letter_is_left_out(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key is known, and the dead letter is newer."""
     flow = _make(make_flow(tables="items", on_error="log"), 100)
     limit_records(flow, "items", 2000)
     large = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 100) g)"
@@ -173,9 +175,30 @@ def test_rows_from_before_a_dead_letter_are_read_again(make_flow: MakeFlow, monk
     )
     request_id = flow.ask("items")
     flow.stream()
-    assert {m.value["id"] for m in _again(flow, request_id)} == set(range(2, 101))
-    assert (flow.reported(request_id).state, flow.reported(request_id).dead_letters) == ("finished", 1)
-    assert len(flow.dead_letters()) == 2
+    assert [m.value["id"] for m in _again(flow, request_id)] == list(range(2, 101))
+    assert (flow.reported(request_id).state, flow.reported(request_id).newer) == ("finished", 1)
+    assert len(flow.dead_letters()) == 1
+
+
+def test_a_change_that_cannot_be_encoded_does_not_make_a_sweep_begin_anew_that_has_found_nothing(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such a change, no key is known that would be newer."""
+    original, swept, note = Reading._find_keys, list[bool](), Touched.newer
+
+    def find_keys(self: Reading, *arguments: Any) -> Any:
+        swept.append(True)
+        return original(self, *arguments)
+
+    def newer(self: Touched, *arguments: Any) -> Any:
+        found = note(self, *arguments)
+        return dataclasses.replace(found, all=found.all or 0 < len(swept) < 3)
+
+    monkeypatch.setattr(Reading, "_find_keys", find_keys)
+    monkeypatch.setattr(Touched, "newer", newer)
+    request_id = flow.ask("items", sweep=True)
+    flow.stream()
+    assert len(swept) == 1 and flow.reported(request_id).state == "finished"
 
 
 def test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start(

@@ -1444,7 +1444,7 @@ MUTANTS = (
     Mutant(
         "rows from before a TRUNCATE are read again",
         "live/snapshots.py",
-        "if newer.all:",
+        "if newer.all and (chunk.blocks or chunk.stale):",
         "if False:",
         f"{_LIVE}::test_rows_from_before_a_truncate_are_not_published_behind_it",
     ),
@@ -1470,11 +1470,25 @@ MUTANTS = (
         f"{_LIVE}::test_changes_that_were_published_elsewhere_make_the_rows_be_read_again[by its rows]",
     ),
     Mutant(
-        "rows from before a dead letter are read again",
+        "rows from before a change whose key is not known are read again",
         "live/touched.py",
-        "        for change in batch.changes[rows]:\n",
-        "        for change in batch.changes[rows][:0]:\n",
-        f"{_LIVE}::test_rows_from_before_a_dead_letter_are_read_again",
+        'rows[~np.isin(rows, encoded.records.table["row"])]',
+        "rows[:0]",
+        "tests/unit/live/test_touched.py::test_any_key_may_be_that_of_a_change_that_could_not_be_encoded",
+    ),
+    Mutant(
+        "a dead letter whose key is known does not make a sweep begin anew",
+        "live/touched.py",
+        'rows[~np.isin(rows, encoded.records.table["row"])]',
+        "rows",
+        "tests/unit/live/test_touched.py::test_of_a_change_that_is_rejected_for_its_size_the_key_is_newer",
+    ),
+    Mutant(
+        "what has neither rows nor keys does not make a sweep begin anew",
+        "live/snapshots.py",
+        "if newer.all and (chunk.blocks or chunk.stale):",
+        "if newer.all:",
+        f"{_LIVE}::test_a_change_that_cannot_be_encoded_does_not_make_a_sweep_begin_anew_that_has_found_nothing",
     ),
     Mutant(
         "the rows at a slice's places are in it when they are read",
@@ -1910,6 +1924,13 @@ MUTANTS = (
         "upto.get((part.oid, part.filenode), 0)",
         "max([0, *upto.values()])",
         f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[VACUUM FULL items]",
+    ),
+    Mutant(
+        "a sweep that another job ends tells the partitions whose rows were read before it",
+        "live/reading.py",
+        "found=Partitions.of(read) if filenode and found.table.partitioned else None",
+        "found=None",
+        f"{_PARTITIONS}::test_a_sweep_that_another_job_ends_tells_the_partitions_as_well",
     ),
     Mutant(
         "a table that somebody has locked does not hold up the stream",

@@ -41,6 +41,7 @@ class Reports:
         :param reading: None if nothing is read of it now.
         :param tables: the pipeline's tables by oid, to name those that it is of.
         :param waits_for: what it waits for where nothing is read yet.
+        :raises Outage: Kafka does not take the last report.
         """
         now = time.monotonic()
         progress = progress or LiveProgress(())
@@ -54,7 +55,6 @@ class Reports:
             self._measured, self._began, self._then = reading, now, progress
         if reading is not None and self._id != request_id:
             self._id, self.boundary = request_id, ""
-        self._last[request_id] = (state, now)
         report = SnapshotReport(
             state, waits_for, [tables[oid].table.qualified for oid in progress.tables] if tables else []
         )
@@ -73,6 +73,7 @@ class Reports:
         self._control.write(
             reading_key(self._name, request_id), encode(report), wait=10.0 if state in SNAPSHOT_ENDS else 0
         )
+        self._last[request_id] = (state, now)
 
     def close(self) -> None:
         """Send what is queued."""

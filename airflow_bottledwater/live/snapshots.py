@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 #: seconds for which publishing a chunk should hold up the stream, unless a batch takes much longer than this
 _HOLD_UP = 0.01
-#: seconds until the beginning of a live snapshot is tried again after an outage: each try holds up the stream
+#: seconds until the beginning of a live snapshot, or telling its end, is tried again after an outage: each try holds up the stream
 _AGAIN = 5.0
 
 
@@ -83,8 +83,8 @@ class LiveSnapshots:
         self._rows: RowEncoder | None = None
         #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before = 0.0
-        #: when the beginning may be tried again; and since when its credentials are refused, 0 if they are not
-        self._begin_again = self._refused = 0.0
+        #: when a beginning, or telling an end, may be tried again; and since when credentials are refused, 0 if they are not
+        self._again = self._refused = 0.0
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._shared = False
@@ -154,7 +154,8 @@ class LiveSnapshots:
         for request_id, request in list(self._requests.open.items()):
             progress = self._session.state.live(request_id)
             if progress is not None and progress.ended:
-                self._end(request_id, progress, progress.ended, progress.error)
+                if time.monotonic() >= self._again:
+                    self._end(request_id, progress, progress.ended, progress.error)
             elif request.cancelled and not (progress is not None and progress.owed):
                 self._end(request_id, progress, "cancelled")
             elif request.paused:
@@ -181,7 +182,7 @@ class LiveSnapshots:
             self._end(request_id, self._session.state.live(request_id), "failed", str(failure.error))
 
     def _begin(self) -> LiveProgress:
-        if time.monotonic() < self._begin_again:
+        if time.monotonic() < self._again:
             raise _Broken
         tables = self._session.state.tables
         try:
@@ -199,7 +200,7 @@ class LiveSnapshots:
                 raise _Failed(error) from error
             log.info("A live snapshot waits: %s", error)
             self._reports.tell(self._id, "waiting", None, waits_for=str(error))
-            self._begin_again = time.monotonic() + _AGAIN
+            self._again = time.monotonic() + _AGAIN
             raise _Broken from error
         log.info(
             "A live snapshot of %s%s begins.",
@@ -349,10 +350,13 @@ class LiveSnapshots:
         ended = replace(progress or LiveProgress(()), ended=how, error=error)
         if ended != progress:
             self._write({live_key(request_id): ended})
-        log.info("The live snapshot is %s: %s rows.", how, f"{ended.rows:,}")
-        with contextlib.suppress(Outage):
+            log.info("The live snapshot is %s: %s rows.", how, f"{ended.rows:,}")
+        try:
             self._reports.tell(request_id, how, ended, tables=self._session.state.tables)
             self._requests.remove(request_id)
+        except Outage as outage:
+            log.warning("The end of live snapshot %s cannot be told yet: %s", request_id, outage)
+            self._again = time.monotonic() + _AGAIN
         self._untidy = True
 
     def _tidy(self) -> None:

@@ -95,9 +95,12 @@ class SnapshotRequests:
                 store.write_control(self._pipeline.kafka, {key: None})
 
     def remove(self, request_id: str) -> None:
-        """Remove a request that is answered."""
-        self.open.pop(request_id, None)
+        """Remove a request that is answered.
+
+        :raises Outage: Kafka does not take it; the request is still open.
+        """
         store.write_control(self._pipeline.kafka, {snapshot_key(self._name, request_id): None})
+        self.open.pop(request_id, None)
 
     def close(self) -> None:
         """Close the reader."""

@@ -34,7 +34,7 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.latest import LatestRecords
-from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.stream.engine import flush_target
@@ -561,3 +561,39 @@ def test_a_password_that_is_rotated_fails_no_live_snapshot(
     flow.stream()
     assert refused and flow.reported(request_id).state == "finished"
     assert flow.compare("items").equal
+
+
+@pytest.mark.parametrize("what", ["the report", "the removal of its request"])
+def test_an_end_that_kafka_does_not_take_at_first_is_told_later(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Until then, the request is open and its progress is kept: it is neither forgotten nor begun again."""
+    monkeypatch.setattr(live_snapshots, "_AGAIN", 0.5)
+    request_id, failed = flow.ask("items"), list[str]()
+    flow.change(heartbeat_interval=20.0)
+    write, write_all = store.Control.write, store.Control.write_all
+
+    def away(key: str) -> None:
+        if len(failed) < 3:
+            failed.append(key)
+            assert [each.ended for each in read_state(flow.pipeline, state_topic(flow)).lives.values()] == ["finished"]
+            raise Outage("Kafka did not take a control record.")
+
+    def write_one(self: Any, key: str, value: Any, *, wait: float = 10.0) -> None:
+        if what == "the report" and key.endswith(request_id) and wait:
+            away(key)
+        write(self, key, value, wait=wait)
+
+    def write_some(self: Any, records: Any) -> None:
+        if what != "the report" and any(key.endswith(request_id) for key in records):
+            away(next(iter(records)))
+        write_all(self, records)
+
+    monkeypatch.setattr(store.Control, "write", write_one)
+    monkeypatch.setattr(store.Control, "write_all", write_some)
+    flow.stream()
+    assert len(failed) == 3
+    ((request, report),) = snapshots.reports(flow.pipeline, flow.name).values()
+    assert request is None and report is not None and report.state == "finished"
+    assert len(_again(flow, request_id)) == ROWS
+    assert not read_state(flow.pipeline, state_topic(flow)).lives

@@ -1933,6 +1933,20 @@ MUTANTS = (
         f"{_PARTITIONS}::test_a_sweep_that_another_job_ends_tells_the_partitions_as_well",
     ),
     Mutant(
+        "a request is open until its removal is written",
+        "state/snapshots.py",
+        "        store.write_control(self._pipeline.kafka, {snapshot_key(self._name, request_id): None})\n        self.open.pop(request_id, None)\n",
+        "        self.open.pop(request_id, None)\n        store.write_control(self._pipeline.kafka, {snapshot_key(self._name, request_id): None})\n",
+        f"{_LIVE}::test_an_end_that_kafka_does_not_take_at_first_is_told_later[the removal of its request]",
+    ),
+    Mutant(
+        "a last report that was not written is not taken for told",
+        "live/report.py",
+        "        report = SnapshotReport(\n            state, waits_for",
+        "        self._last[request_id] = (state, now)\n        report = SnapshotReport(\n            state, waits_for",
+        f"{_LIVE}::test_an_end_that_kafka_does_not_take_at_first_is_told_later[the report]",
+    ),
+    Mutant(
         "a table that somebody has locked does not hold up the stream",
         "live/wanted.py",
         "SET LOCAL lock_timeout = '100ms'",

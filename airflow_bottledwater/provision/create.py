@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_bottledwater.backoff import Backoff
@@ -49,14 +50,18 @@ _ATTEMPTS = 5
 
 
 def create(
-    pipeline: Pipeline, *, stopped: threading.Event | None = None, live: str = "", adding: frozenset[int] = frozenset()
+    pipeline: Pipeline,
+    *,
+    stopped: threading.Event | None = None,
+    live: bool = False,
+    adding: frozenset[int] = frozenset(),
 ) -> SlotRecord:
     """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
 
     The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded itself yet.
 
     :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next call continues.
-    :param live: the id of the live snapshot that is to read the tables that are added; empty for none.
+    :param live: whether live snapshots are to read the tables that are added, one for each, so that none waits for another's mending.
     :param adding: the oids of the tables that are to be added; empty for those that the settings name.
     :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
@@ -70,7 +75,7 @@ def create(
 
 
 def _create_or_find(
-    pipeline: Pipeline, stopped: threading.Event | None, live: str, adding: frozenset[int]
+    pipeline: Pipeline, stopped: threading.Event | None, live: bool, adding: frozenset[int]
 ) -> SlotRecord:
     findings = preflight.run(pipeline, adding=adding)
     cluster = findings.cluster
@@ -192,7 +197,7 @@ def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[s
     return {partitions_key(oid): Partitions.of(partitions.remembered(below.get(oid, []))) for oid in roots}
 
 
-def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool, live: str) -> SlotRecord:
+def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool, live: bool) -> SlotRecord:
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
         # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
@@ -234,7 +239,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
             values |= partition_records(connection, added)
         if live:
-            values[live_key(live)] = LiveProgress(tuple(t.oid for t in added), owed=True)
+            values |= {live_key(uuid.uuid4().hex[:12]): LiveProgress((t.oid,), owed=True) for t in added}
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:

@@ -4,7 +4,6 @@ are read by a live snapshot."""
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Mapping
 
 from airflow_bottledwater.errors import BottledWaterError, StopRequested, TakenOver
@@ -56,8 +55,8 @@ def _take(pipeline: Pipeline, new: Mapping[int, str]) -> frozenset[int]:
     if not new:
         return frozenset()
     try:
-        # no stopped snapshot is needed: their rows come by a live one, which is recorded together with them
-        create(pipeline.with_(skip_snapshot=True), live=uuid.uuid4().hex[:12], adding=frozenset(new))
+        # no stopped snapshot is needed: their rows come by live ones, which are recorded together with them
+        create(pipeline.with_(skip_snapshot=True), live=True, adding=frozenset(new))
     except BottledWaterError as error:
         if transient(error) or isinstance(error, TakenOver | StopRequested):
             raise

@@ -159,11 +159,13 @@ def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> Non
     open_ones = {each: progress for each, progress in known.lives.items() if progress.owed and not progress.ended}
     if not open_ones:
         return
-    asked = store.read_control(pipeline.kafka)
+    asked, requests = store.read_control(pipeline.kafka), dict[str, dict[str, Any] | None]()
     for each, progress in open_ones.items():
-        if snapshot_key(name, each) not in asked:
+        if (key := snapshot_key(name, each)) not in asked:
             tables = tuple(known.tables[oid].table.qualified for oid in progress.tables)
-            ask(pipeline, name, each, SnapshotRequest(tables, sweep=progress.sweep))
+            requests[key] = encode(SnapshotRequest(tables, sweep=progress.sweep, at=time.time()))
+    if requests:
+        store.write_control(pipeline.kafka, requests)
 
 
 def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> None:

@@ -17,7 +17,7 @@ from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver as verification
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
 
@@ -80,6 +80,21 @@ def test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting
     flow.stream()
     assert [m.key["id"] for m in flow.read("b1")] == [1, 2]
     assert not read_state(flow.pipeline, state_topic(flow)).lives
+
+
+def test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting(flow: Flow) -> None:
+    flow.change(topic_config={"max.message.bytes": "20000"})
+    flow.execute("CREATE TABLE a1 (id int PRIMARY KEY, t text)", "CREATE TABLE b1 (id int PRIMARY KEY)")
+    flow.execute("INSERT INTO a1 VALUES (1, repeat('x', 30000))", "INSERT INTO b1 VALUES (1), (2)")
+    flow.stream()
+    assert [m.key["id"] for m in flow.read("b1")] == [1, 2] and flow.read("a1") == []
+    ((failed, progress),) = read_state(flow.pipeline, state_topic(flow)).lives.items()
+    assert progress.ended == "failed" and "the record has 30" in progress.error
+    # the next start tries it again, and it alone
+    limit_records(flow, "a1", 100_000)
+    flow.stream()
+    assert [m.key["id"] for m in flow.read("a1")] == [1] and len(flow.read("b1")) == 2
+    assert not read_state(flow.pipeline, state_topic(flow)).lives and flow.reported(failed).state == "finished"
 
 
 def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1606,8 +1606,8 @@ MUTANTS = (
     Mutant(
         "a recorded live snapshot is asked for without its sweep",
         "state/snapshots.py",
-        "SnapshotRequest(tables, sweep=progress.sweep)",
-        "SnapshotRequest(tables)",
+        "SnapshotRequest(tables, sweep=progress.sweep, at=time.time())",
+        "SnapshotRequest(tables, at=time.time())",
         "tests/integration/test_new_key.py::test_what_nobody_asks_for_is_read_with_a_sweep",
     ),
     Mutant(
@@ -1945,6 +1945,13 @@ MUTANTS = (
         "        report = SnapshotReport(\n            state, waits_for",
         "        self._last[request_id] = (state, now)\n        report = SnapshotReport(\n            state, waits_for",
         f"{_LIVE}::test_an_end_that_kafka_does_not_take_at_first_is_told_later[the report]",
+    ),
+    Mutant(
+        "a new table that cannot be read keeps no other one waiting",
+        "provision/create.py",
+        "values |= {live_key(uuid.uuid4().hex[:12]): LiveProgress((t.oid,), owed=True) for t in added}",
+        'values[live_key("all")] = LiveProgress(tuple(t.oid for t in added), owed=True)',
+        "tests/integration/test_new_tables.py::test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting",
     ),
     Mutant(
         "a table that somebody has locked does not hold up the stream",

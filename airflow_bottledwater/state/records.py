@@ -79,10 +79,8 @@ def live_key(request_id: str) -> str:
 
 
 def _key_types(table: Table) -> list[object]:
-    kinds = {c.name: c.type for c in table.columns}
-    return [
-        (t.oid, t.typmod, t.form, types.plain(types.mapping(t).avro(t))) for t in (kinds[name] for name in table.key)
-    ]
+    kinds = [column.type for name in table.key for column in table.columns if column.name == name]
+    return [(kind.oid, kind.typmod, kind.form, types.plain(types.mapping(kind).avro(kind))) for kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,8 @@ def test_a_transaction_across_the_moment_is_published(make_flow: MakeFlow, monke
 
 
 @pytest.mark.long
-def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_flow: MakeFlow) -> None:
+def _stopped_inside_a_transaction(make_flow: MakeFlow) -> Flow:
+    """A pipeline that has published the part of a transaction that lies before a change of t's key in it."""
     flow = _make(make_flow, max_transaction_bytes=64 * 1024, batch_bytes=64 * 1024)
     flow.transaction(
         "INSERT INTO u SELECT g, repeat('x', 1000) FROM generate_series(100, 299) g",
@@ -198,6 +199,11 @@ def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_
         flow.stream()
     reached = read_state(flow.pipeline, state_topic(flow)).position
     assert reached is not None and reached.ordinal > 0
+    return flow
+
+
+def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_flow: MakeFlow) -> None:
+    flow = _stopped_inside_a_transaction(make_flow)
     asked = _renew(flow)
     flow.execute("UPDATE t SET text = 'later' WHERE id = 50")
     flow.stream()
@@ -205,6 +211,15 @@ def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_
     assert flow.compare("t").equal and flow.compare("u").equal
     assert_exactly_once_in_order(flow.read("u"))
     assert len(flow.read("u")) == 1 + 400
+
+
+def test_a_topic_passes_to_no_other_table_inside_a_transaction_that_is_published_in_part(make_flow: MakeFlow) -> None:
+    flow = _stopped_inside_a_transaction(make_flow)
+    flow.execute("DROP TABLE t", "CREATE TABLE t (id bigint PRIMARY KEY)")
+    before = read_state(flow.pipeline, state_topic(flow)).tables
+    with pytest.raises(Refused, match=r"stopped inside a large transaction.*passes to another table"):
+        _renew(flow)
+    assert read_state(flow.pipeline, state_topic(flow)).tables == before
 
 
 def test_older_transactions_are_waited_for(make_flow: MakeFlow) -> None:

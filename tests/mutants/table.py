@@ -1667,6 +1667,30 @@ MUTANTS = (
         f"{_WHOLE}::test_a_new_table_ends_what_is_streamed_before_any_of_its_changes_is_left_out",
     ),
     Mutant(
+        "a topic passes to no other table inside a large transaction",
+        "provision/renew.py",
+        "if before != table.oid and known.position is not None and known.position.ordinal:",
+        "if False:",
+        "tests/integration/test_new_key.py::"
+        "test_a_topic_passes_to_no_other_table_inside_a_transaction_that_is_published_in_part",
+    ),
+    Mutant(
+        "what is whole before a TRUNCATE that cannot be published is published",
+        "stream/assembler.py",
+        "        if doubtful and state.whole_count:\n",
+        "        if False:\n",
+        "tests/unit/stream/test_assembler.py::"
+        "test_what_is_whole_before_a_change_that_cannot_be_published_is_published_before_the_stream_ends",
+    ),
+    Mutant(
+        "an outage is over when a session lasts, not at once",
+        "stream/source.py",
+        "if batch is not None or time.monotonic() - self._connected > _LASTS:",
+        "if True:",
+        "tests/unit/stream/test_source.py::"
+        "test_an_idle_server_begins_a_new_outage_if_its_session_has_lasted_since_the_one_before",
+    ),
+    Mutant(
         "a table that was a partition for a while is read again",
         "stream/start.py",
         "        elif catalog.names(connection, [oid]):\n",

@@ -30,10 +30,11 @@ class Ahead:
 
     :param dsn: the connection string of the source.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
+    :param most: see :class:`ToastResolver`.
     """
 
-    def __init__(self, dsn: str, waiting: Waiting) -> None:
-        self._resolver = ToastResolver(dsn, self._wait)
+    def __init__(self, dsn: str, waiting: Waiting, most: int) -> None:
+        self._resolver = ToastResolver(dsn, self._wait, most)
         self._waiting = waiting
         self._pool = ThreadPoolExecutor(1, "values")
         #: the work of the second thread, which alone uses the resolver until :meth:`_await` has returned

@@ -14,7 +14,8 @@ from airflow_bottledwater.model.version import Version
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The changes from ``start`` (exclusive) to ``end`` (inclusive): whole transactions, except that one too large is cut.
+    """The changes from ``start`` (exclusive) to ``end`` (inclusive): whole transactions, except that one too large is cut. They are in the
+    order of their positions.
 
     :param data: row and truncate messages of pgoutput, one after the other.
     :param changes: rows of :data:`~airflow_bottledwater.encoding.layout.CHANGE`; they point into ``data``.
@@ -39,10 +40,27 @@ class Batch:
         end = max(self.start, Position(final_lsn, 0))
         return Batch(self.start, end, self.data, self.changes[:count], self.versions)
 
+    def leading(self, most: int) -> Batch:
+        """The leading changes of this batch, at least one and otherwise at most so many: whole transactions, if one fits; otherwise a part
+        of the first."""
+        most = max(1, most)
+        if most >= len(self):
+            return self
+        lsn = self.changes["lsn"]
+        if lsn[0] != lsn[most]:
+            return self.before(int(lsn[most]))
+        end = Position(int(lsn[most - 1]), int(self.changes["ordinal"][most - 1]))
+        return Batch(self.start, end, self.data, self.changes[:most], self.versions)
+
     def after(self, position: Position) -> Batch | None:
-        """The transactions of this batch from a position on; None unless the position lies between two of them."""
-        count = int(np.searchsorted(self.changes["lsn"], position.lsn, side="left"))
-        between = count < len(self.changes) and int(self.changes[count]["lsn"]) == position.lsn
-        if position.ordinal or not between or not self.start < position < self.end:
+        """The changes of this batch from a position on; None unless the position is one at which :meth:`before` or :meth:`leading` has
+        ended a part."""
+        begin, end = (int(np.searchsorted(self.changes["lsn"], position.lsn, side=s)) for s in ("left", "right"))
+        count, known = begin, begin < end
+        if position.ordinal:
+            ordinals = self.changes["ordinal"][begin:end]
+            count += int(np.searchsorted(ordinals, position.ordinal, side="right"))
+            known = count > begin and ordinals[count - begin - 1] == position.ordinal
+        if not known or not self.start < position < self.end:
             return None
         return Batch(position, self.end, self.data, self.changes[count:], self.versions)

@@ -25,6 +25,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.postgres.results import take_cells
+from airflow_bottledwater.publish.row_query import RowQuery, equality, following_key, listed, unnested
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ Key = tuple[bytes, ...]
 
 #: keys in one query; PostgreSQL takes at most 65,535 parameters
 _KEYS = 1000
+#: bytes of values at which a look-up ends that does not end before its last key
+_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,12 @@ class Found:
 
     :param rows: key → the values of the requested columns, None for SQL's NULL; a key without a row is missing.
     :param unreadable: column → why the value that it had in the relation version cannot be read any more.
+    :param left_out: see :class:`Cells`.
     """
 
     rows: dict[Key, list[bytes | None]] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +87,13 @@ class Cells:
     :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the requested columns; they point into
         ``data``. If a key has no row, its cells are marked as unchanged values (``FIELD_UNCHANGED``).
     :param unreadable: see :class:`Found`; these columns' cells are marked in the same way.
+    :param left_out: how many of the last keys were not looked up, since the values before them are large; their cells say nothing.
     """
 
     cells: layout.Rows
     data: npt.NDArray[np.uint8]
     unreadable: dict[int, str] = field(default_factory=dict)
+    left_out: int = 0
 
     @classmethod
     def without_rows(cls, keys: KeyTable, columns: Sequence[int], unreadable: dict[int, str] | None = None) -> Cells:
@@ -118,12 +125,15 @@ class CurrentRows:
         """
         return self._look_up(table, (), lambda source: source.rows(keys, columns, as_text)) or Found()
 
-    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], *, xids: Iterable[int]) -> Cells:
+    def fetch(
+        self, table: Table, keys: KeyTable, columns: Sequence[int], *, xids: Iterable[int], most: int = _ALL
+    ) -> Cells:
         """Like :meth:`read` for many keys, without a Python object for each row.
 
         :param xids: transactions that the snapshot must see; the look-up is repeated until it does.
+        :param most: bytes of values at which the look-up ends, behind the row that reaches them.
         """
-        found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns))
+        found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, most))
         return found or Cells.without_rows(keys, columns)
 
     def _look_up(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
@@ -183,21 +193,24 @@ class _Source:
     """
 
     def __init__(self, connection: Connection, table: Table, name: sql.Identifier) -> None:
-        self._connection, self._table, self._name = connection, table, name
+        self._connection, self._table = connection, table
         self._altered = _altered(connection, table)
-        self._operators = _equality(connection, table.oid)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
+        self._query = RowQuery(table, name, self._key, equality(connection, table.oid))
 
-    def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str]) -> Found:
-        """The rows of these keys."""
+    def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL) -> Found:
+        """The rows of these keys.
+
+        :param most: see :meth:`CurrentRows.fetch`.
+        """
         unreadable, readable = self._readable(columns)
-        found = Found(unreadable=unreadable)
+        rows: dict[Key, list[bytes | None]] = {}
         formats = [0 if column.name in as_text else 1 for column in self._key]
         for start in range(0, len(keys) if readable is not None else 0, _KEYS):
             some = keys[start : start + _KEYS]
             result = query_with(
                 self._connection,
-                self._select(_values(len(some), len(self._key)), "n", readable or []),
+                self._query.select(listed(len(some), len(self._key)), "i.n", readable or [], most),
                 [value for key in some for value in key],
                 [column.type.oid for column in self._key] * len(some),
                 formats * len(some),
@@ -205,11 +218,20 @@ class _Source:
             for i in range(result.ntuples):
                 key = some[int.from_bytes(result.get_value(i, 0) or b"", "big")]
                 read = {c: result.get_value(i, place + 1) for place, c in enumerate(readable or [])}
-                found.rows[key] = [read.get(c) for c in columns]
-        return found
+                rows[key] = [read.get(c) for c in columns]
+                most -= sum(len(value or b"") for value in read.values())
+            following = following_key(result)
+            if following is None and most <= 0:
+                following = len(some)
+            if following is not None:
+                return Found(rows, unreadable, len(keys) - start - following)
+        return Found(rows, unreadable)
 
-    def cells(self, keys: KeyTable, columns: Sequence[int]) -> Cells:
-        """The rows of many keys, by a single query to which each key column is passed as an array."""
+    def cells(self, keys: KeyTable, columns: Sequence[int], most: int) -> Cells:
+        """The rows of many keys, by a single query to which each key column is passed as an array.
+
+        :param most: see :meth:`CurrentRows.fetch`.
+        """
         unreadable, readable = self._readable(columns)
         if readable is None:
             return Cells.without_rows(keys, columns, unreadable)
@@ -218,10 +240,10 @@ class _Source:
             self._connection.execute("SELECT oid, typarray FROM pg_type WHERE oid = ANY(%s)", (oids,)).fetchall()
         )
         if not all(arrays.values()) or any(column.type.element or column.type.attributes for column in self._key):
-            return self._cells_of_rows(keys, columns)  # unnest would take arrays and composites apart
+            return self._cells_of_rows(keys, columns, most)  # unnest would take arrays and composites apart
         result = query_with(
             self._connection,
-            self._select(_unnested(len(self._key)), "n - 1", readable),
+            self._query.select(unnested(len(self._key)), "i.n - 1", readable, most),
             [keys.array(k, oid) for k, oid in enumerate(oids)],
             [int(arrays[oid]) for oid in oids],
             [1] * len(oids),
@@ -229,19 +251,20 @@ class _Source:
         cells, read = (Cells.without_rows(keys, asked).cells for asked in (columns, readable))
         data = take_cells(result, read)
         cells[:, [columns.index(c) for c in readable]] = read
-        return Cells(cells, data, unreadable)
+        following = following_key(result)
+        return Cells(cells, data, unreadable, 0 if following is None else len(keys) - following)
 
-    def _cells_of_rows(self, keys: KeyTable, columns: Sequence[int]) -> Cells:
+    def _cells_of_rows(self, keys: KeyTable, columns: Sequence[int], most: int) -> Cells:
         cells = Cells.without_rows(keys, columns).cells
         numbers = {keys.key(number): number for number in range(len(keys))}
-        found, data = self.rows(list(numbers), columns, ()), bytearray(1)
+        found, data = self.rows(list(numbers), columns, (), most), bytearray(1)
         for key, values in found.rows.items():
             for place, value in enumerate(values):
                 if columns[place] not in found.unreadable:
                     kind = wire.FIELD_NULL if value is None else wire.FIELD_BINARY
                     cells[numbers[key], place] = (kind, len(data), len(value or b""))
                     data += value or b""
-        return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable)
+        return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable, found.left_out)
 
     def _readable(self, columns: Sequence[int]) -> tuple[dict[int, str], list[int] | None]:
         """The columns that cannot be read, with the reasons, and those that can; None instead of the latter if no row can be found."""
@@ -251,59 +274,6 @@ class _Source:
             return dict.fromkeys(columns, reason), None
         unreadable = {c: reason for c, reason in self._altered.items() if c in columns}
         return unreadable, [c for c in columns if c not in self._altered]
-
-    def _select(self, keys: sql.Composable, number: str, columns: Sequence[int]) -> sql.Composed:
-        """The query that joins rows with a list of keys; it returns the key's number and the row's columns.
-
-        Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that it takes for
-        equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are compared byte by byte, too.
-        """
-        same = []
-        for k, column in enumerate(self._key):
-            schema, operator = self._operators.get(column.name, ("pg_catalog", "="))
-            equal = sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
-                t=sql.Identifier("t", column.name),
-                i=sql.Identifier("i", f"k{k}"),
-                schema=sql.Identifier(schema),
-                operator=sql.SQL(operator),  # type: ignore[arg-type]
-            )
-            same.append(equal)
-        values = [sql.SQL(f"(i.{number})::int8"), *(sql.Identifier("t", self._table.columns[c].name) for c in columns)]
-        only = sql.SQL("" if self._table.partitioned else "ONLY ")
-        select = sql.SQL("SELECT {} FROM {} JOIN {}{} t ON {}")
-        return select.format(sql.SQL(", ").join(values), keys, only, self._name, sql.SQL(" AND ").join(same))
-
-
-def _values(rows: int, width: int) -> sql.SQL:
-    """A numbered list of keys, as parameters: ``(VALUES (0, $1, $2), (1, $3, $4)) i(n, k0, k1)``."""
-    listed = ", ".join(f"({n}, {', '.join(f'${n * width + k + 1}' for k in range(width))})" for n in range(rows))
-    return sql.SQL(f"(VALUES {listed}) i(n, {', '.join(f'k{k}' for k in range(width))})")
-
-
-def _unnested(width: int) -> sql.SQL:
-    """A numbered list of keys from one array for each key column:
-    ``ROWS FROM (unnest($1), unnest($2)) WITH ORDINALITY i(k0, k1, n)``."""
-    arrays = ", ".join(f"unnest(${k + 1})" for k in range(width))
-    return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
-
-
-def _equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:
-    """Key column → the schema and the name of the equality operator of the key's index."""
-    rows = connection.execute(
-        """SELECT a.attname, n.nspname, o.oprname
-           FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
-           JOIN pg_opclass c ON c.oid = k.opclass
-           JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
-               AND m.amoprighttype = c.opcintype
-           JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
-           JOIN pg_operator o ON o.oid = m.amopopr
-           JOIN pg_namespace n ON n.oid = o.oprnamespace
-           JOIN pg_attribute a ON a.attnum = k.attnum
-           WHERE x.indrelid = %s AND a.attrelid = x.indrelid AND x.indisvalid AND (x.indisprimary OR x.indisreplident)
-           ORDER BY x.indisreplident""",
-        (oid,),
-    ).fetchall()
-    return {column: (schema, operator) for column, schema, operator in rows}
 
 
 def _altered(connection: Connection, table: Table) -> dict[int, str]:

@@ -41,10 +41,14 @@ class EncodedBatch:
     :param records: the records of all rows, including those of rejected rows.
     """
 
-    batch: Batch
     completed: Completed
     records: Records
     rejections: list[Rejection] = field(default_factory=list)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch, with complete rows."""
+        return self.completed.batch
 
     def change(self, rejection: Rejection) -> np.void:
         """The change that is rejected."""

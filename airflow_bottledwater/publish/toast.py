@@ -25,7 +25,7 @@ from airflow_bottledwater.publish.unchanged import UnchangedValues
 
 #: values in one conversion query
 _CHUNK = 1000
-#: bytes of values to look up for one batch; more of them would not make the query faster
+#: bytes of values to fill in for one batch; more of them would not make the query faster
 _LACKING_BYTES = 16 << 20
 
 
@@ -35,7 +35,7 @@ NOTHING_CONVERTED = layout.Texts(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=
 
 @dataclass(slots=True)
 class Completed:
-    """A batch whose rows have all their values.
+    """A batch, or a leading part of it, whose rows have all their values.
 
     :param texts: the server's text of values that no kernel can encode.
     :param failed: change → why it cannot be completed.
@@ -53,14 +53,16 @@ class ToastResolver:
 
     :param dsn: the connection string of the source.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
+    :param most: bytes of values to fill in for one batch, unless a single row needs more.
     :ivar current: looks rows up over the same connection.
     """
 
-    def __init__(self, dsn: str, waiting: Waiting) -> None:
+    def __init__(self, dsn: str, waiting: Waiting, most: int = _LACKING_BYTES) -> None:
         self._dsn = dsn
         self._waiting = waiting
         self._connection: Connection | None = None
-        #: bytes of the values that a row lacked on average, by the last look-up
+        self._most = most
+        #: bytes of the values that a row lacks on average, by what was filled in before
         self._value_bytes = 8000.0
         self.current = CurrentRows(self._session, waiting)
 
@@ -80,16 +82,16 @@ class ToastResolver:
         return self._connection
 
     def leading(self, batch: Batch, programs: Programs) -> Batch:
-        """The leading transactions of a batch whose missing values together still fit well into memory; usually all. Messages of
-        updates that leave large values unchanged are small, so the missing values can be a hundred times as large as the batch."""
-        most = max(1, int(_LACKING_BYTES / self._value_bytes))
+        """The leading part of a batch whose missing values together probably fit well into memory; usually all. Messages of updates that
+        leave large values unchanged are small, so the missing values can be thousands of times as large as the batch."""
+        most = max(1, int(self._most / self._value_bytes))
         if np.count_nonzero(batch.changes["kind"] == wire.MESSAGE_UPDATE) <= most:
             return batch  # so it is for most batches, which then need not be scanned
-        count = unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most)
-        return batch if count == len(batch) else batch.before(int(batch.changes[count]["lsn"]))
+        return batch.leading(unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most))
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:
-        """Complete a batch: fill in its unchanged values, and convert those that no kernel can encode."""
+        """Complete a batch: fill in its unchanged values, and convert those that no kernel can encode. If the values turn out to be larger
+        than expected, only a leading part of it is completed."""
         done = Completed(batch, NOTHING_CONVERTED)
         if len(batch):
             self._fill_unchanged(done, programs)
@@ -158,22 +160,30 @@ class ToastResolver:
         if not count:
             return
         found = UnchangedValues(batch, programs, affected, count, values)
+        fit = len(batch)
         for relation in found.relations():
-            self._fill_from_table(found, relation, done.failed)
+            fit = min(fit, self._fill_from_table(found, relation, done.failed))
+        found.keep(batch.leading(min(fit, found.fitting(self._most))))
+        done.failed = {i: reason for i, reason in done.failed.items() if i < len(found.batch)}
+        if len(found.lacking):
+            # it falls slowly: rows that are gone say nothing of others
+            self._value_bytes = max(100.0, found.filled / len(found.lacking), self._value_bytes / 8)
         done.batch, kept, superseded = found.completed(done.failed)
         done.superseded |= superseded
         done.failed = {int(np.searchsorted(kept, i)): reason for i, reason in done.failed.items()}
 
-    def _fill_from_table(self, found: UnchangedValues, relation: int, failed: dict[int, str]) -> None:
+    def _fill_from_table(self, found: UnchangedValues, relation: int, failed: dict[int, str]) -> int:
         """Fill in the values that the table has today, by one look-up for all changes of a relation version. If a row does not exist
-        any more, its values stay marked as unchanged: a later change of the key is still to come."""
+        any more, its values stay marked as unchanged: a later change of the key is still to come. Returns how many leading changes of the
+        batch do not need a row that was left out of the look-up."""
         table = found.programs.tables[relation]
         wanted, columns = found.wanted(relation)
         keys, lookups = found.keys(relation, wanted)
         xids = np.unique(found.changes["xid"][found.lacking["change"][wanted]]).tolist()
-        cells = self.current.fetch(table, keys, columns, xids=xids)
+        cells = self.current.fetch(table, keys, columns, xids=xids, most=max(1, self._most - found.filled))
         for column, reason in cells.unreadable.items():
             for i in found.changes_without(relation, column):
                 failed.setdefault(i, f"a large value that the change left as it was is not in the stream, and {reason}")
         found.fill_in(wanted, lookups, columns, cells)
-        self._value_bytes = max(100.0, cells.data.size / len(keys))
+        without = found.lacking["change"][wanted][lookups >= len(keys) - cells.left_out]
+        return int(without.min()) if len(without) else len(found.batch)

@@ -95,6 +95,28 @@ class UnchangedValues:
         unchanged.fill_in(self.lacking, self._missing, wanted, lookups, place_of, cells.cells, base)
         self._looked_up.append(cells.data)
 
+    @property
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        has_bytes = np.isin(self._missing["kind"], (wire.FIELD_BINARY, wire.FIELD_TEXT))
+        found: npt.NDArray[np.int64] = np.where(has_bytes, self._missing["length"], 0)
+        return found
+
+    @property
+    def filled(self) -> int:
+        """Bytes of the values that were found until now."""
+        return int(self._sizes.sum())
+
+    def fitting(self, most: int) -> int:
+        """How many leading changes of the batch get values of at most so many bytes. Changes of one row get a copy of its values each."""
+        missing = int(np.searchsorted(np.cumsum(self._sizes), most, side="right"))
+        return int(self._missing["change"][missing]) if missing < len(self._missing) else len(self.batch)
+
+    def keep(self, part: Batch) -> None:
+        """Go on with a leading part of the batch."""
+        self.batch, self.changes = part, self.changes[: len(part)]
+        self.lacking = self.lacking[self.lacking["change"] < len(part)]
+        self._missing = self._missing[self._missing["change"] < len(part)]
+
     def completed(self, failed: Collection[int]) -> tuple[Batch, npt.NDArray[np.int64], set[int]]:
         """The batch with complete rows, the numbers that its changes had before, and the changes whose new row is left out.
 

@@ -184,7 +184,8 @@ class Limits:
 
     buffer_bytes: Annotated[Bytes, "Size of the receive buffer; when it is full, PostgreSQL is throttled."] = 64 << 20
     max_transaction_bytes: Annotated[
-        Bytes, "A source transaction beyond this is cut into several Kafka transactions."
+        Bytes,
+        "A source transaction beyond this is cut into several Kafka transactions; large values that are filled in count, too.",
     ] = 16 << 20
     transaction_timeout: Annotated[
         float,

@@ -51,7 +51,7 @@ class StreamPublisher:
         self._session = PublishSession(
             pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff
         )
-        self._completer = Ahead(pipeline.postgres, backoff.wait)
+        self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
         #: changes that the broker is known to refuse, by their position, and why
         self._refused: dict[Position, str] = {}
@@ -83,7 +83,7 @@ class StreamPublisher:
         """Publish a batch, unless the state shows that it was published; returns P.
 
         :raises TakenOver: another job has claimed the slot.
-        :raises StaleBatch: P is neither the batch's start nor its end, nor between two of its transactions.
+        :raises StaleBatch: P is neither the batch's start nor its end, nor at one of its changes.
         :raises RecordError: a row or a TRUNCATE stops the stream (``on_error = exit``, ``on_truncate = stop``); everything before its
             transaction was published.
         """
@@ -108,8 +108,11 @@ class StreamPublisher:
         encoded = self._encode(part, programs)
         if (rejected := rejection_stop(self._pipeline, encoded, programs)) is not None:
             stop = rejected
-            encoded = self._encode(part.before(Position.parse(stop.position).lsn), programs)
-        if stop is None and (following := rest.after(part.end)) is not None:
+            part = part.before(Position.parse(stop.position).lsn)
+            encoded = self._encode(part, programs)
+        if encoded.batch.end < part.end:
+            stop = None  # its turn comes with the rest: the values of all changes before it do not fit into memory
+        if stop is None and (following := rest.after(encoded.batch.end)) is not None:
             self._completer.prepare(following, programs)
         if stop is None or encoded.batch.end > rest.start:
             # if the outcome is unknown, P shows it, and the next attempt with what is left stops here again
@@ -122,7 +125,7 @@ class StreamPublisher:
 
     # ------------------------------------------------------------------ one batch
     def _encode(self, batch: Batch, programs: Programs) -> EncodedBatch:
-        """Complete and encode a batch, and find the rows that cannot be published."""
+        """Complete and encode a batch, or a leading part of it, and find the rows that cannot be published."""
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
@@ -135,7 +138,7 @@ class StreamPublisher:
             *_without_schema(completed.batch, found.records),
             *oversized(self._session, found.records),
         ]
-        return EncodedBatch(batch, completed, found.records, distinct(rejections))
+        return EncodedBatch(completed, found.records, distinct(rejections))
 
     def _known_to_be_refused(self, batch: Batch) -> Iterator[Rejection]:
         for i, change in enumerate(batch.changes if self._refused else ()):
@@ -196,11 +199,11 @@ def _rest(batch: Batch, reached: Position | None) -> Batch:
     """The part of a batch that is not published yet.
 
     :param reached: P; None if nothing was streamed yet.
-    :raises StaleBatch: P is neither the batch's start nor between two of its transactions.
+    :raises StaleBatch: P is neither the batch's start nor at one of its changes.
     """
     if reached is None or reached == batch.start:
         return batch
-    # between two of its transactions: a leading part was committed, but the broker's answer was lost
+    # inside of it: a leading part was committed
     rest = batch.after(reached)
     if rest is None:
         raise StaleBatch(f"The batch starts at {batch.start}, but the stream is at {reached}.")

@@ -8,7 +8,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import RecordError, Refused
-from tests.support.topics import MakeFlow, Message
+from airflow_bottledwater.publish.current import Cells, CurrentRows
+from airflow_bottledwater.publish.toast import Completed, ToastResolver
+from airflow_bottledwater.stream.publisher import StreamPublisher
+from tests.support.topics import MakeFlow, Message, assert_exactly_once_in_order
 
 #: 9 kB in a column that is never compressed: stored out of line
 LARGE = "repeat('{}', 9000)"
@@ -120,3 +123,83 @@ def test_a_row_whose_key_has_another_type_today_is_a_record_error(make_flow: Mak
     flow.execute("UPDATE w SET v = 1 WHERE id = 3", "ALTER TABLE w ALTER id TYPE text")
     with pytest.raises(RecordError, match="a key column was dropped, renamed or given another type"):
         flow.stream()
+
+
+#: the smallest that can be set
+_MOST = 65536
+
+
+@pytest.mark.parametrize("updated", ["many rows", "a row again and again", "rows of several tables"])
+def test_values_that_do_not_fit_into_memory_are_published_in_parts_of_their_transaction(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, updated: str
+) -> None:
+    flow = make_flow(max_transaction_bytes=_MOST)
+    flow.execute(
+        f"INSERT INTO w SELECT g, 0, {LARGE.format('o')} || g FROM generate_series(6, 100) g",
+        "CREATE TABLE w2 (id int[] PRIMARY KEY, v int, big jsonb)",
+        "INSERT INTO w2 SELECT ARRAY[id], v, jsonb_build_object('big', (SELECT string_agg(md5(n::text), '') FROM generate_series(id, id + 500) n)) FROM w",
+    )
+    flow.create()
+    statements = {
+        "many rows": ["UPDATE w SET v = id"],
+        "a row again and again": [f"UPDATE w SET v = {n} WHERE id = 3" for n in range(1, 101)],
+        "rows of several tables": ["UPDATE w SET v = id", "UPDATE w2 SET v = id[1]", "UPDATE w SET v = id * 2"],
+    }
+    flow.transaction(*statements[updated])
+    sizes, read = [0], [0]
+    lead, complete = ToastResolver.leading, ToastResolver.complete
+    fetch, send = CurrentRows.fetch, StreamPublisher._send
+
+    def leading(resolver: ToastResolver, batch: Any, programs: Any) -> Any:
+        resolver._value_bytes = 500.0  # always too little
+        return lead(resolver, batch, programs)
+
+    def completed(resolver: ToastResolver, batch: Any, programs: Any) -> Completed:
+        done = complete(resolver, batch, programs)
+        sizes.append(done.batch.data.size - batch.data.size)
+        return done
+
+    def fetched(current: CurrentRows, *arguments: Any, **options: Any) -> Cells:
+        cells = fetch(current, *arguments, **options)
+        read.append(cells.data.size)
+        return cells
+
+    def sent(publisher: StreamPublisher, encoded: Any) -> None:
+        if publisher.position.ordinal > 20:
+            raise KeyboardInterrupt
+        send(publisher, encoded)
+
+    monkeypatch.setattr(ToastResolver, "leading", leading)
+    monkeypatch.setattr(ToastResolver, "complete", completed)
+    monkeypatch.setattr(CurrentRows, "fetch", fetched)
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamPublisher, "_send", sent)
+        with pytest.raises(KeyboardInterrupt):
+            flow.stream()
+    before = len(flow.read("w"))
+    assert 20 < before < 100
+    counters = flow.stream()
+    assert len(sizes) > 12 and max(sizes) < 2 * _MOST > max(read)
+    messages = flow.read("w")
+    assert_exactly_once_in_order(messages)
+    assert_exactly_once_in_order(flow.read("w2"))
+    assert counters["published"] == {"rows of several tables": 300}.get(updated, 100)
+    assert {large(m) for m in messages} == (
+        {"o3"} if updated == "a row again and again" else {f"o{k}" for k in range(1, 101)}
+    )
+    assert dict(flow.execute("SELECT id, v FROM w")) == dict.fromkeys(range(1, 101), 0) | {
+        m.key["id"]: m.value["v"] for m in messages
+    }
+
+
+def test_a_truncate_behind_values_that_do_not_fit_into_memory_ends_the_stream_when_its_turn_comes(
+    make_flow: MakeFlow,
+) -> None:
+    flow = make_flow(max_transaction_bytes=_MOST, on_truncate="stop")
+    flow.execute("UPDATE w SET big = repeat('x', 50000)", "CREATE TABLE other (id int PRIMARY KEY)")
+    flow.create()
+    # all values are expected to fit, since there are few
+    flow.execute("UPDATE w SET v = 1 WHERE id <= 3", "UPDATE w SET v = 2 WHERE id > 3", "TRUNCATE other")
+    with pytest.raises(RecordError, match=r"TRUNCATE of public\.other"):
+        flow.stream()
+    assert len(flow.read("w")) == 5

@@ -68,16 +68,13 @@ def find_unchanged(b, changes, program, fields, affected):
 
 @compiled
 def leading(b, changes, program, fields, most):
-    """How many leading changes contain at most ``most`` changes that lack values. They are whole transactions, and at least one."""
+    """How many leading changes there are until more than ``most`` of them lack values."""
     lacking = 0
-    begin = 0  # the number of the transaction's first change
     for i in range(changes.size):
-        if i > 0 and changes[i].lsn != changes[i - 1].lsn:
-            begin = i
         if _lacks(b, changes[i], program, fields) > 0:
             lacking += 1
-        if lacking > most and begin > 0:
-            return begin
+        if lacking > most:
+            return i
     return changes.size
 
 

@@ -23,8 +23,8 @@ from airflow_bottledwater.publish.current import Cells, CurrentRows, KeyTable
 from airflow_bottledwater.publish.toast import Completed
 from tests.support import wire as w
 
-#: bytes of values that are more than enough for a part
-_PART = 20 << 20
+#: bytes of values that are enough for a part
+_PART = 2000
 TABLE = w.table(("k", w.plain(w.TEXT)), ("big", w.plain(w.TEXT)), key=["k"], oid=1)
 
 
@@ -40,12 +40,10 @@ class Clock(CurrentRows):
         self.threads.append(threading.current_thread().name)
         self.before()
         self.reads += 1
-        value = b"%d" % self.reads
+        value = b"%d" % self.reads + bytes(_PART)
         cells = np.zeros((len(keys), len(columns)), dtype=layout.FIELD)
         cells["kind"], cells["length"] = wire.FIELD_BINARY, len(value)
-        data = np.zeros(_PART, dtype=np.uint8)
-        data[: len(value)] = bytearray(value)
-        return Cells(cells, data)
+        return Cells(cells, np.frombuffer(bytearray(value), dtype=np.uint8))
 
 
 class Parts:
@@ -60,10 +58,9 @@ class Parts:
         self.batch = Batch(Position(0), Position(50), data, table, (Version(TABLE, "t"),))
         self.programs: Programs = compile_programs([(TABLE, Target(0, 1))], "json", copied=False)
         self.waited: list[str] = []
-        self.ahead = Ahead("", lambda what: self.waited.append(str(what)))
+        self.ahead = Ahead("", lambda what: self.waited.append(str(what)), _PART)
         self.rows = Clock()
         self.ahead._resolver.current = self.rows
-        self.ahead._resolver._value_bytes = _PART
 
     def part(self, rest: Batch) -> tuple[Batch, str]:
         """The leading part, and the value that its row has got."""
@@ -80,7 +77,7 @@ def _value(done: Completed) -> str:
     ((at, size),) = done.batch.changes[["offset", "length"]].tolist()
     row = pgoutput.row(bytes(done.batch.data[at : at + size])).new
     assert row is not None
-    return row[1].data.decode()
+    return row[1].data.rstrip(b"\0").decode()
 
 
 @pytest.fixture

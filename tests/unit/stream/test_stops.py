@@ -59,7 +59,7 @@ def test_the_truncate_that_a_person_lets_pass_does_not_end_it_but_the_next_one_d
 
 def rejected(*rows: int) -> EncodedBatch:
     made: Any = SimpleNamespace(batch=BATCH)
-    return EncodedBatch(BATCH, made, None, [Rejection(row, f"reason {row}") for row in rows])  # type: ignore[arg-type]
+    return EncodedBatch(made, None, [Rejection(row, f"reason {row}") for row in rows])  # type: ignore[arg-type]
 
 
 def test_the_first_rejection_ends_the_stream_whatever_their_order() -> None:

@@ -1,0 +1,121 @@
+"""The query that finds the rows of a table by their keys, through the index of the key, and ends when they are large enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import pq, sql
+
+from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.postgres.connect import Connection
+
+#: text, varchar, char and bytea, whose size PostgreSQL tells without reading a value that is stored out of line
+#: (toast_raw_datum_size, src/backend/access/common/detoast.c)
+_SIZED = (25, 1043, 1042, 17)
+
+
+@dataclass(frozen=True, slots=True)
+class RowQuery:
+    """Makes the query.
+
+    :param table: the relation version whose columns are used.
+    :param name: the table's name today.
+    :param key: the key's columns, in the order of the key.
+    :param operators: see :func:`equality`.
+    """
+
+    table: Table
+    name: sql.Identifier
+    key: Sequence[Column]
+    operators: Mapping[str, tuple[str, str]]
+
+    def select(self, keys: sql.Composable, number: str, columns: Sequence[int], most: int) -> sql.Composed:
+        """The query that joins rows with a list of keys; it returns the key's number, the row's columns, and the number of the next key
+        that has a row. It ends behind the row whose values, together with those before, have ``most`` bytes; rows that it leaves out cost
+        little, since their values out of line are not read.
+
+        Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that it takes for
+        equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are compared byte by byte, too.
+        """
+        same = []
+        for k, column in enumerate(self.key):
+            schema, operator = self.operators.get(column.name, ("pg_catalog", "="))
+            equal = sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
+                t=sql.Identifier("t", column.name),
+                i=sql.Identifier("i", f"k{k}"),
+                schema=sql.Identifier(schema),
+                operator=sql.SQL(operator),  # type: ignore[arg-type]
+            )
+            same.append(equal)
+        made = [sql.SQL("t.{} AS {}").format(sql.Identifier(self.table.columns[c].name), _value(c)) for c in columns]
+        sizes = [_size(self.table.columns[c]) for c in columns]
+        select = sql.SQL(
+            "SELECT {named} FROM (SELECT {made}, sum({size}) OVER before AS before, lead({n}) OVER before AS following"
+            " FROM {keys} JOIN {only}{table} t ON {same}"
+            " WINDOW before AS (ORDER BY {n} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) found"
+            " WHERE coalesce(before, 0) < {most} ORDER BY n"
+        )
+        only = sql.SQL("" if self.table.partitioned else "ONLY ")
+        n = sql.SQL("({})::int8").format(sql.SQL(number))  # type: ignore[arg-type]
+        return select.format(
+            named=sql.SQL(", ").join([sql.SQL("n"), *map(_value, columns), sql.SQL("following")]),
+            made=sql.SQL(", ").join([sql.SQL("{} AS n").format(n), *made]),
+            size=sql.SQL(" + ").join([sql.SQL("0::int8"), *sizes]),
+            n=n,
+            keys=keys,
+            only=only,
+            table=self.name,
+            same=sql.SQL(" AND ").join(same),
+            most=sql.Literal(most),
+        )
+
+
+def _value(column: int) -> sql.Identifier:
+    """The name of a column of the table in a query's result."""
+    return sql.Identifier(f"c{column}")
+
+
+def _size(column: Column) -> sql.Composed:
+    """SQL for about how many bytes a column's value has when it is sent. What is stored is compressed to less than a quarter only
+    seldom."""
+    size = "octet_length(t.{})::int8" if column.type.base_oid in _SIZED else "4 * pg_column_size(t.{})::int8"
+    return sql.SQL(f"coalesce({size}, 0)").format(sql.Identifier(column.name))
+
+
+def following_key(result: pq.abc.PGresult) -> int | None:
+    """The number of the first key that a query of :meth:`RowQuery.select` left out; None if it did not leave out any."""
+    number = result.get_value(result.ntuples - 1, result.nfields - 1) if result.ntuples else None
+    return None if number is None else int.from_bytes(number, "big")
+
+
+def listed(rows: int, width: int) -> sql.SQL:
+    """A numbered list of keys, as parameters: ``(VALUES (0, $1, $2), (1, $3, $4)) i(n, k0, k1)``."""
+    listed = ", ".join(f"({n}, {', '.join(f'${n * width + k + 1}' for k in range(width))})" for n in range(rows))
+    return sql.SQL(f"(VALUES {listed}) i(n, {', '.join(f'k{k}' for k in range(width))})")
+
+
+def unnested(width: int) -> sql.SQL:
+    """A numbered list of keys from one array for each key column:
+    ``ROWS FROM (unnest($1), unnest($2)) WITH ORDINALITY i(k0, k1, n)``."""
+    arrays = ", ".join(f"unnest(${k + 1})" for k in range(width))
+    return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
+
+
+def equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:
+    """Key column → the schema and the name of the equality operator of the key's index."""
+    rows = connection.execute(
+        """SELECT a.attname, n.nspname, o.oprname
+           FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
+           JOIN pg_opclass c ON c.oid = k.opclass
+           JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
+               AND m.amoprighttype = c.opcintype
+           JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
+           JOIN pg_operator o ON o.oid = m.amopopr
+           JOIN pg_namespace n ON n.oid = o.oprnamespace
+           JOIN pg_attribute a ON a.attnum = k.attnum
+           WHERE x.indrelid = %s AND a.attrelid = x.indrelid AND x.indisvalid AND (x.indisprimary OR x.indisreplident)
+           ORDER BY x.indisreplident""",
+        (oid,),
+    ).fetchall()
+    return {column: (schema, operator) for column, schema, operator in rows}

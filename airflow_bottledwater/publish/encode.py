@@ -121,7 +121,7 @@ def encode_changes(
         records[count : count + made]["value"] += used
         for change, code, column, offset in errors[:failed].tolist():
             reason = programs.error(int(batch.changes[change]["relation"]), code, column, offset)
-            rejections.append(Rejection(change, reason, code))
+            rejections.append(Rejection(change, reason, code, column))
         used += size
         count += made
         if start == len(batch) or failed == len(errors):

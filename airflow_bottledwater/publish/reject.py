@@ -17,11 +17,13 @@ class Rejection:
 
     :param row: the row's number in the block (of a snapshot), or its change's number in the batch (of the stream).
     :param code: the error code of :mod:`~airflow_bottledwater.encoding.wire`, if a kernel reported it; otherwise 0.
+    :param column: the number of the column that the error is in; -1: none in particular.
     """
 
     row: int
     reason: str
     code: int = 0
+    column: int = -1
 
 
 def too_large(largest: int) -> str:

@@ -129,8 +129,8 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
-        changed = {int(completed.batch.changes[r.row]["relation"]) for r in found.rejections if r.code == wire.CHANGED}
-        check_definitions(self._pipeline, [programs.tables[relation] for relation in changed])
+        for relation, columns in _changed(completed.batch, found.rejections).items():
+            check_definitions(self._pipeline, programs.tables[relation], columns)
         rejections = [
             *(Rejection(row, reason) for row, reason in completed.failed.items()),
             *found.rejections,
@@ -208,6 +208,15 @@ def _rest(batch: Batch, reached: Position | None) -> Batch:
     if rest is None:
         raise StaleBatch(f"The batch starts at {batch.start}, but the stream is at {reached}.")
     return rest
+
+
+def _changed(batch: Batch, rejections: list[Rejection]) -> dict[int, set[int]]:
+    """The columns with values that do not fit their types, for each relation version, by index."""
+    changed: dict[int, set[int]] = {}
+    for rejection in rejections:
+        if rejection.code == wire.CHANGED:
+            changed.setdefault(int(batch.changes[rejection.row]["relation"]), set()).add(rejection.column)
+    return changed
 
 
 def _without_schema(batch: Batch, records: Records) -> Iterator[Rejection]:

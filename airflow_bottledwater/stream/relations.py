@@ -228,18 +228,24 @@ class Resolver:
         )
 
 
-def check_definitions(pipeline: Pipeline, tables: Iterable[Table]) -> None:
+def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) -> None:
     """Check whether values do not fit their types because a type was altered, which the stream does not report. The job then has to
-    read the definitions anew, as it does at its start.
+    read the definitions anew, as it does at its start: a column has the type that it was declared with, as that type is today.
 
-    :param tables: the relation versions with values that do not fit.
-    :raises Outage: a column's type is another one in the catalog now; the job is to be started again.
+    :param table: the relation version.
+    :param columns: its columns with values that do not fit, by number.
+    :raises Outage: such a column's definition would be another one after a start; the job is to be started again.
     """
-    for table in tables:
-        with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
-            today = {c.name: c for t in catalog.load(connection, [table.oid], forms=pipeline.forms) for c in t.columns}
-        if any((c.type, c.required) != (n.type, n.required) for c in table.columns if (n := today.get(c.name))):
-            raise Outage(
-                f"A column's type in {table.qualified} was altered while the stream ran.",
-                "Start the stream again: it reads the new definition (Airflow does so by itself).",
-            )
+    with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
+        today = {c.name: c for t in catalog.load(connection, [table.oid], forms=pipeline.forms) for c in t.columns}
+        for column in (table.columns[c] for c in columns):
+            declared = Declared(column.type.oid, column.type.typmod, column.type.dimensions, column.type.name)
+            try:
+                (kind,) = describe(connection, [declared], forms=pipeline.forms)
+            except LookupError:
+                continue  # it was dropped; a job that starts knows it as it was, at most
+            if (column.type, column.required) != (kind, column.name in today and today[column.name].required):
+                raise Outage(
+                    f"A column's type in {table.qualified} was altered while the stream ran.",
+                    "Start the stream again: it reads the new definition (Airflow does so by itself).",
+                )

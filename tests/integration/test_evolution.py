@@ -158,6 +158,40 @@ def test_attributes_that_the_catalog_does_not_know_are_a_record_error(
         flow.stream()
 
 
+def test_so_they_are_if_another_column_gets_another_type_behind_them(make_flow: MakeFlow) -> None:
+    """To read the definitions anew does not help, since the version that the row was written under is the same."""
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    flow.execute(
+        "INSERT INTO t VALUES (2, 2, 'x', 'ok', '(1,y)')",
+        "ALTER TYPE pair DROP ATTRIBUTE b",
+        "ALTER TABLE t ALTER n TYPE bigint",
+        "INSERT INTO t VALUES (3, 3, 'x', 'ok', '(1)')",
+    )
+    with pytest.raises(RecordError, match=r"column 'p': the value does not fit what the catalog says of its type"):
+        flow.stream()
+    flow.change(on_error="log")
+    assert flow.stream()["dead_letters"] == 1
+    assert [m.key for m in flow.read("t")] == [{"id": 3}]
+
+
+def test_a_type_that_is_altered_is_read_anew_even_if_the_column_has_another_one_by_now(make_flow: MakeFlow) -> None:
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    with flow.streaming() as errors:
+        flow.execute("INSERT INTO t VALUES (2, 2, 'x', 'ok', '(1,y)')")
+        until(lambda: flow.read("t"), "the first row", failed=errors)
+        flow.transaction(
+            "ALTER TYPE pair ADD ATTRIBUTE c int",
+            "INSERT INTO t VALUES (3, 3, 'x', 'ok', '(1,y,7)')",
+            "ALTER TABLE t ALTER p TYPE text USING p::text",
+        )
+        until(lambda: errors, "the stream notices the new type")
+    assert isinstance(errors[0], Outage)
+    flow.stream()
+    assert [m.value["p"] for m in flow.read("t") if m.key == {"id": 3}] == [{"a": 1, "b": "y", "c": 7}]
+
+
 def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, registry: SchemaRegistry) -> None:
     flow = Flow(database, kafka, registry, tables="k")
     flow.execute("CREATE TABLE k (id numeric(5,1) PRIMARY KEY)", "INSERT INTO k VALUES (1)")

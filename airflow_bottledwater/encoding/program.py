@@ -8,7 +8,7 @@ import numpy as np
 from psycopg import sql
 
 from airflow_bottledwater.encoding import layout, types, wire
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import ColumnType, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Programs:
     """The programs of several relation versions, in the order in which changes refer to them.
 
     :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the rows for parts.
-    :ivar conversions: for each column, its base type and the SQL by which the server converts a value (None: no conversion).
+    :ivar conversions: for each column, its type and the SQL by which the server converts a value (None: no conversion).
     """
 
     program: layout.Program
     tables: tuple[Table, ...]
-    conversions: tuple[tuple[int, types.Sql | None], ...]
+    conversions: tuple[tuple[ColumnType, types.Sql | None], ...]
 
     @property
     def width(self) -> int:
@@ -64,7 +64,7 @@ class _Builder:
     def __init__(self) -> None:
         self.relations: list[dict[str, int]] = []
         self.columns: list[dict[str, int]] = []
-        self.conversions: list[tuple[int, types.Sql | None]] = []
+        self.conversions: list[tuple[ColumnType, types.Sql | None]] = []
         self.keys: list[int] = []
         self.names = bytearray()
         self._made_of: list[tuple[int, tuple[types.Part, ...]]] = []
@@ -92,8 +92,7 @@ class _Builder:
         for column, mapping, convert in zip(table.columns, mappings, converted, strict=True):
             part = types.Part(types.json_key(column.name), column.type, mapping)
             self._add(part, converted=convert, required=column.required)
-            # the base type and not a domain, whose constraints may have changed since; the value is the same
-            self.conversions.append((column.type.base_oid, mapping.convert))
+            self.conversions.append((column.type, mapping.convert))
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
         opcode = argument = 0

@@ -18,8 +18,10 @@ from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage
+from airflow_bottledwater.model.relation import ColumnType
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, query_with
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.composites import with_known_attributes
 from airflow_bottledwater.publish.current import CurrentRows
 from airflow_bottledwater.publish.unchanged import UnchangedValues
 
@@ -29,8 +31,19 @@ _CHUNK = 1000
 _LACKING_BYTES = 16 << 20
 
 
+#: a composite has other attributes than the value, or than are known: their types, or their names
+_ALTERED = (psycopg.errors.DatatypeMismatch, psycopg.errors.UndefinedColumn)
+
 #: the texts of a batch without converted values
 NOTHING_CONVERTED = layout.Texts(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Why a value cannot be converted, and whether its type may have been altered."""
+
+    reason: str
+    changed: bool
 
 
 @dataclass(slots=True)
@@ -38,13 +51,14 @@ class Completed:
     """A batch, or a leading part of it, whose rows have all their values.
 
     :param texts: the server's text of values that no kernel can encode.
-    :param failed: change → why it cannot be completed.
+    :param failed: change → why it cannot be completed; ``changed`` has the column, if its type may have been altered.
     :param superseded: changes whose new row is left out, since a later change of the same key is still to come.
     """
 
     batch: Batch
     texts: layout.Texts
     failed: dict[int, str] = field(default_factory=dict)
+    changed: dict[int, int] = field(default_factory=dict)
     superseded: set[int] = field(default_factory=set)
 
 
@@ -114,18 +128,29 @@ class ToastResolver:
         for column in np.unique(found["column"]):
             places = np.flatnonzero(found["column"] == column)
             values = [bytes(batch.data[v["position"] : v["position"] + v["length"]]) for v in found[places]]
-            for place, text in zip(places, self._converted(*programs.conversions[int(column)], values), strict=True):
-                if isinstance(text, str):
-                    done.failed[int(found[place]["change"])] = f"PostgreSQL cannot turn a value into text: {text}"
-                else:
+            for place, text in zip(places, self._texts(*programs.conversions[int(column)], values), strict=True):
+                if isinstance(text, bytes):
                     texts[place] = text
+                    continue
+                change = int(found[place]["change"])
+                done.failed[change] = text.reason
+                if text.changed:
+                    first = programs.program.relations[int(batch.changes[change]["relation"])]["column"]
+                    done.changed[change] = int(column - first)
         # writable like all other buffers: for a read-only one, the kernel would be compiled anew
         data = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
         done.texts = layout.Texts(data, np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64))
 
-    def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
-        """The server's text of binary values of one type, as bytes; a str is an error message instead."""
-        texts: list[bytes | str] = []
+    def _texts(self, kind: ColumnType, convert: Sql | None, values: list[bytes]) -> list[bytes | _Failed]:
+        """The server's text of binary values of one type, as bytes."""
+        # what has more attributes than are known would lose them
+        known = [with_known_attributes(kind, value) for value in values]
+        # the base type and not a domain, whose constraints may have changed since; the value is the same
+        texts = iter(self._converted(kind.base_oid, convert, [value for value in known if value is not None]))
+        return [_Failed(wire.REASONS[wire.CHANGED], changed=True) if value is None else next(texts) for value in known]
+
+    def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | _Failed]:
+        texts: list[bytes | _Failed] = []
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
             try:
@@ -136,13 +161,14 @@ class ToastResolver:
                     self._waiting(str(translated))
                     return texts + self._converted(oid, convert, values[start:])
                 if len(chunk) == 1:
-                    texts.append(str(error).splitlines()[0])
+                    reason = f"PostgreSQL cannot turn a value into text: {str(error).splitlines()[0]}"
+                    texts.append(_Failed(reason, changed=isinstance(error, _ALTERED)))
                 else:  # one of the values is to blame: convert each on its own
                     for value in chunk:
                         texts += self._converted(oid, convert, [value])
         return texts
 
-    def _query(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | str]:
+    def _query(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | _Failed]:
         rows = sql.SQL(",".join(f"({i},${i + 1})" for i in range(len(values))))
         # a value list keeps arrays whole, where unnest would flatten them
         assert convert is not None

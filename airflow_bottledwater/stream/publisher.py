@@ -22,6 +22,7 @@ from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.records import POSITION, Reached, stream_id
@@ -129,7 +130,7 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
-        for relation, columns in _changed(completed.batch, found.rejections).items():
+        for relation, columns in _changed(completed, found.rejections).items():
             check_definitions(self._pipeline, programs.tables[relation], columns)
         rejections = [
             *(Rejection(row, reason) for row, reason in completed.failed.items()),
@@ -210,12 +211,12 @@ def _rest(batch: Batch, reached: Position | None) -> Batch:
     return rest
 
 
-def _changed(batch: Batch, rejections: list[Rejection]) -> dict[int, set[int]]:
+def _changed(completed: Completed, rejections: list[Rejection]) -> dict[int, set[int]]:
     """The columns with values that do not fit their types, for each relation version, by index."""
     changed: dict[int, set[int]] = {}
-    for rejection in rejections:
-        if rejection.code == wire.CHANGED:
-            changed.setdefault(int(batch.changes[rejection.row]["relation"]), set()).add(rejection.column)
+    found = [(rejection.row, rejection.column) for rejection in rejections if rejection.code == wire.CHANGED]
+    for row, column in [*completed.changed.items(), *found]:
+        changed.setdefault(int(completed.batch.changes[row]["relation"]), set()).add(column)
     return changed
 
 

@@ -192,6 +192,77 @@ def test_a_type_that_is_altered_is_read_anew_even_if_the_column_has_another_one_
     assert [m.value["p"] for m in flow.read("t") if m.key == {"id": 3}] == [{"a": 1, "b": "y", "c": 7}]
 
 
+#: a composite with an attribute that the server has to turn into text, a composite with such a one inside, and arrays
+PLACES = (
+    "CREATE TYPE place AS (street text, at point)",
+    "CREATE TYPE stay AS (n int, where_ place)",
+    "CREATE TABLE places (id int PRIMARY KEY, p place, s stay, l place[])",
+)
+
+
+def places(make_flow: MakeFlow) -> Flow:
+    flow = make_flow(skip_snapshot=True, tables="places")
+    flow.execute(*PLACES)
+    flow.create()
+    return flow
+
+
+def _row(number: int, more: str = "") -> str:
+    place = f'(s,"(1,2)"{more})'
+    inner = place.replace('"', '""')
+    return f"""INSERT INTO places VALUES ({number}, '{place}', '(1,"{inner}")', ARRAY['{place}'::place])"""
+
+
+def _place(zip_: str = "", name: str = "at") -> dict[str, Any]:
+    return {"street": "s", name: "(1,2)", **({"zip": zip_ or None} if zip_ != "-" else {})}
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_attributes_that_are_added_to_a_composite_of_the_servers_texts_are_published(
+    make_flow: MakeFlow, running: bool
+) -> None:
+    flow = places(make_flow)
+    before, behind = _row(1), _row(4, ",z")
+    alter = "ALTER TYPE place ADD ATTRIBUTE zip text"
+    if running:
+        with flow.streaming() as errors:
+            flow.execute(before)
+            until(lambda: flow.read("places"), "the first row", failed=errors)
+            flow.execute(alter, behind)
+            until(lambda: errors, "the stream notices the new type")
+        assert isinstance(errors[0], Outage)
+    else:
+        flow.execute(before, alter, behind)
+    flow.stream()
+    old, *_, new = (m.value for m in flow.read("places"))
+    zip_ = "-" if running else ""
+    assert (old["p"], old["s"]) == (_place(zip_), {"n": 1, "where_": _place(zip_)})
+    assert old["l"] == '{"(s,\\"(1,2)\\"%s)"}' % ("" if running else ",")
+    assert (new["p"], new["s"]) == (_place("z"), {"n": 1, "where_": _place("z")})
+    assert new["l"] == '{"(s,\\"(1,2)\\",z)"}'
+
+
+def test_an_attribute_that_is_renamed_in_a_composite_of_the_servers_texts_is_read_anew(make_flow: MakeFlow) -> None:
+    flow = places(make_flow)
+    with flow.streaming() as errors:
+        flow.execute(_row(1))
+        until(lambda: flow.read("places"), "the first row", failed=errors)
+        flow.execute("ALTER TYPE place RENAME ATTRIBUTE at TO spot", _row(2))
+        until(lambda: errors, "the stream notices the new name")
+    assert isinstance(errors[0], Outage)
+    flow.stream()
+    assert [m.value["p"] for m in flow.read("places")] == [_place("-"), _place("-", "spot")]
+
+
+def test_an_attribute_that_is_dropped_from_a_composite_of_the_servers_texts_is_a_record_error(
+    make_flow: MakeFlow,
+) -> None:
+    flow = places(make_flow)
+    flow.execute(_row(1), "ALTER TYPE place DROP ATTRIBUTE street")
+    with pytest.raises(RecordError, match="the value does not fit what the catalog says of its type"):
+        flow.stream()
+
+
 def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, registry: SchemaRegistry) -> None:
     flow = Flow(database, kafka, registry, tables="k")
     flow.execute("CREATE TABLE k (id numeric(5,1) PRIMARY KEY)", "INSERT INTO k VALUES (1)")

@@ -476,6 +476,20 @@ MUTANTS = (
         f"{_EVOLUTION}::test_a_type_that_changes_while_the_stream_runs_is_read_anew[attribute]",
     ),
     Mutant(
+        "no attribute of a composite is lost in the server's texts",
+        "publish/composites.py",
+        "if count > len(kind.attributes):",
+        "if False:",
+        f"{_EVOLUTION}::test_attributes_that_are_added_to_a_composite_of_the_servers_texts_are_published[True]",
+    ),
+    Mutant(
+        "a type that was altered behind a value is noticed by what the server says of it",
+        "publish/toast.py",
+        "_Failed(reason, changed=isinstance(error, _ALTERED))",
+        "_Failed(reason, changed=False)",
+        f"{_EVOLUTION}::test_an_attribute_that_is_renamed_in_a_composite_of_the_servers_texts_is_read_anew",
+    ),
+    Mutant(
         "what pgoutput cannot send is refused beforehand",
         "provision/source_checks.py",
         "catalog.unsendable(connection, found.tables)",

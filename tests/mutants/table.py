@@ -477,9 +477,9 @@ MUTANTS = (
     ),
     Mutant(
         "no attribute of a composite is lost in the server's texts",
-        "publish/composites.py",
-        "if count > len(kind.attributes):",
-        "if False:",
+        "publish/toast.py",
+        "known = [with_known_attributes(kind, value) for value in values]",
+        "known = list(values)",
         f"{_EVOLUTION}::test_attributes_that_are_added_to_a_composite_of_the_servers_texts_are_published[True]",
     ),
     Mutant(

@@ -212,7 +212,7 @@ class _Source:
                 self._connection,
                 self._query.select(listed(len(some), len(self._key)), "i.n", readable or [], most),
                 [value for key in some for value in key],
-                [column.type.oid for column in self._key] * len(some),
+                [column.type.base_oid for column in self._key] * len(some),
                 formats * len(some),
             )
             for i in range(result.ntuples):
@@ -235,7 +235,7 @@ class _Source:
         unreadable, readable = self._readable(columns)
         if readable is None:
             return Cells.without_rows(keys, columns, unreadable)
-        oids = [column.type.oid for column in self._key]
+        oids = [column.type.base_oid for column in self._key]
         arrays: dict[int, int] = dict(
             self._connection.execute("SELECT oid, typarray FROM pg_type WHERE oid = ANY(%s)", (oids,)).fetchall()
         )

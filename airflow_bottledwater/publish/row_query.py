@@ -37,12 +37,15 @@ class RowQuery:
 
         Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that it takes for
         equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are compared byte by byte, too.
+        Keys have the types below all domains, whose constraints may have changed since.
         """
         same = []
         for k, column in enumerate(self.key):
             schema, operator = self.operators.get(column.name, ("pg_catalog", "="))
+            value = sql.Identifier("t", column.name)
+            base = sql.SQL("{}::{}").format(value, sql.Identifier(column.type.schema, column.type.label))
             equal = sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
-                t=sql.Identifier("t", column.name),
+                t=value if column.type.oid == column.type.base_oid else base,
                 i=sql.Identifier("i", f"k{k}"),
                 schema=sql.Identifier(schema),
                 operator=sql.SQL(operator),  # type: ignore[arg-type]

@@ -203,3 +203,25 @@ def test_a_truncate_behind_values_that_do_not_fit_into_memory_ends_the_stream_wh
     with pytest.raises(RecordError, match=r"TRUNCATE of public\.other"):
         flow.stream()
     assert len(flow.read("w")) == 5
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_a_key_that_its_domain_does_not_allow_any_more_is_looked_up(make_flow: MakeFlow, array: bool) -> None:
+    flow = make_flow()
+    base, first, second = ("int[]", "'{1}'", "'{2}'") if array else ("int", "1", "2")
+    flow.execute(
+        f"CREATE DOMAIN d AS {base}",
+        "CREATE TABLE k (id d PRIMARY KEY, v int, big text)",
+        "ALTER TABLE k ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO k VALUES ({first}, 0, {LARGE.format('a')}), ({second}, 0, {LARGE.format('b')})",
+    )
+    flow.create()
+    flow.execute(
+        "UPDATE k SET v = 1",
+        f"DELETE FROM k WHERE id = {first}",
+        f"ALTER DOMAIN d ADD CONSTRAINT c CHECK (VALUE <> {first})",
+    )
+    counters = flow.stream()
+    assert counters["superseded"] == 1
+    messages = flow.read("k")
+    assert [large(m) for m in messages if m.value] == ["b"] and len(messages) == 2

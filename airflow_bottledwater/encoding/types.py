@@ -129,6 +129,7 @@ TABLE: dict[int, TypeMapping] = {
     23: TypeMapping(wire.OP_INT4, _plain("int")),  # int4
     25: _STRING,  # text
     114: _STRING,  # json: its stored text
+    142: _STRING,  # xml: xml_send gives the text of xml_out, in UTF-8 (src/backend/utils/adt/xml.c); to read it back could change it
     700: TypeMapping(wire.OP_FLOAT4, _plain("float")),  # float4
     701: TypeMapping(wire.OP_FLOAT8, _plain("double")),  # float8
     1042: _STRING,  # bpchar: padded, as stored
@@ -217,7 +218,7 @@ def _array(element: ColumnType) -> TypeMapping:
         return found
 
     # the second condition: an element that is converted in another way, such as a composite with a part that is converted
-    if inner.convert is not None and (element.base_oid in _OWN_CASTS or inner.convert is not to_text):
+    if element.base_oid in _OWN_CASTS or inner.convert not in (None, to_text):
         return TEXT
     return TypeMapping(
         wire.OP_ARRAY,

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import CredentialsRefused, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
@@ -263,8 +263,17 @@ class Reading(threading.Thread):
         row that moves between two of them is changed, and a key that was changed since is not swept. Returns the last snapshot, whose
         transaction is open."""
         upto: Upto = {}
+        backoff = Backoff(None, self._ended, self._tell)
         while True:
-            found, began = self._begin(connection, oid), time.monotonic()
+            try:
+                found, began = self._begin(connection, oid), time.monotonic()
+            except Outage as error:
+                if connection.info.transaction_status is not pq.TransactionStatus.IDLE:
+                    raise
+                # another session has locked the table: what was found before still counts
+                backoff.wait(error)
+                continue
+            self.waits_for = ""
             version = self._version(found)
             for part, first in unread(found.parts, upto):
                 last = upto[part.oid, part.filenode] = first + _SWEPT_BLOCKS

@@ -40,16 +40,19 @@ class DeadLetter:
         """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
         return str(self.content["again"].get("label", ""))
 
-    def overtaken(self, newest: str) -> bool:
+    def overtaken(self, newest: str, *, compared: bool) -> bool:
         """Whether a record or a TRUNCATE is newer than its row.
 
         :param newest: the position of the newest one; empty for none.
+        :param compared: see :class:`Held`.
         """
         if not self.copied:
             return newest > self.position
-        # earlier versions have not written what their rows show: of these, the source's row alone decides
         shown = self.content["again"].get("lsn")
-        return shown is not None and newest >= str(Position(shown))
+        if shown is None:
+            # an earlier version has not written what the row shows: the source's row decides, where all of it can be compared
+            return bool(newest) and not compared
+        return newest >= str(Position(shown))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,13 @@ class Held:
     :param gone: whether no row has the key that the change deleted, or changed to another one.
     :param same: whether the row that the change wrote exists unchanged.
     :param unknown: why this is not known; empty if it is.
+    :param compared: whether all columns of the row could be compared.
     """
 
     gone: bool
     same: bool
     unknown: str = ""
+    compared: bool = True
 
     def allows(self, records: Records, i: int) -> bool:
         """Whether a record of the dead letter may be published."""
@@ -84,9 +89,10 @@ def compare(table: Table, message: pgoutput.RowMessage, found: Found, converted:
     row = found.rows.get(row_key(table, message.new))
     if row is None:
         return Held(gone, same=False)
-    comparable = (
+    comparable = [
         (value, row[c])
         for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))
         if value.kind in "nb" and c not in found.unreadable and column.name not in converted
-    )
-    return Held(gone, same=all((None if value.kind == "n" else value.data) == now for value, now in comparable))
+    ]
+    same = all((None if value.kind == "n" else value.data) == now for value, now in comparable)
+    return Held(gone, same, compared=len(comparable) == len(table.columns))

@@ -189,7 +189,8 @@ class _Redrive:
             rows = [
                 i
                 for i in range(len(records))
-                if not self._overtaken(dead_letter, records, i, newer) and (held is None or held.allows(records, i))
+                if not self._overtaken(dead_letter, records, i, newer, held)
+                and (held is None or held.allows(records, i))
             ]
             kept = replace(records, table=records.table[rows])
             try:
@@ -346,9 +347,12 @@ class _Redrive:
         return held
 
     @staticmethod
-    def _overtaken(dead_letter: DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
-        key = _key(records, i)
-        return key is not None and dead_letter.overtaken(newer.get((dead_letter.content["topic"], key), ""))
+    def _overtaken(
+        dead_letter: DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str], held: Held | None
+    ) -> bool:
+        key, compared = _key(records, i), held is None or held.compared
+        newest = newer.get((dead_letter.content["topic"], key), "") if key is not None else ""
+        return dead_letter.overtaken(newest, compared=compared)
 
     def _send(self, dead_letter: DeadLetter, records: Records) -> None:
         tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)

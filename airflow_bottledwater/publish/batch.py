@@ -40,6 +40,14 @@ class Batch:
         end = max(self.start, Position(final_lsn, 0))
         return Batch(self.start, end, self.data, self.changes[:count], self.versions)
 
+    def whole(self, most: int) -> Batch:
+        """The leading transactions of this batch that have at most so many changes together, and at least the first."""
+        lsn = self.changes["lsn"]
+        if most >= len(self):
+            return self
+        count = int(np.searchsorted(lsn, lsn[most], side="left")) or int(np.searchsorted(lsn, lsn[0], side="right"))
+        return self if count == len(self) else self.before(int(lsn[count]))
+
     def leading(self, most: int) -> Batch:
         """The leading changes of this batch, at least one and otherwise at most so many: whole transactions, if one fits; otherwise a part
         of the first."""

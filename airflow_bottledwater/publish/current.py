@@ -65,6 +65,10 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self.fields)
 
+    def some(self, first: int, last: int) -> KeyTable:
+        """The keys [first, last)."""
+        return KeyTable(self.data, self.fields[first:last])
+
     def key(self, number: int) -> Key:
         """One of the keys."""
         return tuple(bytes(self.data[f["position"] : f["position"] + f["length"]]) for f in self.fields[number])

@@ -27,7 +27,7 @@ from airflow_bottledwater.publish.unchanged import UnchangedValues
 
 #: values in one conversion query
 _CHUNK = 1000
-#: bytes of values to fill in for one batch; more of them would not make the query faster
+#: bytes of values to fill in for several transactions at a time; more of them would not make the query faster
 _LACKING_BYTES = 16 << 20
 
 
@@ -67,7 +67,7 @@ class ToastResolver:
 
     :param dsn: the connection string of the source.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
-    :param most: bytes of values to fill in for one batch, unless a single row needs more.
+    :param most: bytes of values to fill in for one transaction, unless a single row needs more: one that needs more is divided.
     :ivar current: looks rows up over the same connection.
     """
 
@@ -75,8 +75,8 @@ class ToastResolver:
         self._dsn = dsn
         self._waiting = waiting
         self._connection: Connection | None = None
-        self._most = most
-        #: bytes of the values that a row lacks on average, by what was filled in before
+        self._most, self._most_together = most, min(most, _LACKING_BYTES)
+        #: bytes of the values that a row lacks on average, by what was filled in before: a guess, by which no transaction is divided
         self._value_bytes = 8000.0
         self.current = CurrentRows(self._session, waiting)
 
@@ -96,16 +96,16 @@ class ToastResolver:
         return self._connection
 
     def leading(self, batch: Batch, programs: Programs) -> Batch:
-        """The leading part of a batch whose missing values together probably fit well into memory; usually all. Messages of updates that
-        leave large values unchanged are small, so the missing values can be thousands of times as large as the batch."""
-        most = max(1, int(self._most / self._value_bytes))
+        """The leading transactions of a batch whose missing values together probably fit well into memory; usually all. Messages of updates
+        that leave large values unchanged are small, so the missing values can be thousands of times as large as the batch."""
+        most = max(1, int(self._most_together / self._value_bytes))
         if np.count_nonzero(batch.changes["kind"] == wire.MESSAGE_UPDATE) <= most:
             return batch  # so it is for most batches, which then need not be scanned
-        return batch.leading(unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most))
+        return batch.whole(unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most))
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:
         """Complete a batch: fill in its unchanged values, and convert those that no kernel can encode. If the values turn out to be larger
-        than expected, only a leading part of it is completed."""
+        than expected, only its leading transactions are completed, or a part of the first, if that one alone lacks too much."""
         done = Completed(batch, NOTHING_CONVERTED)
         if len(batch):
             self._fill_unchanged(done, programs)
@@ -180,16 +180,14 @@ class ToastResolver:
     def _fill_unchanged(self, done: Completed, programs: Programs) -> None:
         """Fill in unchanged values from the old row; else from an earlier change of that key in the batch; else from the table as it
         is now."""
-        batch, program = done.batch, programs.program
-        affected: npt.NDArray[np.int64] = np.zeros(len(program.relations), dtype=np.int64)
-        count, values = unchanged.find_unchanged(batch.data, batch.changes, program, programs.scratch(), affected)
-        if not count:
+        batch, first = done.batch, done.batch.whole(1)
+        found = self._found(batch, programs, self._most_together, done.failed)
+        if found is not None and len(found.batch) < len(first):
+            # by itself it may have room for what it lacks
+            done.failed = {}
+            found = self._found(first, programs, self._most, done.failed)
+        if found is None:
             return
-        found = UnchangedValues(batch, programs, affected, count, values)
-        fit = len(batch)
-        for relation in found.relations():
-            fit = min(fit, self._fill_from_table(found, relation, done.failed))
-        found.keep(batch.leading(min(fit, found.fitting(self._most))))
         done.failed = {i: reason for i, reason in done.failed.items() if i < len(found.batch)}
         if len(found.lacking):
             # it falls slowly: rows that are gone say nothing of others
@@ -198,18 +196,42 @@ class ToastResolver:
         done.superseded |= superseded
         done.failed = {int(np.searchsorted(kept, i)): reason for i, reason in done.failed.items()}
 
-    def _fill_from_table(self, found: UnchangedValues, relation: int, failed: dict[int, str]) -> int:
-        """Fill in the values that the table has today, by one look-up for all changes of a relation version. If a row does not exist
+    def _found(self, batch: Batch, programs: Programs, most: int, failed: dict[int, str]) -> UnchangedValues | None:
+        """The unchanged values of a batch, or of a leading part whose values have at most so many bytes; None if it lacks none."""
+        program = programs.program
+        affected: npt.NDArray[np.int64] = np.zeros(len(program.relations), dtype=np.int64)
+        count, values = unchanged.find_unchanged(batch.data, batch.changes, program, programs.scratch(), affected)
+        if not count:
+            return None
+        found = UnchangedValues(batch, programs, affected, count, values)
+        fit = min(
+            [self._fill_from_table(found, relation, most, failed) for relation in found.relations()], default=len(batch)
+        )
+        found.keep(batch.leading(min(fit, found.fitting(most))))
+        return found
+
+    def _fill_from_table(self, found: UnchangedValues, relation: int, most: int, failed: dict[int, str]) -> int:
+        """Fill in the values that the table has today, by few look-ups for all changes of a relation version. If a row does not exist
         any more, its values stay marked as unchanged: a later change of the key is still to come. Returns how many leading changes of the
-        batch do not need a row that was left out of the look-up."""
+        batch do not need a row that was not looked up, since so many bytes were found before."""
         table = found.programs.tables[relation]
         wanted, columns = found.wanted(relation)
         keys, lookups = found.keys(relation, wanted)
         xids = np.unique(found.changes["xid"][found.lacking["change"][wanted]]).tolist()
-        cells = self.current.fetch(table, keys, columns, xids=xids, most=max(1, self._most - found.filled))
-        for column, reason in cells.unreadable.items():
-            for i in found.changes_without(relation, column):
-                failed.setdefault(i, f"a large value that the change left as it was is not in the stream, and {reason}")
-        found.fill_in(wanted, lookups, columns, cells)
-        without = found.lacking["change"][wanted][lookups >= len(keys) - cells.left_out]
+        done, each = 0, self._value_bytes
+        while done < len(keys) and (done == 0 or found.filled < most):
+            # sizes are estimated: with room for a part of the limit at least, a few look-ups are enough
+            room = max(1, most - found.filled, most // 4)
+            some = keys.some(done, done + max(1, int(2 * room / each)))
+            cells = self.current.fetch(table, some, columns, xids=xids, most=room)
+            for column, reason in cells.unreadable.items():
+                for i in found.changes_without(relation, column):
+                    failed.setdefault(
+                        i, f"a large value that the change left as it was is not in the stream, and {reason}"
+                    )
+            upto = done + len(some) - cells.left_out
+            mine = (lookups >= done) & (lookups < upto)
+            found.fill_in(wanted[mine], lookups[mine] - done, columns, cells)
+            each, done = max(100.0, cells.data.size / len(some), each / 8), upto
+        without = found.lacking["change"][wanted][lookups >= done]
         return int(without.min()) if len(without) else len(found.batch)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -151,7 +152,13 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         store: Any = context["task_state_store"]
         ti: Any = context["ti"]
         pipeline = self.pipeline_hook.pipeline()
-        status, _ = read(pipeline, self._cluster(), now=True)
+        try:
+            status, _ = read(pipeline, self._cluster(), now=True)
+        except BottledWaterError:
+            if seen := store.get(_SEEN):
+                # the silence is Kafka's, or the source's
+                store.set(_SEEN, {**seen, "since": time.time()})
+            raise
         record = [status.job.id, status.state, status.at] if status else None
         seen = store.get(_SEEN)
         if not seen or seen["try"] != ti.try_number:

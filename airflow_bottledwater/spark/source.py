@@ -199,8 +199,8 @@ def _publish(assignment: Assignment, batch: Batch | None) -> Position:
     kept = _publisher is not None and _publisher[0] == job
     if _publisher is None or not kept:
         if _publisher is not None:
-            _publisher[1].close()
-            _publisher = None
+            earlier, _publisher = _publisher[1], None
+            earlier.close()
         pipeline, backoff = _settings(assignment)
         _publisher = job, StreamPublisher(pipeline, assignment.start, backoff)
         _publisher[1].reached()  # a live snapshot needs the state, also where there is no batch

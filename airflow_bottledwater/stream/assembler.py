@@ -98,6 +98,11 @@ class TransactionAssembler:
         self._block = None
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a transaction has begun to come, and not all of it."""
+        return bool(self._state.in_transaction)
+
+    @property
     def statistics(self) -> dict[str, int]:
         """How many transactions were received, and how many changes, in how many transactions, were left out."""
         return {name: int(self._state[name]) for name in ("transactions", "skipped_changes", "skipped_transactions")}

@@ -27,7 +27,8 @@ from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
-#: seconds that a new session has to last before an outage counts as over, if no batch comes: an idle server sends none
+#: seconds that a new session has to last before an outage counts as over, if no batch comes and no transaction has begun to: an idle
+#: server sends none
 _LASTS = 60.0
 
 
@@ -110,7 +111,8 @@ class ChangeSource:
         while True:
             try:
                 batch = self._next(deadline, flush_empty)
-                if batch is not None or time.monotonic() - self._connected > _LASTS:
+                idle = not self._assembler.unfinished and time.monotonic() - self._connected > _LASTS
+                if batch is not None or idle:
                     self._backoff.over()
                 return batch
             except Exception as error:

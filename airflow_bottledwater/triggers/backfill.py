@@ -95,9 +95,13 @@ class BackfillTrigger(PipelineTrigger):
 
     async def on_kill(self) -> None:
         """Cancel the live snapshot when a user has marked or cleared the task or its DAG run; what it has published stays."""
-        if self.owed or await tasks.goes_on(self.task_instance):
+        if self.owed:
             return
-        if (pipeline := await self.pipeline_at_end()) is None:
+        looking = asyncio.create_task(self.pipeline_at_end())
+        if await tasks.goes_on(self.task_instance):
+            looking.cancel()
+            return
+        if (pipeline := await looking) is None:
             return
         try:
             await asyncio.to_thread(backfill.cancel, pipeline, self.name, self.request_id)

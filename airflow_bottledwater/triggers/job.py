@@ -149,10 +149,12 @@ class JobTrigger(PipelineTrigger):
 
     async def on_kill(self) -> None:
         """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run."""
+        looking = asyncio.create_task(self.pipeline_at_end())
         if await tasks.goes_on(self.task_instance):
+            looking.cancel()
             log.info("The trigger was given to another triggerer, or the task is resumed: the job goes on.")
             return
         log.info("The task was ended by a user: the job is stopped, its slot is kept.")
-        pipeline = await self.pipeline_at_end()
+        pipeline = await looking
         # one call in a thread, which goes on should Airflow cancel this coroutine, too
         await asyncio.get_running_loop().run_in_executor(STOPPING, _end, pipeline, self.identity)

@@ -51,7 +51,7 @@ class PipelineTrigger(BaseTrigger):
 
     async def pipeline_at_end(self) -> Pipeline | None:
         """Like :meth:`pipeline`, while Airflow ends the trigger and may not answer it any more: then with the connections that were looked
-        up last; None if none were."""
+        up last; None if none were. It is looked up while Airflow is asked for the task's state, so that there is time left."""
         try:
             async with asyncio.timeout(_LOOK_UP_SECONDS):
                 return await self.pipeline()

@@ -278,7 +278,15 @@ def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
         assert "does not exist any more" in flow.reported(request_id).error
 
 
-@pytest.mark.parametrize("ddl", ["ALTER TABLE items ALTER name SET DEFAULT 0", "VACUUM FULL items"])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "ALTER TABLE items ALTER name SET DEFAULT 0",
+        "VACUUM FULL items",
+        # longer than the sweep waits for the lock of its next range
+        "DO 'BEGIN LOCK TABLE items IN ACCESS EXCLUSIVE MODE; PERFORM pg_sleep(2.5); END'",
+    ],
+)
 def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, ddl: str
 ) -> None:

@@ -226,16 +226,30 @@ MUTANTS = (
     Mutant(
         "a snapshot's letter is not overtaken by what its row shows",
         "provision/held.py",
-        "return shown is not None and newest >= str(Position(shown))",
+        "return newest >= str(Position(shown))",
         'return newest > ""',
         f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
     ),
     Mutant(
         "a snapshot's letter is overtaken by what its row does not show",
         "provision/held.py",
-        "return shown is not None and newest >= str(Position(shown))",
+        "return newest >= str(Position(shown))",
         "return False",
         f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
+    ),
+    Mutant(
+        "a letter of an earlier version is dropped if a newer record cannot be compared with all of it",
+        "provision/held.py",
+        "return bool(newest) and not compared",
+        "return False",
+        "tests/unit/provision/test_held.py::test_what_overtakes_a_letter_of_a_snapshot",
+    ),
+    Mutant(
+        "a lock that is refused does not begin a sweep anew",
+        "live/reading.py",
+        "if connection.info.transaction_status is not pq.TransactionStatus.IDLE:",
+        "if True:",
+        "tests/integration/test_live_order.py::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay",
     ),
     Mutant(
         "letters wait for the stream's end",
@@ -570,16 +584,23 @@ MUTANTS = (
     Mutant(
         "a row's value is not copied into more of its changes than fit into memory",
         "publish/toast.py",
-        "min(fit, found.fitting(self._most))",
+        "min(fit, found.fitting(most))",
         "fit",
-        "tests/unit/publish/test_unchanged.py::test_values_that_are_larger_than_expected_are_filled_in_part_by_part",
+        "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
+    ),
+    Mutant(
+        "a transaction is divided only if it lacks too much by itself",
+        "publish/toast.py",
+        "if found is not None and len(found.batch) < len(first):",
+        "if False:",
+        "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
     ),
     Mutant(
         "a change whose row was left out of the look-up is not taken for one that is gone",
         "publish/toast.py",
         "return int(without.min()) if len(without) else len(found.batch)",
         "return len(found.batch)",
-        "tests/unit/publish/test_unchanged.py::test_values_that_are_larger_than_expected_are_filled_in_part_by_part",
+        "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
     ),
     Mutant(
         "a change that ends the stream does so when its turn comes",
@@ -1727,8 +1748,8 @@ MUTANTS = (
     Mutant(
         "an outage is over when a session lasts, not at once",
         "stream/source.py",
-        "if batch is not None or time.monotonic() - self._connected > _LASTS:",
-        "if True:",
+        "idle = not self._assembler.unfinished and time.monotonic() - self._connected > _LASTS",
+        "idle = True",
         "tests/unit/stream/test_source.py::"
         "test_an_idle_server_begins_a_new_outage_if_its_session_has_lasted_since_the_one_before",
     ),

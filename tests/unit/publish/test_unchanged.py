@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -175,12 +177,12 @@ def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:
         resolver._value_bytes = value_bytes
         part = resolver.leading(batch, PROGRAMS)
         taken.append((len(part), part.end))
-    # one that has too much by itself is divided
-    assert taken == [(40, Position(50)), (5, Position(20)), (5, Position(20)), (1, Position(10, 1))]
+    # that one has too much by itself is only a guess: it is not divided yet
+    assert taken == [(40, Position(50)), (5, Position(20)), (5, Position(20)), (5, Position(20))]
     rest = batch.after(Position(20))
     assert rest is not None
-    resolver._value_bytes = 1.6e6
-    part = resolver.leading(rest, PROGRAMS)
+    assert [(len(p), p.end) for p in [resolver.leading(rest, PROGRAMS)]] == [(25, Position(30))]
+    part = rest.leading(10)
     assert (len(part), part.end) == (10, Position(20, 10))
     following = rest.after(part.end)
     assert following is not None and (len(following), following.start) == (25, Position(20, 10))
@@ -190,28 +192,39 @@ def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from([b"1", b"2", b"3"]), st.booleans()), min_size=1, max_size=30),
     st.dictionaries(st.sampled_from([b"1", b"2", b"3"]), st.integers(0, 900)),
+    st.lists(st.sampled_from([1.0, 200.0, 1e9]), min_size=1),
+    st.sampled_from([300, 1000]),
 )
-def test_values_that_are_larger_than_expected_are_filled_in_part_by_part(
-    rows: list[tuple[bytes, bool]], sizes: dict[bytes, int]
+def test_values_of_any_size_are_filled_in_part_by_part(
+    rows: list[tuple[bytes, bool]], sizes: dict[bytes, int], guesses: list[float], together: int
 ) -> None:
-    """A row that has the value is one of many that are alike, or it is updated again and again."""
+    """A row that has the value is one of many that are alike, or it is updated again and again. A transaction is divided only if it
+    lacks too much by itself, whatever was expected."""
     most = 1000
     batch = updates([key for key, _ in rows], (10 + 10 * np.cumsum([begins for _, begins in rows])).tolist())
     batch = replace(batch, end=Position(10_000))
     resolver = ToastResolver("", lambda what: None, most)
+    resolver._most_together = together
     resolver.current = Rows({(3, (key,)): [key, None, None, bytes(size)] for key, size in sizes.items()})
-    rest: Batch | None = batch
+    lacks = Counter[int]()
+    for (key, _), lsn in zip(rows, batch.changes["lsn"].tolist(), strict=True):
+        lacks[lsn] += sizes.get(key, 0)
+    rest = batch
     found: list[tuple[int, int]] = []
-    while rest is not None:
-        resolver._value_bytes = 1.0
+    for guess in itertools.cycle(guesses):
+        resolver._value_bytes = guess
         done = resolver.complete(resolver.leading(rest, PROGRAMS), PROGRAMS)
         filled = done.batch.data.size - batch.data.size
         assert filled < most + 2000 or len(done.batch) == 1
         if done.batch.end.ordinal:  # the part is all of one transaction
             assert int(done.batch.changes["lsn"].min(initial=done.batch.end.lsn)) == done.batch.end.lsn
+            assert lacks[done.batch.end.lsn] > most
         found += done.batch.changes[["lsn", "ordinal"]].tolist()
         assert done.batch.end > rest.start
-        rest = None if done.batch.end == batch.end else rest.after(done.batch.end)
-        assert rest is not None or done.batch.end == batch.end
+        if done.batch.end == batch.end:
+            break
+        following = rest.after(done.batch.end)
+        assert following is not None
+        rest = following
     kept = [key in sizes for key, _ in rows]
     assert found == batch.changes[kept][["lsn", "ordinal"]].tolist()

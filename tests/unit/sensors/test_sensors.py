@@ -249,6 +249,15 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
     assert not look(told(at=7.0), 590)
     with pytest.raises(AirflowFailException, match="has not reported for 600 s"):
         look(told(at=7.0), 10)
+    # what cannot be seen says nothing of the stream
+    context["task_reschedule_count"] = 1
+    sensor = StreamErrorSensor(task_id="t", deferrable=False)
+    looks.clear()
+    monkeypatch.setattr(StreamErrorSensor, "_cluster", lambda self: (_ for _ in ()).throw(Outage("Kafka is away")))
+    now[0] += 300
+    assert not sensor.poke(context)
+    monkeypatch.setattr(StreamErrorSensor, "_cluster", lambda self: CLUSTER)
+    assert not look(told(at=7.0), 599)
     # the next try begins anew
     context["ti"].try_number = 2
     assert not look(told(at=7.0), 10)

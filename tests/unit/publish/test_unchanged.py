@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import layout, wire
@@ -195,6 +195,7 @@ def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:
     st.lists(st.sampled_from([1.0, 200.0, 1e9]), min_size=1),
     st.sampled_from([300, 1000]),
 )
+@example([(b"1", False), (b"2", False), (b"1", False)], {b"1": 600, b"2": 600}, [1e9], 1000)
 def test_values_of_any_size_are_filled_in_part_by_part(
     rows: list[tuple[bytes, bool]], sizes: dict[bytes, int], guesses: list[float], together: int
 ) -> None:

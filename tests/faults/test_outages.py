@@ -227,7 +227,7 @@ def test_postgres_shuts_down_in_seconds_while_the_broker_is_away(
 
 
 def test_analyze_and_other_tables_inside_a_transaction_tear_nothing(make_flow: MakeFlow) -> None:
-    flow = _ready(make_flow(tables=TABLES))
+    flow = _ready(make_flow(tables=TABLES, max_transaction_bytes=1 << 20))
     flow.execute("CREATE TABLE elsewhere (id int)")
     flow.snapshot()
     statements = [update("a", 0, 50), "ANALYZE a", "INSERT INTO elsewhere VALUES (1)", update("b", 0, 50)]

@@ -179,7 +179,8 @@ class Checker:
     :param oldest_xid: X0, for the statistics.
     :param complete: everything that was committed must be there; otherwise transactions may be missing, but not parts.
     :param superseded: how many versions the stream says that it left out.
-    :param cut_from: transactions of so many changes may be cut (0: none).
+    :param cut_from: transactions of so many changes may be cut (0: none), and with ``cut_from_large``, those of so many changes of rows with
+        large values, which an update does not bring along.
     :param positions: every P that was committed, where they are known.
     :param truncations: of the events topic.
     """
@@ -195,6 +196,7 @@ class Checker:
         complete: bool = True,
         superseded: int = 0,
         cut_from: int = 0,
+        cut_from_large: int = 0,
         positions: Sequence[Position] = (),
         truncations: Sequence[Truncation] = (),
     ) -> None:
@@ -202,7 +204,7 @@ class Checker:
         self._boundaries = boundaries
         self._snapshot, self._resumed, self._complete = snapshot, resumed, complete
         self._oldest_xid, self._may_supersede = oldest_xid, superseded
-        self._cut_from, self._positions = cut_from, positions
+        self._cut_from, self._cut_from_large, self._positions = cut_from, cut_from_large, positions
         self._transactions: dict[int, list[Change]] = defaultdict(list)
         for change in self._log:
             self._transactions[change.xid & 0xFFFFFFFF].append(change)
@@ -509,7 +511,9 @@ class Checker:
                 self._report.findings.append(Finding("torn", "", None, None, xid, f"P was {position}, inside it"))
 
     def _may_be_cut(self, xid: int) -> bool:
-        return 0 < self._cut_from <= len(self._transactions[xid])
+        changes = self._transactions[xid]
+        large = sum(change.large > 0 for change in changes)
+        return 0 < self._cut_from <= len(changes) or 0 < self._cut_from_large <= large
 
     # ------------------------------------------------------------------ words
     def _wrong(self, kind: str, record: Record, text: str) -> None:

@@ -34,7 +34,8 @@ _LOG = (
     " version, large FROM c"
 )
 #: a value that is stored out of line, and by what it is known
-_LARGE = "nextval('checker_version') || ':' || repeat('x', 2100)"
+_LARGE_BYTES = 2100
+_LARGE = f"nextval('checker_version') || ':' || repeat('x', {_LARGE_BYTES})"
 _KNOWN_BY = "coalesce(split_part(left(large, 20), ':', 1)::bigint, 0) AS large"
 _INSERT = (
     "WITH c AS (INSERT INTO {table} SELECT g, nextval('checker_version'), {text}, 0,"
@@ -376,6 +377,7 @@ def audit(
         complete=complete,
         superseded=known.counters["superseded"],
         cut_from=cut_from,
+        cut_from_large=flow.pipeline.max_transaction_bytes // _LARGE_BYTES,
         positions=positions(flow),
         truncations=truncations(flow) if any(change.op == TRUNCATE for change in log) else (),
     )

@@ -155,6 +155,7 @@ def test_a_transaction_that_may_be_cut_is_not_torn() -> None:
     _change(records, 9, offset=10)
     assert checked(records, positions=[Position(3000, 1)], cut_from=2).findings == []
     assert checked(records, cut_from=3).kinds == {"torn"}
+    assert checked(records, cut_from_large=1).kinds == {"torn"}
 
 
 def test_a_row_that_is_ahead_is_no_error_and_may_be_followed_by_older_versions() -> None:

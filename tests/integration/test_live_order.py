@@ -281,8 +281,8 @@ def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
 @pytest.mark.parametrize(
     "ddl",
     [
-        "ALTER TABLE items ALTER name SET DEFAULT 0",
-        "VACUUM FULL items",
+        pytest.param("ALTER TABLE items ALTER name SET DEFAULT 0", marks=pytest.mark.long),
+        pytest.param("VACUUM FULL items", marks=pytest.mark.long),
         # longer than the sweep waits for the lock of its next range
         "DO 'BEGIN LOCK TABLE items IN ACCESS EXCLUSIVE MODE; PERFORM pg_sleep(2.5); END'",
     ],

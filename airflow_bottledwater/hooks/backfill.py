@@ -12,6 +12,7 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import (
+    TAKEN_NOW,
     SnapshotReport,
     StatusRecord,
     decode,
@@ -66,10 +67,7 @@ class BackfillWatch:
     def _line(self, report: SnapshotReport | None) -> str:
         status = decode(StatusRecord, self._shared.get(status_key(self._name))[0])
         if status is None or status.ended:
-            return (
-                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. To have it taken now, unpause "
-                "the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
-            )
+            return f"No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. {TAKEN_NOW}"
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."
         left = f", {report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB" if report.total_bytes else ""

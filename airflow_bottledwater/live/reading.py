@@ -154,9 +154,10 @@ class Reading(threading.Thread):
         if piece.whole:
             filenode = SWEEPING if self._request.sweep else 0
             read = partitions.remembered(found.partitions)
-            self._at = replace(self._at, done=self._at.done + (not filenode), filenode=filenode, upto=0, key=())
-            # a sweep is still to come, after which the topic has what these have
-            self._at = replace(self._at, found=Partitions.of(read) if filenode and found.table.partitioned else None)
+            # if a sweep is still to come, the topic has behind it what these partitions have
+            swept = Partitions.of(read) if filenode and found.table.partitioned else None
+            done = self._at.done + (not filenode)
+            self._at = replace(self._at, done=done, filenode=filenode, upto=0, key=(), found=swept)
             if self._at.parts:
                 known = {**read, **known}
         if blocks or piece.whole or known:

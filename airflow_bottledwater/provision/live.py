@@ -12,7 +12,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control import read_status
-from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.control_records import TAKEN_NOW, SnapshotRequest
 from airflow_bottledwater.state.identity import check_cluster
 
 
@@ -86,8 +86,5 @@ def publishes(pipeline: Pipeline, name: str) -> str:
     """
     status = read_status(pipeline, name)
     if status is None or status.ended:
-        return (
-            f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded. To have it taken now, unpause the DAG "
-            "bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
-        )
+        return f"No job of slot {pipeline.slot!r} runs: the next one takes it, continuous or bounded. {TAKEN_NOW}"
     return f"The job on host {status.job.host} takes it."

@@ -52,12 +52,11 @@ class Batch:
         """The leading changes of this batch, at least one and otherwise at most so many: whole transactions, if one fits; otherwise a part
         of the first."""
         most = max(1, most)
-        if most >= len(self):
-            return self
-        lsn = self.changes["lsn"]
-        if lsn[0] != lsn[most]:
-            return self.before(int(lsn[most]))
-        end = Position(int(lsn[most - 1]), int(self.changes["ordinal"][most - 1]))
+        part = self.whole(most)
+        if len(part) <= most:
+            return part
+        last = self.changes[most - 1]
+        end = Position(int(last["lsn"]), int(last["ordinal"]))
         return Batch(self.start, end, self.data, self.changes[:most], self.versions)
 
     def after(self, position: Position) -> Batch | None:

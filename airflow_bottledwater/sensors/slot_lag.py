@@ -81,7 +81,8 @@ class ReplicationSlotLagSensor(LookingSensor):
         from airflow_bottledwater.postgres.connect import session
 
         max_lag = self._max_lag()
-        over = self.stream_task_id is not None and tasks.is_over(context["ti"], self.stream_task_id)
+        ti, task = context["ti"], self.stream_task_id
+        over = task is not None and tasks.OVER & tasks.known_states(ti.dag_id, ti.run_id, task, ti.map_index)
         with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
             row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
         event = evaluate(str(self.slot), row, max_lag)

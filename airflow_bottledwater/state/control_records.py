@@ -224,6 +224,10 @@ class StopRequest:
     at: float | None = None
 
 
+#: what can be done about a request where no job of the pipeline runs
+TAKEN_NOW = "To have it taken now, unpause the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
     """A request to read tables, or rows of them, while the stream runs, and to publish these rows again. Written by whoever asks; the

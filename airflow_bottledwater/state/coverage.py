@@ -77,9 +77,12 @@ def below(connection: Connection, known: PipelineState) -> dict[int, str]:
     }
 
 
-def moved(connection: Connection, known: PipelineState) -> list[int]:
-    """The pipeline's tables that were attached below another one of its tables, or detached from it, since the state knows of it."""
-    return [oid for oid in below(connection, known).keys() ^ known.below.keys() if oid in known.tables]
+def moved(today: Mapping[int, str], known: PipelineState) -> list[int]:
+    """The pipeline's tables that were attached below another one of its tables, or detached from it, since the state knows of it.
+
+    :param today: see :func:`below`.
+    """
+    return [oid for oid in today.keys() ^ known.below.keys() if oid in known.tables]
 
 
 def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
@@ -237,7 +240,9 @@ class CoverageWatch:
                     self._log_changes(new, changed, _names(to_read))
                     self._attached = _names(unread(to_read, self._known))
                     tables = self._known.tables
-                    self._moved = [tables[oid].table.qualified for oid in moved(connection, self._known)]
+                    self._moved = [
+                        tables[oid].table.qualified for oid in moved(below(connection, self._known), self._known)
+                    ]
             except StateError as error:
                 self._found = error
                 return

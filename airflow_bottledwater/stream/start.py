@@ -147,7 +147,7 @@ def _moved(connection: Connection, pipeline: Pipeline, known: PipelineState) -> 
     what was committed meanwhile, and a live snapshot brings them to what the tables hold."""
     changes: dict[str, StateRecord | None] = {}
     below = coverage.below(connection, known)
-    for oid in coverage.moved(connection, known):
+    for oid in coverage.moved(below, known):
         pinned, changes[below_key(oid)] = known.tables[oid], None
         name, topic = pinned.table.qualified, pinned.topic
         if oid in below:

@@ -19,7 +19,7 @@ _ASK_SECONDS = 25.0 / 30.0 * conf.getint("triggerer", "on_kill_timeout", fallbac
 #: the states of a task that is not over: Airflow has given its trigger to another triggerer, or it resumes the task or tries it again,
 #: as after a time-out of the trigger. Its next process decides about what the task has begun: a retry goes on with it, the first try
 #: after a clear ends it
-_GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})
+GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})
 #: the states of a task that has ended, and is not going to be tried again
 OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
@@ -45,27 +45,14 @@ async def states(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[
         return await sync_to_async(states_now)(dag_id, run_id, task_id, map_index)
 
 
-def goes_on_now(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
-    """Whether a task is known to go on, see :func:`goes_on`. For a task's process, in which a call may block."""
+def known_states(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[str]:
+    """Like :func:`states_now`; none either if Airflow does not answer."""
     try:
-        return bool(_GOES_ON & states_now(dag_id, run_id, task_id, map_index))
+        return states_now(dag_id, run_id, task_id, map_index)
     except Exception as error:
         # its errors are of many classes
         log.warning("Airflow does not say whether the task %r has ended (%s).", task_id, type(error).__name__)
-        return False
-
-
-def is_over(ti: Any, task_id: str) -> bool:
-    """Whether another task of the same run is known to have ended. For a task's process, in which a call may block.
-
-    :param ti: the task instance that asks; the other one has its map index.
-    """
-    try:
-        return bool(OVER & states_now(ti.dag_id, ti.run_id, task_id, ti.map_index))
-    except Exception as error:
-        # its errors are of many classes; it is asked again
-        log.info("Airflow does not say whether the task %r has ended (%s).", task_id, type(error).__name__)
-        return False
+        return set()
 
 
 async def ask_early(ti: Any) -> None:
@@ -88,7 +75,7 @@ async def goes_on(ti: Any) -> bool:
     if ti is None:
         return False
     try:
-        return bool(_GOES_ON & await states(ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
+        return bool(GOES_ON & await states(ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
     except Exception as error:
         log.warning("Airflow does not say whether the task was ended (%s).", type(error).__name__)
         return False

@@ -126,7 +126,7 @@ def _not_comparable(connection: Connection, known: PipelineState) -> dict[int, s
 
 def _to_be_read(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
     """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see :func:`check_complete`."""
-    return {*coverage.attached(connection, pipeline, known), *coverage.moved(connection, known)}
+    return {*coverage.attached(connection, pipeline, known), *coverage.moved(coverage.below(connection, known), known)}
 
 
 @dataclass(slots=True)

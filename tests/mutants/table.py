@@ -1028,8 +1028,8 @@ MUTANTS = (
     Mutant(
         "a trigger whose task is resumed or tried again stops nothing",
         "triggers/tasks.py",
-        '_GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})',
-        '_GOES_ON = frozenset({"deferred"})',
+        'GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})',
+        'GOES_ON = frozenset({"deferred"})',
         "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
     ),
     Mutant(
@@ -2015,8 +2015,8 @@ MUTANTS = (
     Mutant(
         "a sweep that another job ends tells the partitions whose rows were read before it",
         "live/reading.py",
-        "found=Partitions.of(read) if filenode and found.table.partitioned else None",
-        "found=None",
+        "swept = Partitions.of(read) if filenode and found.table.partitioned else None",
+        "swept = None",
         f"{_PARTITIONS}::test_a_sweep_that_another_job_ends_tells_the_partitions_as_well",
     ),
     Mutant(

@@ -25,6 +25,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.postgres.results import take_cells
+from airflow_bottledwater.publish.columns import altered
 from airflow_bottledwater.publish.row_query import RowQuery, equality, following_key, listed, unnested
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class CurrentRows:
     ) -> Cells:
         """Like :meth:`read` for many keys, without a Python object for each row.
 
-        :param xids: transactions that the snapshot must see; the look-up is repeated until it does.
+        :param xids: transactions that need the rows, which the snapshot must see; the look-up is repeated until it does.
         :param most: bytes of values at which the look-up ends, behind the row that reaches them.
         """
         found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, most))
@@ -180,7 +181,7 @@ class CurrentRows:
                 snapshot = Snapshot.parse(row[0])
                 if not all(snapshot.sees(xid) for xid in xids):
                     raise _NotVisible
-                return ask(_Source(connection, table, name))
+                return ask(_Source(connection, table, name, xids))
             finally:
                 if not connection.closed:
                     connection.execute("ROLLBACK")
@@ -194,11 +195,12 @@ class _Source:
     """Queries a table that is locked, under one snapshot.
 
     :param table: the relation version whose columns and key are used.
+    :param xids: see :func:`altered`.
     """
 
-    def __init__(self, connection: Connection, table: Table, name: sql.Identifier) -> None:
+    def __init__(self, connection: Connection, table: Table, name: sql.Identifier, xids: Sequence[int]) -> None:
         self._connection, self._table = connection, table
-        self._altered = _altered(connection, table)
+        self._altered = altered(connection, table, xids)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
         self._query = RowQuery(table, name, self._key, equality(connection, table.oid))
 
@@ -278,23 +280,6 @@ class _Source:
             return dict.fromkeys(columns, reason), None
         unreadable = {c: reason for c, reason in self._altered.items() if c in columns}
         return unreadable, [c for c in columns if c not in self._altered]
-
-
-def _altered(connection: Connection, table: Table) -> dict[int, str]:
-    """The columns that are no longer what they were in this relation version, and why."""
-    today: dict[str, int] = dict(
-        connection.execute(
-            "SELECT attname, atttypid FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
-            (table.oid,),
-        ).fetchall()
-    )
-    altered = {}
-    for c, column in enumerate(table.columns):
-        if column.name not in today:
-            altered[c] = f"column {column.name!r} was dropped or renamed since"
-        elif today[column.name] != column.type.oid:
-            altered[c] = f"the type of column {column.name!r} was altered since"
-    return altered
 
 
 def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:

@@ -103,6 +103,69 @@ def test_a_value_of_another_type_than_the_changes_is_a_record_error(make_flow: M
     assert [m.value["v"] for m in flow.read("w")] == [2] * 5
 
 
+@pytest.mark.parametrize(
+    "altered",
+    [
+        ["ALTER TABLE w DROP big", f"ALTER TABLE w ADD big text DEFAULT {LARGE.format('n')}"],
+        ["ALTER TABLE w RENAME big TO former", "ALTER TABLE w RENAME second TO big"],
+        [
+            "ALTER TABLE w RENAME big TO aside",
+            "ALTER TABLE w RENAME second TO big",
+            "ALTER TABLE w RENAME aside TO second",
+        ],
+        ["ALTER TABLE w DROP big", "ALTER TABLE w RENAME second TO big"],
+        [
+            "ALTER TABLE w DROP big, DROP second",
+            f"ALTER TABLE w ADD big text DEFAULT {LARGE.format('n')}, ADD second text",
+        ],
+    ],
+    ids=["made again", "replaced", "swapped", "dropped and replaced", "both made again"],
+)
+def test_a_value_of_a_column_that_only_has_the_name_of_the_changes_is_a_record_error(
+    make_flow: MakeFlow, altered: list[str]
+) -> None:
+    flow = make_flow(on_error="log")
+    flow.execute("ALTER TABLE w ADD second text", f"UPDATE w SET second = {LARGE.format('s')}")
+    flow.create()
+    flow.execute("UPDATE w SET v = 1 WHERE id = 3", *altered, f"UPDATE w SET v = 2, big = {LARGE.format('m')} || id")
+    counters = flow.stream()
+    assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
+    (letter,) = flow.dead_letters()
+    assert "column 'big' is another one since" in letter.value["error"]
+    assert sorted((m.value["v"], large(m)) for m in flow.read("w")) == [(2, f"m{k}") for k in range(1, 6)]
+    # from now on it is the changes' column again
+    flow.execute("UPDATE w SET v = 3")
+    assert flow.stream()["dead_letters"] == 1  # in all
+    assert sorted(large(m) for m in flow.read("w") if m.value["v"] == 3) == [f"m{k}" for k in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        ["ALTER TABLE w ALTER big SET NOT NULL, ALTER big SET DEFAULT 'x', ALTER big SET STATISTICS 10"],
+        ["ALTER TABLE w DROP former", "ALTER TABLE w ADD former text", "ALTER TABLE w ALTER big SET STATISTICS 10"],
+        ["ALTER TABLE w ADD extra text", "ALTER TABLE w DROP extra", "ALTER TABLE w ALTER big SET STATISTICS 10"],
+        ["ALTER TABLE w RENAME v TO former_v", "ALTER TABLE w ALTER big SET STATISTICS 10"],
+        ["ALTER TABLE w RENAME big TO aside", "ALTER TABLE w RENAME aside TO big"],
+        ["ALTER TABLE w ALTER made SET STATISTICS 10, ALTER big SET STATISTICS 10", "VACUUM FREEZE pg_attribute"],
+    ],
+    ids=["altered", "another made again", "another made and dropped", "another renamed", "renamed back", "frozen"],
+)
+def test_a_value_of_a_column_that_is_still_the_changes_is_read(make_flow: MakeFlow, altered: list[str]) -> None:
+    flow = make_flow()
+    # with columns that are not sent before and behind it
+    flow.execute(
+        "ALTER TABLE w DROP big, ADD gone int, ADD made int GENERATED ALWAYS AS (v + 1) STORED, ADD former text",
+        "ALTER TABLE w DROP gone, ADD big text, ADD last int GENERATED ALWAYS AS (v + 2) STORED",
+        "ALTER TABLE w ALTER big SET STORAGE EXTERNAL",
+        f"UPDATE w SET big = {LARGE.format('o')} || id",
+    )
+    flow.create()
+    flow.execute("UPDATE w SET v = 1 WHERE id = 3", *altered)
+    flow.stream()
+    assert [large(m) for m in flow.read("w")] == ["o3"]
+
+
 def test_a_table_that_was_renamed_is_found_and_one_that_took_its_name_is_not(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="w")
     flow.create()

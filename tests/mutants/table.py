@@ -618,10 +618,24 @@ MUTANTS = (
     ),
     Mutant(
         "a value of another type is not taken",
-        "publish/current.py",
-        "elif today[column.name] != column.type.oid:",
+        "publish/columns.py",
+        "elif today[column.name].type != column.type.oid:",
         "elif False:",
         f"{_TOAST}::test_a_value_of_another_type_than_the_changes_is_a_record_error",
+    ),
+    Mutant(
+        "a column of that name that was made since is another one",
+        "publish/columns.py",
+        "c >= len(place) or place[c] is not attribute",
+        "False",
+        f"{_TOAST}::test_a_value_of_a_column_that_only_has_the_name_of_the_changes_is_a_record_error",
+    ),
+    Mutant(
+        "what was dropped before a change is not one of its columns",
+        "publish/columns.py",
+        "if not each.dropped or each.since(xid, latest)",
+        "if True",
+        f"{_TOAST}::test_a_value_of_a_column_that_is_still_the_changes_is_read",
     ),
     Mutant(
         "a table is the oid that was locked, not its name",

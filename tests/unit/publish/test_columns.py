@@ -1,0 +1,23 @@
+"""When a catalog row was written, told by transaction ids that begin anew after 2^32."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_bottledwater.publish.columns import _Attribute
+
+
+@pytest.mark.parametrize(
+    ("written", "xid", "latest", "since"),
+    [
+        (1000, 1000, 1001, True),
+        (999, 1000, 1001, False),
+        (1001, 1000, 1002, True),
+        (2, 1000, 1001, False),  # FrozenTransactionId: initdb has written it
+        (5, 0xFFFFFFF0, 20, True),  # ids began anew in between
+        (0xFFFFFFF0, 5, 20, False),
+        (0x90000000, 0x7FFFFFFF, 0x80000000, False),  # seems to lie ahead: it is from before ids began anew
+    ],
+)
+def test_a_row_was_written_before_a_transaction_or_since(written: int, xid: int, latest: int, since: bool) -> None:
+    assert _Attribute("c", 25, False, written).since(xid, latest) is since

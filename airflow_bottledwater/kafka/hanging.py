@@ -41,7 +41,7 @@ def release(
 
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
     """
-    found = [message for name in topics for message in _first_open(config, name)]
+    found = _first_open(config, topics)
     if not found:
         return False
     log.warning("%s: ending what an outage has left open in %d partitions.", transactional_id, len(found))
@@ -56,14 +56,19 @@ def release(
     return True
 
 
-def _first_open(config: Mapping[str, str], topic: str) -> list[confluent_kafka.Message]:
+def _first_open(config: Mapping[str, str], topics: Sequence[str]) -> list[confluent_kafka.Message]:
     """For each partition with an open transaction, the first record after its last stable offset."""
-    described = Topics(config).describe([topic])
-    if topic not in described:
+    admin = Topics(config)
+    partitions = {name: topic.partitions for name, topic in admin.describe(topics).items()}
+    ends, stable = admin.all_ends(partitions), admin.all_ends(partitions, committed=True)
+    stuck = [
+        TopicPartition(name, p, stable[name][p])
+        for name, count in partitions.items()
+        for p in range(count)
+        if stable[name][p] < ends[name][p]
+    ]
+    if not stuck:
         return []
-    partitions = described[topic].partitions
-    ends, stable = Topics(config).ends(topic, partitions), Topics(config).ends(topic, partitions, committed=True)
-    stuck = [TopicPartition(topic, p, stable[p]) for p in range(partitions) if stable[p] < ends[p]]
     consumer = Consumer(
         {
             **client_config(config),

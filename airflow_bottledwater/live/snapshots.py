@@ -173,6 +173,11 @@ class LiveSnapshots:
             # another request, or other limits
             self._forget()
             self._id, self._request = request_id, request
+        if progress is not None and not progress.tables:
+            self._end(
+                request_id, progress, "finished"
+            )  # an earlier version has recorded it for a table that was dropped
+            return
         try:
             self._advance(progress or self._begin())
         except _Broken:

@@ -24,7 +24,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
-from airflow_bottledwater.state.identity import topic_problems
+from airflow_bottledwater.state.identity import shared, topic_problems
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
     COVERAGE,
@@ -88,20 +89,25 @@ def _create_or_find(
             format_lsn(known.slot.consistent_point),
         )
         return known.slot
-    if known.position is not None and known.position.ordinal:
-        more = ", ".join(table.qualified for oid, table in wanted.items() if oid not in known.tables)
-        raise Refused(
-            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: {more} cannot be added there, "
-            "since the rest of the transaction must be published with the same tables.",
-            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run is enough); then add "
-            "the table.",
-        )
+    _check_between_transactions(pipeline, known, findings.tables)
     backoff = Backoff(pipeline.outage_timeout, stopped)
     claim = Claim(pipeline, cluster, "create", backoff)
     try:
         return _create(pipeline, claim, findings.tables, findings.via_root, live)
     finally:
         claim.close()
+
+
+def _check_between_transactions(pipeline: Pipeline, known: PipelineState, tables: Sequence[Table]) -> None:
+    """:raises Refused: tables are added, and the stream is inside a transaction."""
+    more = [table.qualified for table in tables if table.oid not in known.tables]
+    if more and known.position is not None and known.position.ordinal:
+        raise Refused(
+            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: {', '.join(more)} cannot be "
+            "added there, since the rest of the transaction must be published with the same tables.",
+            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run is enough); then add "
+            "the table.",
+        )
 
 
 def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
@@ -198,6 +204,8 @@ def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[s
 
 
 def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool, live: bool) -> SlotRecord:
+    # until now a job may have published: the claim has ended it
+    _check_between_transactions(pipeline, claim.state, tables)
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
         # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
@@ -239,7 +247,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
             values |= partition_records(connection, added)
         if live:
-            values |= {live_key(uuid.uuid4().hex[:12]): LiveProgress((t.oid,), owed=True) for t in added}
+            values |= _lives(pipeline, pinned)
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
@@ -248,6 +256,18 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         claim.write({SLOT: record, COVERAGE: covered, **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
+
+
+def _lives(pipeline: Pipeline, pinned: Sequence[PinnedTable]) -> dict[str, StateRecord]:
+    """The records of live snapshots that read these tables, with a sweep where the topic holds rows of an earlier pipeline, or of a table
+    that had the name before; but the keys of another pipeline are not removed."""
+    ends = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned})
+    used = [topic for topic, found in ends.items() if any(found)]
+    swept = set(used) - shared(pipeline, used).keys()
+    return {
+        live_key(uuid.uuid4().hex[:12]): LiveProgress((each.table.oid,), sweep=each.topic in swept, owed=True)
+        for each in pinned
+    }
 
 
 def _make_slot(

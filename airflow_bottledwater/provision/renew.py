@@ -107,6 +107,8 @@ def inherit(pipeline: Pipeline, oid: int) -> None:
     :raises Refused: see :func:`renew`.
     """
     findings = preflight.run(pipeline, renewing=True, adding=frozenset({oid}))
+    if not findings.tables:
+        raise Refused("The table was dropped, too.", "Nothing is to be done: its name is free for another one.")
     claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
     try:
         with session(pipeline.postgres, "Taking a table up") as connection:

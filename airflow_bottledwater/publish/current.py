@@ -21,12 +21,21 @@ from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
+from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.postgres.results import take_cells
+from airflow_bottledwater.postgres.snapshot import wait_flushed
 from airflow_bottledwater.publish.columns import altered
-from airflow_bottledwater.publish.row_query import RowQuery, equality, following_key, listed, unnested
+from airflow_bottledwater.publish.row_query import (
+    RowQuery,
+    equality,
+    following_key,
+    listed,
+    unnested,
+    without_binary_form,
+)
 
 T = TypeVar("T")
 
@@ -37,6 +46,8 @@ Key = tuple[bytes, ...]
 _KEYS = 1000
 #: bytes of values at which a look-up ends that does not end before its last key
 _ALL = 1 << 62
+#: seconds in which the WAL has to be on disk that a look-up's snapshot sees; then the look-up is repeated
+_FLUSH = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +122,13 @@ class Cells:
 class CurrentRows:
     """Looks rows up by key.
 
-    :param session: returns an open connection.
+    :param dsn: the connection string of the source.
+    :param session: returns an open connection to it.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
     """
 
-    def __init__(self, session: Callable[[], Connection], waiting: Waiting) -> None:
-        self._session, self._waiting = session, waiting
+    def __init__(self, dsn: str, session: Callable[[], Connection], waiting: Waiting) -> None:
+        self._dsn, self._session, self._waiting = dsn, session, waiting
 
     def read(
         self, table: Table, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
@@ -151,6 +163,8 @@ class CurrentRows:
                 if not isinstance(translated, Outage):
                     raise translated from error
                 self._waiting(str(translated))
+            except Outage as error:
+                self._waiting(error)
             except _NotVisible:
                 # a synchronous standby may hold the commit back: an outage, not a record error
                 self._waiting(
@@ -177,11 +191,16 @@ class CurrentRows:
                 if not catalog.still_named(connection, named):
                     continue
                 row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+                at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
                 assert row is not None
+                assert at is not None
                 snapshot = Snapshot.parse(row[0])
                 if not all(snapshot.sees(xid) for xid in xids):
                     raise _NotVisible
-                return ask(_Source(connection, table, name, xids))
+                found = ask(_Source(connection, table, name, xids))
+                # a crash could undo an asynchronous commit that the snapshot sees: then what replaced a value, or deleted a row, never comes
+                wait_flushed(connection, self._dsn, parse_lsn(at[0]), timeout=_FLUSH)
+                return found
             finally:
                 if not connection.closed:
                     connection.execute("ROLLBACK")
@@ -202,7 +221,9 @@ class _Source:
         self._connection, self._table = connection, table
         self._altered = altered(connection, table, xids)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
-        self._query = RowQuery(table, name, self._key, equality(connection, table.oid))
+        # as in the stream (logicalrep_write_tuple in src/backend/replication/logical/proto.c)
+        self._text = without_binary_form(connection, table)
+        self._query = RowQuery(table, name, self._key, equality(connection, table.oid), self._text)
 
     def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL) -> Found:
         """The rows of these keys.
@@ -211,7 +232,7 @@ class _Source:
         """
         unreadable, readable = self._readable(columns)
         rows: dict[Key, list[bytes | None]] = {}
-        formats = [0 if column.name in as_text else 1 for column in self._key]
+        formats = [0 if column.name in {*as_text, *self._text} else 1 for column in self._key]
         for start in range(0, len(keys) if readable is not None else 0, _KEYS):
             some = keys[start : start + _KEYS]
             result = query_with(
@@ -245,7 +266,8 @@ class _Source:
         arrays: dict[int, int] = dict(
             self._connection.execute("SELECT oid, typarray FROM pg_type WHERE oid = ANY(%s)", (oids,)).fetchall()
         )
-        if not all(arrays.values()) or any(column.type.element or column.type.attributes for column in self._key):
+        nested = any(column.type.element or column.type.attributes for column in self._key)
+        if not all(arrays.values()) or nested or self._text:
             return self._cells_of_rows(keys, columns, most)  # unnest would take arrays and composites apart
         result = query_with(
             self._connection,
@@ -267,7 +289,9 @@ class _Source:
         for key, values in found.rows.items():
             for place, value in enumerate(values):
                 if columns[place] not in found.unreadable:
-                    kind = wire.FIELD_NULL if value is None else wire.FIELD_BINARY
+                    text = self._table.columns[columns[place]].name in self._text
+                    sent = wire.FIELD_TEXT if text else wire.FIELD_BINARY
+                    kind = wire.FIELD_NULL if value is None else sent
                     cells[numbers[key], place] = (kind, len(data), len(value or b""))
                     data += value or b""
         return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable, found.left_out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import pq, sql
@@ -23,12 +23,14 @@ class RowQuery:
     :param name: the table's name today.
     :param key: the key's columns, in the order of the key.
     :param operators: see :func:`equality`.
+    :param text: the columns that are read as text, see :func:`without_binary_form`.
     """
 
     table: Table
     name: sql.Identifier
     key: Sequence[Column]
     operators: Mapping[str, tuple[str, str]]
+    text: Collection[str] = ()
 
     def select(self, keys: sql.Composable, number: str, columns: Sequence[int], most: int) -> sql.Composed:
         """The query that joins rows with a list of keys; it returns the key's number, the row's columns, and the number of the next key
@@ -51,7 +53,7 @@ class RowQuery:
                 operator=sql.SQL(operator),  # type: ignore[arg-type]
             )
             same.append(equal)
-        made = [sql.SQL("t.{} AS {}").format(sql.Identifier(self.table.columns[c].name), _value(c)) for c in columns]
+        made = [self._made(c) for c in columns]
         sizes = [_size(self.table.columns[c]) for c in columns]
         select = sql.SQL(
             "SELECT {named} FROM (SELECT {made}, sum({size}) OVER before AS before, lead({n}) OVER before AS following"
@@ -72,6 +74,11 @@ class RowQuery:
             same=sql.SQL(" AND ").join(same),
             most=sql.Literal(most),
         )
+
+    def _made(self, c: int) -> sql.Composed:
+        name = self.table.columns[c].name
+        text = sql.SQL("::text" if name in self.text else "")
+        return sql.SQL("t.{}{} AS {}").format(sql.Identifier(name), text, _value(c))
 
 
 def _value(column: int) -> sql.Identifier:
@@ -103,6 +110,16 @@ def unnested(width: int) -> sql.SQL:
     ``ROWS FROM (unnest($1), unnest($2)) WITH ORDINALITY i(k0, k1, n)``."""
     arrays = ", ".join(f"unnest(${k + 1})" for k in range(width))
     return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
+
+
+def without_binary_form(connection: Connection, table: Table) -> set[str]:
+    """The columns whose types have no send function (those of ``isn``, for example): PostgreSQL sends their values as text."""
+    rows = connection.execute(
+        "SELECT oid FROM pg_type WHERE oid = ANY (%s::oid[]) AND typsend = 0",
+        (list({column.type.base_oid for column in table.columns}),),
+    ).fetchall()
+    without = {oid for (oid,) in rows}
+    return {column.name for column in table.columns if column.type.base_oid in without}
 
 
 def equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:

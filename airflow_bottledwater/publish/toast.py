@@ -78,7 +78,7 @@ class ToastResolver:
         self._most, self._most_together = most, min(most, _LACKING_BYTES)
         #: bytes of the values that a row lacks on average, by what was filled in before: a guess, by which no transaction is divided
         self._value_bytes = 8000.0
-        self.current = CurrentRows(self._session, waiting)
+        self.current = CurrentRows(dsn, self._session, waiting)
 
     def close(self) -> None:
         """Close the connection."""
@@ -182,8 +182,8 @@ class ToastResolver:
         is now."""
         batch, first = done.batch, done.batch.whole(1)
         found = self._found(batch, programs, self._most_together, done.failed)
-        if found is not None and len(found.batch) < len(first):
-            # by itself it may have room for what it lacks
+        if found is not None and len(found.batch) < len(first) and self._most > self._most_together:
+            # by itself it has room for more of what it lacks
             done.failed = {}
             found = self._found(first, programs, self._most, done.failed)
         if found is None:

@@ -115,7 +115,7 @@ class Claim:
 
     :param kind: what the job does: create, snapshot, stream, redrive, drop, or why it stops another job.
     :param backoff: waits out outages.
-    :raises TakenOver: another job claimed the slot at the same time.
+    :raises TakenOver: another job claimed the slot at the same time, or since this process, which is a job, has claimed it.
     :raises StateError: the state is another cluster's, or the pipeline was made with other settings; nothing was changed.
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
@@ -166,6 +166,9 @@ class Claim:
                 store.read_records(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
             )
             check_cluster(before, self.cluster, self.topic)
+            # a job claims the slot again when it takes tables in, say: if another one has claimed it since, that one keeps it
+            if (ours := jobs.last_claim()) and (before.claim is None or before.claim.id != ours):
+                raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
             if kind in _PUBLISHING:
                 check_settings(self.pipeline, before)
             self.job = Job.next(before.claim, kind)

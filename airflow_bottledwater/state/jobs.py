@@ -177,6 +177,11 @@ def claimed(job: Job) -> None:
         _reporting.claimed(job)
 
 
+def last_claim() -> str:
+    """The id of the last claim of this process, if it is a job that has made one; else empty."""
+    return "" if _reporting is None else _reporting.record.claim
+
+
 def application() -> str:
     """What the cluster's manager calls this driver: YARN's application id, by its container's, or the driver's pod on Kubernetes.
 

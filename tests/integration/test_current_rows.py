@@ -75,7 +75,7 @@ def fetched(dsn: str, keys: KeyTable) -> list[tuple[int | None, bytes | None]]:
         (row,) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()
         (table,) = catalog.load(connection, list(row))
         columns = [i for i, c in enumerate(table.columns) if c.name in ("v", "w")]
-        found = CurrentRows(lambda: connection, lambda what: pytest.fail(str(what))).fetch(
+        found = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what))).fetch(
             table, keys, columns, xids=()
         )
         assert not found.unreadable
@@ -92,7 +92,7 @@ def fetched(dsn: str, keys: KeyTable) -> list[tuple[int | None, bytes | None]]:
             for v, w in found.cells
         ]
         for number, (v, w) in enumerate(rows):
-            one = CurrentRows(lambda: connection, lambda what: pytest.fail(str(what))).read(
+            one = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what))).read(
                 table, [keys.key(number)], columns
             )
             assert one.rows.get(keys.key(number)) == (None if v is None else [v.to_bytes(4, "big"), w])
@@ -157,7 +157,7 @@ def test_a_second_attempt_knows_nothing_of_the_first(postgres: PostgresServer, m
 
         monkeypatch.setattr(first, "execute", lost)
         sessions = iter([first, second])
-        found = CurrentRows(lambda: next(sessions), lambda what: waited.append(str(what))).fetch(
+        found = CurrentRows(dsn, lambda: next(sessions), lambda what: waited.append(str(what))).fetch(
             table, keys, [1], xids=()
         )
     assert len(waited) == 1

@@ -33,11 +33,13 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.publish.current import Cells, CurrentRows
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order
 from tests.support.waiting import until
 
@@ -431,6 +433,41 @@ def test_nothing_is_published_that_a_crash_of_the_server_can_undo(
     flow.stream()
     assert_nothing_lost_nothing_twice(flow, "a")
     assert changes(flow.read("a")) == [("u", 1)]
+
+
+def test_a_large_value_is_read_from_nothing_that_a_crash_of_the_server_can_undo(
+    fragile: PostgresServer, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Flow(fragile.createdb("value"), kafka, None)
+    flow.execute(
+        "CREATE TABLE w (id int PRIMARY KEY, v int, big text)",
+        "ALTER TABLE w ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO w SELECT g, 0, repeat('o', 9000) FROM generate_series(1, 2) g",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE w SET v = 1")
+    fetch, send, done = CurrentRows.fetch, StreamPublisher._send, []
+
+    def fetched(current: CurrentRows, *arguments: Any, **options: Any) -> Cells:
+        if not done:
+            commit_unflushed(flow, "UPDATE w SET big = repeat('n', 9000) WHERE id = 1", "DELETE FROM w WHERE id = 2")
+            done.append("asynchronous")
+        return fetch(current, *arguments, **options)
+
+    def sent(publisher: StreamPublisher, encoded: Any) -> None:
+        send(publisher, encoded)
+        if done == ["asynchronous"]:
+            done.append("crash")
+            crash(fragile)
+
+    monkeypatch.setattr(CurrentRows, "fetch", fetched)
+    monkeypatch.setattr(StreamPublisher, "_send", sent)
+    flow.stream()
+    flow.execute("INSERT INTO w VALUES (3, 0, 'x')")
+    flow.stream()
+    assert done == ["asynchronous", "crash"]
+    assert flow.compare("w").equal
 
 
 def test_a_slice_is_found_by_nothing_that_a_crash_of_the_server_can_undo(

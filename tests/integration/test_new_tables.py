@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import psycopg
 import pytest
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.provision import preflight, renew
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.take_in import new_tables, take_in
-from airflow_bottledwater.state import coverage
-from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import coverage, jobs
+from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.records import LiveProgress, live_key
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
@@ -70,6 +78,61 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
         assert take_in(connection, flow.pipeline, new_tables(connection, flow.pipeline, known)) == frozenset()
     flow.stream()
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
+
+
+def test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed(flow: Flow) -> None:
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY, t text)", "INSERT INTO later VALUES (1, 'a'), (3, 'b')")
+    flow.stream()
+    drop(flow.pipeline, when="always")
+    flow.execute("DROP TABLE later")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY, t text)", "INSERT INTO later VALUES (3, 'new'), (4, 'd')")
+    flow.stream()
+    assert flow.compare("later").equal
+    assert [m.key["id"] for m in flow.read("later") if m.value is None] == [1]
+
+
+def test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopped_meanwhile(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow(tables="a", new_tables="ignore", max_transaction_bytes=1 << 20, batch_bytes=1 << 16)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text)", "CREATE TABLE b (id int PRIMARY KEY)")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    more = flow.pipeline.with_(tables=("a", "b"))
+    before = preflight.run(more)
+    flow.execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1, 5000) g")
+    send = StreamPublisher._send
+
+    def sent(publisher: StreamPublisher, encoded: Any) -> None:
+        if publisher.position.ordinal > 100:
+            raise KeyboardInterrupt
+        send(publisher, encoded)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamPublisher, "_send", sent)
+        with pytest.raises(KeyboardInterrupt):
+            flow.stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight, "run", lambda *_, **__: before)
+        with pytest.raises(Refused, match="inside a large transaction"):
+            create(more)
+    flow.stream()
+    assert flow.compare("a").equal
+
+
+def test_a_job_does_not_take_its_slot_back_to_take_a_table_in(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = begin(flow.pipeline).job
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    successor = begin(flow.pipeline).job
+    monkeypatch.setattr(jobs, "last_claim", lambda: mine.id)
+    with pytest.raises(TakenOver, match="taken over"):
+        begin(flow.pipeline)
+    known = read_state(flow.pipeline, state_topic(flow))
+    assert known.claim == successor
 
 
 def test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting(flow: Flow) -> None:
@@ -238,6 +301,34 @@ def test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up(flo
     flow.stream()
     assert _succeeded(flow, before) and flow.compare("first").equal
     assert len([m for m in flow.read("first") if m.value and m.value.get("name") == "last"]) == 2901
+
+
+def test_one_that_is_dropped_once_more_keeps_nobody_waiting(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    flow.stream()
+    flow.execute(*AGAIN)
+    inherit = renew.inherit
+
+    def inherited(pipeline: Pipeline, oid: int) -> None:
+        flow.execute("DROP TABLE IF EXISTS first")
+        inherit(pipeline, oid)
+
+    monkeypatch.setattr(renew, "inherit", inherited)
+    flow.stream()
+    flow.execute("INSERT INTO other VALUES (1)")
+    flow.stream()
+    assert not read_state(flow.pipeline, state_topic(flow)).lives
+    assert flow.compare("other").equal
+
+
+def test_a_live_snapshot_of_no_table_that_an_earlier_version_has_recorded_ends(flow: Flow) -> None:
+    with connect(flow.dsn) as connection:
+        claim = Claim(flow.pipeline, identify(connection), "stream", Backoff(30.0))
+    claim.write({live_key("0123456789ab"): LiveProgress((), sweep=True, owed=True)})
+    claim.close()
+    flow.stream()
+    flow.stream()
+    assert not read_state(flow.pipeline, state_topic(flow)).lives
 
 
 def test_older_transactions_do_not_keep_the_stream_from_going_on(flow: Flow) -> None:

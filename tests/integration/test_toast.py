@@ -188,6 +188,48 @@ def test_a_row_whose_key_has_another_type_today_is_a_record_error(make_flow: Mak
         flow.stream()
 
 
+def _type_without_binary_form(name: str, like: str, storage: str) -> list[str]:
+    made = [
+        f"CREATE TYPE {name}",
+        f"CREATE FUNCTION {name}_in(cstring) RETURNS {name} LANGUAGE internal IMMUTABLE STRICT AS '{like}in'",
+        f"CREATE FUNCTION {name}_out({name}) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS '{like}out'",
+        f"CREATE TYPE {name} (INPUT = {name}_in, OUTPUT = {name}_out, {storage})",
+    ]
+    if like != "int4":
+        return made
+    operators = {"<": "lt", "<=": "le", "=": "eq", ">=": "ge", ">": "gt"}
+    for operator, function in operators.items():
+        made += [
+            f"CREATE FUNCTION {name}_{function}({name}, {name}) RETURNS bool LANGUAGE internal IMMUTABLE STRICT AS 'int4{function}'",
+            f"CREATE OPERATOR {operator} (LEFTARG = {name}, RIGHTARG = {name}, FUNCTION = {name}_{function})",
+        ]
+    places = ", ".join(f"OPERATOR {n} {operator}" for n, operator in enumerate(operators, 1))
+    return [
+        *made,
+        f"CREATE FUNCTION {name}_cmp({name}, {name}) RETURNS int LANGUAGE internal IMMUTABLE STRICT AS 'btint4cmp'",
+        f"CREATE OPERATOR CLASS {name}_ops DEFAULT FOR TYPE {name} USING btree AS {places}, FUNCTION 1 {name}_cmp({name}, {name})",
+    ]
+
+
+@pytest.mark.parametrize("key", ["int", "odd_key"])
+def test_types_that_are_sent_as_text_are_read_again_as_text(make_flow: MakeFlow, key: str) -> None:
+    flow = make_flow()
+    flow.execute(
+        *_type_without_binary_form("odd_key", "int4", "LIKE = int4"),
+        *_type_without_binary_form("odd", "text", "INTERNALLENGTH = VARIABLE, STORAGE = external"),
+        f"CREATE TABLE k (id {key} PRIMARY KEY, v int, big odd, large text)",
+        "ALTER TABLE k ALTER large SET STORAGE EXTERNAL",
+        f"INSERT INTO k VALUES ('1', 0, '{'o' * 9000}', repeat('l', 9000)), ('2', 0, NULL, repeat('l', 9000))",
+    )
+    flow.create()
+    flow.execute("UPDATE k SET v = 1")
+    flow.stream()
+    assert sorted((str(m.key["id"]), m.value["v"], m.value["big"], m.value["large"]) for m in flow.read("k")) == [
+        ("1", 1, "o" * 9000, "l" * 9000),
+        ("2", 1, None, "l" * 9000),
+    ]
+
+
 #: the smallest that can be set
 _MOST = 65536
 

@@ -591,7 +591,7 @@ MUTANTS = (
     Mutant(
         "a transaction is divided only if it lacks too much by itself",
         "publish/toast.py",
-        "if found is not None and len(found.batch) < len(first):",
+        "if found is not None and len(found.batch) < len(first) and self._most > self._most_together:",
         "if False:",
         "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
     ),
@@ -636,6 +636,48 @@ MUTANTS = (
         "if not each.dropped or each.since(xid, latest)",
         "if True",
         f"{_TOAST}::test_a_value_of_a_column_that_is_still_the_changes_is_read",
+    ),
+    Mutant(
+        "a large value is read from what is on disk only",
+        "publish/current.py",
+        "wait_flushed(connection, self._dsn, parse_lsn(at[0]), timeout=_FLUSH)",
+        "pass",
+        f"{_HANDOVER}::test_a_large_value_is_read_from_nothing_that_a_crash_of_the_server_can_undo",
+    ),
+    Mutant(
+        "keys that an earlier pipeline left are removed for a table that is taken in",
+        "provision/create.py",
+        "sweep=each.topic in swept",
+        "sweep=False",
+        "tests/integration/test_new_tables.py::test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed",
+    ),
+    Mutant(
+        "tables are not added where the job before has stopped inside a transaction",
+        "provision/create.py",
+        "_check_between_transactions(pipeline, claim.state, tables)",
+        "pass",
+        "tests/integration/test_new_tables.py::test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopped_meanwhile",
+    ),
+    Mutant(
+        "a job does not claim its slot again that another one has claimed",
+        "state/claim.py",
+        "if (ours := jobs.last_claim()) and",
+        "if False and (ours := jobs.last_claim()) and",
+        "tests/integration/test_new_tables.py::test_a_job_does_not_take_its_slot_back_to_take_a_table_in",
+    ),
+    Mutant(
+        "a table that was dropped once more is not taken up",
+        "provision/renew.py",
+        "if not findings.tables:",
+        "if False:",
+        "tests/integration/test_new_tables.py::test_one_that_is_dropped_once_more_keeps_nobody_waiting",
+    ),
+    Mutant(
+        "types without a binary form are read again as text",
+        "publish/row_query.py",
+        'sql.SQL("::text" if name in self.text else "")',
+        'sql.SQL("")',
+        f"{_TOAST}::test_types_that_are_sent_as_text_are_read_again_as_text",
     ),
     Mutant(
         "a table is the oid that was locked, not its name",
@@ -803,7 +845,7 @@ MUTANTS = (
     Mutant(
         "no table is added while the stream is inside a transaction",
         "provision/create.py",
-        "    if known.position is not None and known.position.ordinal:",
+        "    if more and known.position is not None and known.position.ordinal:",
         "    if False:",
         "tests/integration/test_waits.py::test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction",
     ),
@@ -2050,8 +2092,8 @@ MUTANTS = (
     Mutant(
         "a new table that cannot be read keeps no other one waiting",
         "provision/create.py",
-        "values |= {live_key(uuid.uuid4().hex[:12]): LiveProgress((t.oid,), owed=True) for t in added}",
-        'values[live_key("all")] = LiveProgress(tuple(t.oid for t in added), owed=True)',
+        "live_key(uuid.uuid4().hex[:12]): LiveProgress((each.table.oid,), sweep",
+        'live_key("all"): LiveProgress(tuple(every.table.oid for every in pinned), sweep',
         "tests/integration/test_new_tables.py::test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting",
     ),
     Mutant(

@@ -264,11 +264,14 @@ class _Source:
             return Cells.without_rows(keys, columns, unreadable)
         oids = [column.type.base_oid for column in self._key]
         arrays: dict[int, int] = dict(
-            self._connection.execute("SELECT oid, typarray FROM pg_type WHERE oid = ANY(%s)", (oids,)).fetchall()
+            # unnest would take arrays and composites apart
+            self._connection.execute(
+                "SELECT oid, CASE WHEN typcategory = 'A' OR typrelid <> 0 THEN 0 ELSE typarray END FROM pg_type WHERE oid = ANY(%s)",
+                (oids,),
+            ).fetchall()
         )
-        nested = any(column.type.element or column.type.attributes for column in self._key)
-        if not all(arrays.values()) or nested or self._text:
-            return self._cells_of_rows(keys, columns, most)  # unnest would take arrays and composites apart
+        if not all(arrays.values()) or self._text:
+            return self._cells_of_rows(keys, columns, most)
         result = query_with(
             self._connection,
             self._query.select(unnested(len(self._key)), "i.n - 1", readable, most),

@@ -188,6 +188,21 @@ def test_a_row_whose_key_has_another_type_today_is_a_record_error(make_flow: Mak
         flow.stream()
 
 
+@pytest.mark.parametrize("key", ["pair", "int[]"])
+def test_a_row_is_found_by_a_key_that_is_published_as_text(make_flow: MakeFlow, key: str) -> None:
+    flow = make_flow(composites="text", arrays="text")
+    flow.execute(
+        "CREATE TYPE pair AS (a int, b text)",
+        f"CREATE TABLE k (id {key} PRIMARY KEY, v int, big text)",
+        "ALTER TABLE k ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO k VALUES ({'(1, 2)' if key == 'pair' else 'ARRAY[1, 2]'}, 0, {LARGE.format('o')})",
+    )
+    flow.create()
+    flow.execute("UPDATE k SET v = 1")
+    assert flow.stream()["superseded"] == 0
+    assert [(m.value["v"], large(m)) for m in flow.read("k")] == [(1, "o")]
+
+
 def _type_without_binary_form(name: str, like: str, storage: str) -> list[str]:
     made = [
         f"CREATE TYPE {name}",

@@ -303,7 +303,9 @@ def test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up(flo
     assert len([m for m in flow.read("first") if m.value and m.value.get("name") == "last"]) == 2901
 
 
-def test_one_that_is_dropped_once_more_keeps_nobody_waiting(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_dropped_once_more_keeps_nobody_waiting(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
     flow.stream()
     flow.execute(*AGAIN)
@@ -315,6 +317,7 @@ def test_one_that_is_dropped_once_more_keeps_nobody_waiting(flow: Flow, monkeypa
 
     monkeypatch.setattr(renew, "inherit", inherited)
     flow.stream()
+    assert "The table was dropped, too." in caplog.text
     flow.execute("INSERT INTO other VALUES (1)")
     flow.stream()
     assert not read_state(flow.pipeline, state_topic(flow)).lives

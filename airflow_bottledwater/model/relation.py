@@ -41,6 +41,12 @@ class ColumnType:
     labels: tuple[str, ...] = ()
     form: str = ""
 
+    @property
+    def forms(self) -> tuple[Any, ...]:
+        """The forms that the settings choose for it and for the types inside of it."""
+        inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
+        return (self.form, *(each.forms for each in inside))
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ColumnType:
         """Rebuild it from its part of :meth:`Table.to_json`."""

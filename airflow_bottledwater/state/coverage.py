@@ -44,8 +44,8 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
     ):
         raise StateError(
             f"What slot {pipeline.slot!r} sends of a partition cannot be read: {' '.join(wrong[:10])}",
-            "Then start again. If rows of the partition were changed meanwhile, take a live snapshot of the table, or start again with a "
-            "new slot and a snapshot.",
+            "Then start again. If rows of the partition were changed meanwhile, take a live snapshot of the table with a sweep, since the "
+            "keys of deleted rows may have been unknown (bottledwater snapshot --tables … --sweep), or start again with a new slot and a snapshot.",
         )
     recorded = known.coverage
     if recorded is None:

@@ -80,7 +80,7 @@ def live_key(request_id: str) -> str:
 
 def _key_types(table: Table) -> list[object]:
     kinds = [column.type for name in table.key for column in table.columns if column.name == name]
-    return [(kind.oid, kind.typmod, kind.form, types.plain(types.mapping(kind).avro(kind))) for kind in kinds]
+    return [(kind.oid, kind.typmod, kind.forms, types.plain(types.mapping(kind).avro(kind))) for kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,33 @@ def test_a_table_with_another_key_is_taken_up_again(
     assert flow.compare("t").equal and flow.compare("u").equal
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "ranges"),
+    [
+        ("numeric", "1.5", "text"),
+        ("numeric[]", "'{1.5}'", "text"),
+        ("numrange", "'[1.5,2)'", "record"),
+        ("part", "ROW(1.5)::part", "text"),
+    ],
+)
+def test_a_key_is_another_one_when_the_settings_give_what_is_inside_of_it_another_form(
+    make_flow: MakeFlow, column: str, value: str, ranges: str
+) -> None:
+    flow = make_flow(json_numeric="string", ranges=ranges)
+    flow.execute("CREATE TYPE part AS (a numeric)", f"CREATE TABLE k (id {column} PRIMARY KEY, v int)")
+    flow.execute(f"INSERT INTO k VALUES ({value}, 1)")
+    flow.create()
+    flow.snapshot()
+    flow.change(json_numeric="number")
+    flow.execute("UPDATE k SET v = 2")
+    with pytest.raises(Refused, match="or the form that the settings choose for it"):
+        flow.stream()
+    flow.change(json_numeric="string")
+    flow.stream()
+    first, second = flow.read("k")
+    assert (first.key, first.value["v"], second.key, second.value["v"]) == (first.key, 1, first.key, 2)
+
+
 def test_a_table_whose_schema_the_registry_refuses_is_taken_up_again(
     make_flow: MakeFlow, registry: SchemaRegistry
 ) -> None:

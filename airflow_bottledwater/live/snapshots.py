@@ -174,9 +174,8 @@ class LiveSnapshots:
             self._forget()
             self._id, self._request = request_id, request
         if progress is not None and not progress.tables:
-            self._end(
-                request_id, progress, "finished"
-            )  # an earlier version has recorded it for a table that was dropped
+            # an earlier version has recorded it for a table that was dropped
+            self._end(request_id, progress, "finished")
             return
         try:
             self._advance(progress or self._begin())

@@ -15,7 +15,7 @@ from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
+from airflow_bottledwater.postgres.connect import Connection, connect, end_of_wal, outage, pause
 from airflow_bottledwater.postgres.partitions import Partition
 
 #: one above the highest block number (MaxBlockNumber + 1, src/include/storage/block.h): the end of a range that is open
@@ -146,11 +146,10 @@ class SnapshotExporter:
                 break
             execute("ROLLBACK")
         _check_names(self._connection, named)
-        row = execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-        assert row is not None
+        end = end_of_wal(self._connection)
         exported = execute("SELECT pg_export_snapshot()").fetchone()
         assert exported is not None
-        return ExportedSnapshot(snapshot, parse_lsn(row[0]), exported[0])
+        return ExportedSnapshot(snapshot, end, exported[0])
 
     def wait_flushed(self, lsn: int, *, timeout: float) -> None:
         """See :func:`wait_flushed`, on the holder's own connection."""
@@ -239,8 +238,7 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
         ) from error
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None
-    at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-    assert at is not None
+    end = end_of_wal(connection)
     tables = catalog.load(connection, [oid], forms=forms, sizes=True)
     if not tables or (tables[0].schema, tables[0].name) != named:
         connection.execute("ROLLBACK")
@@ -254,7 +252,7 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     below = [replace(each, pages=sizes[each.oid]) for each in below]
     parts = partitions.parts(tables[0], below)
     table = replace(tables[0], pages=sum(part.pages for part in parts))
-    return OwnSnapshot(Snapshot.parse(row[0]), parse_lsn(at[0]), table, parts, below)
+    return OwnSnapshot(Snapshot.parse(row[0]), end, table, parts, below)
 
 
 def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:

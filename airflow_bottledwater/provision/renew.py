@@ -18,10 +18,9 @@ from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.live.wanted import check_named, check_order
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
-from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, coverage, publication, slot
-from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.postgres.connect import Connection, end_of_wal, session
 from airflow_bottledwater.postgres.snapshot import wait_flushed
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import partition_records, pin
@@ -212,10 +211,8 @@ def _renewals(
 def _boundary(pipeline: Pipeline, connection: Connection, oldest_xid: int) -> Boundary:
     """The boundary at this moment. What its snapshot sees is on disk: after a crash, its transaction ids would be used again."""
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-    at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
-    assert at is not None
-    lsn = parse_lsn(at[0])
+    lsn = end_of_wal(connection)
     wait_flushed(connection, pipeline.postgres, lsn, timeout=pipeline.outage_timeout)
     return Boundary(Snapshot.parse(row[0]), lsn, oldest_xid, filtered=True)
 

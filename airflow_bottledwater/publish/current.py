@@ -21,10 +21,9 @@ from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, pgoutput
-from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.postgres.connect import Connection, end_of_wal, outage, query_with
 from airflow_bottledwater.postgres.results import take_cells
 from airflow_bottledwater.postgres.snapshot import wait_flushed
 from airflow_bottledwater.publish.columns import altered
@@ -34,7 +33,7 @@ from airflow_bottledwater.publish.row_query import (
     following_key,
     listed,
     unnested,
-    without_binary_form,
+    wire_types,
 )
 
 T = TypeVar("T")
@@ -191,15 +190,14 @@ class CurrentRows:
                 if not catalog.still_named(connection, named):
                     continue
                 row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-                at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
                 assert row is not None
-                assert at is not None
+                end = end_of_wal(connection)
                 snapshot = Snapshot.parse(row[0])
                 if not all(snapshot.sees(xid) for xid in xids):
                     raise _NotVisible
                 found = ask(_Source(connection, table, name, xids))
                 # a crash could undo an asynchronous commit that the snapshot sees: then what replaced a value, or deleted a row, never comes
-                wait_flushed(connection, self._dsn, parse_lsn(at[0]), timeout=_FLUSH)
+                wait_flushed(connection, self._dsn, end, timeout=_FLUSH)
                 return found
             finally:
                 if not connection.closed:
@@ -221,8 +219,7 @@ class _Source:
         self._connection, self._table = connection, table
         self._altered = altered(connection, table, xids)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
-        # as in the stream (logicalrep_write_tuple in src/backend/replication/logical/proto.c)
-        self._text = without_binary_form(connection, table)
+        self._text, self._arrays = wire_types(connection, table)
         self._query = RowQuery(table, name, self._key, equality(connection, table.oid), self._text)
 
     def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL) -> Found:
@@ -232,7 +229,7 @@ class _Source:
         """
         unreadable, readable = self._readable(columns)
         rows: dict[Key, list[bytes | None]] = {}
-        formats = [0 if column.name in {*as_text, *self._text} else 1 for column in self._key]
+        formats = [0 if column.name in as_text or column.name in self._text else 1 for column in self._key]
         for start in range(0, len(keys) if readable is not None else 0, _KEYS):
             some = keys[start : start + _KEYS]
             result = query_with(
@@ -263,20 +260,14 @@ class _Source:
         if readable is None:
             return Cells.without_rows(keys, columns, unreadable)
         oids = [column.type.base_oid for column in self._key]
-        arrays: dict[int, int] = dict(
-            # unnest would take arrays and composites apart
-            self._connection.execute(
-                "SELECT oid, CASE WHEN typcategory = 'A' OR typrelid <> 0 THEN 0 ELSE typarray END FROM pg_type WHERE oid = ANY(%s)",
-                (oids,),
-            ).fetchall()
-        )
-        if not all(arrays.values()) or self._text:
+        used = [*self._key, *(self._table.columns[c] for c in readable)]
+        if not self._arrays.keys() >= set(oids) or any(column.name in self._text for column in used):
             return self._cells_of_rows(keys, columns, most)
         result = query_with(
             self._connection,
             self._query.select(unnested(len(self._key)), "i.n - 1", readable, most),
             [keys.array(k, oid) for k, oid in enumerate(oids)],
-            [int(arrays[oid]) for oid in oids],
+            [self._arrays[oid] for oid in oids],
             [1] * len(oids),
         )
         cells, read = (Cells.without_rows(keys, asked).cells for asked in (columns, readable))

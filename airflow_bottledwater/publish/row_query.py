@@ -23,7 +23,7 @@ class RowQuery:
     :param name: the table's name today.
     :param key: the key's columns, in the order of the key.
     :param operators: see :func:`equality`.
-    :param text: the columns that are read as text, see :func:`without_binary_form`.
+    :param text: the columns that are read as text, see :func:`wire_types`.
     """
 
     table: Table
@@ -112,14 +112,18 @@ def unnested(width: int) -> sql.SQL:
     return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
 
 
-def without_binary_form(connection: Connection, table: Table) -> set[str]:
-    """The columns whose types have no send function (those of ``isn``, for example): PostgreSQL sends their values as text."""
+def wire_types(connection: Connection, table: Table) -> tuple[set[str], dict[int, int]]:
+    """How values of a table's types are sent and passed: the columns whose types have no send function (those of ``isn``, for example),
+    which PostgreSQL sends as text, here as in the stream (logicalrep_write_tuple in src/backend/replication/logical/proto.c); and type →
+    the type of its arrays, for :func:`unnested`, without arrays and composites, which ``unnest`` would take apart."""
     rows = connection.execute(
-        "SELECT oid FROM pg_type WHERE oid = ANY (%s::oid[]) AND typsend = 0",
+        "SELECT oid, typsend = 0, CASE WHEN typcategory = 'A' OR typrelid <> 0 THEN 0 ELSE typarray END"
+        " FROM pg_type WHERE oid = ANY (%s::oid[])",
         (list({column.type.base_oid for column in table.columns}),),
     ).fetchall()
-    without = {oid for (oid,) in rows}
-    return {column.name for column in table.columns if column.type.base_oid in without}
+    as_text = {oid for oid, text, _ in rows if text}
+    text_columns = {column.name for column in table.columns if column.type.base_oid in as_text}
+    return text_columns, {oid: array for oid, _, array in rows if array}
 
 
 def equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:

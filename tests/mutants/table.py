@@ -338,8 +338,8 @@ MUTANTS = (
     Mutant(
         "L is read, and behind what B sees",
         "postgres/snapshot.py",
-        'row = execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()',
-        'row = execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()',
+        "end = end_of_wal(self._connection)",
+        'end = parse_lsn(execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()[0])',
         f"{_HANDOVER}::test_an_asynchronous_commit_that_the_snapshot_sees_is_before_the_boundary",
     ),
     Mutant(
@@ -640,7 +640,7 @@ MUTANTS = (
     Mutant(
         "a large value is read from what is on disk only",
         "publish/current.py",
-        "wait_flushed(connection, self._dsn, parse_lsn(at[0]), timeout=_FLUSH)",
+        "wait_flushed(connection, self._dsn, end, timeout=_FLUSH)",
         "pass",
         f"{_HANDOVER}::test_a_large_value_is_read_from_nothing_that_a_crash_of_the_server_can_undo",
     ),
@@ -1479,8 +1479,8 @@ MUTANTS = (
     Mutant(
         "L of rows that are read again is behind all that they show",
         "postgres/snapshot.py",
-        '    at = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()\n    assert at is not None\n    tables =',
-        '    at = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()\n    assert at is not None\n    tables =',
+        "    end = end_of_wal(connection)\n",
+        '    end = parse_lsn(connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()[0])\n',
         f"{_LIVE_ORDER}::test_all_that_the_snapshot_shows_was_committed_below_l",
     ),
     Mutant(

@@ -31,7 +31,8 @@ def stop(pipeline: Pipeline, *, retire: bool, timeout: float) -> None:
     :param timeout: seconds for the job to end in order.
     :raises StateError: no job has ever reported for the slot.
     """
-    from airflow_bottledwater.postgres.connect import identify, session
+    from airflow_bottledwater.postgres.connect import session
+    from airflow_bottledwater.postgres.server import identify
     from airflow_bottledwater.state import control, jobs
 
     with session(pipeline.postgres) as connection:

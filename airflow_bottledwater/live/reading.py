@@ -35,7 +35,8 @@ from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
 from airflow_bottledwater.postgres.receive import Block
-from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query, wait_flushed
+from airflow_bottledwater.postgres.server import wait_flushed
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest

@@ -14,7 +14,8 @@ from airflow_bottledwater.local import artifacts, flights
 from airflow_bottledwater.local.demo_stack import DAG, SLOT, DemoStack, console, say
 from airflow_bottledwater.local.waiting import until
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control, status
 from airflow_bottledwater.verify import driver
 

@@ -14,8 +14,6 @@ import psycopg
 from psycopg import conninfo, generators, pq, sql
 
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
-from airflow_bottledwater.model.lsn import parse_lsn
-from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.dsn import describe, parse
 
 #: the settings that PostgreSQL's output functions use: every session gives the same text, whatever the server's defaults are
@@ -334,6 +332,15 @@ def _remedy(message: str, user: str | None) -> str:
     return ""
 
 
+_NEW_SLOT = "If the stream ends with this, the row is in the WAL as it was: then also run 'bottledwater drop-slot --when always', and start again"
+#: what to do about an error of an open session, by its SQLSTATE: insufficient_privilege, untranslatable_character, undefined_function
+_REMEDIES = {
+    "42501": f"The grants that the role needs: {DOCS}operations.html#grants-in-postgresql",
+    "22P05": f"Correct the text in the table: it has a character that UTF-8 lacks. {_NEW_SLOT}.",
+    "42883": f"If a type has no binary output function, give the column another type, or drop it. {_NEW_SLOT}.",
+}
+
+
 def outage(error: psycopg.Error, what: str) -> BottledWaterError:
     """The error of this package for a psycopg error on an open session: an :class:`Outage` if the session or the server is gone, or if
     other sessions were in the way; otherwise :class:`Refused`.
@@ -353,8 +360,7 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
             f"{what}: {message}: a policy would hide rows from this role.",
             "Use a role with BYPASSRLS (ALTER ROLE … BYPASSRLS), or the table's owner without FORCE ROW LEVEL SECURITY.",
         )
-    remedy = f"The grants that the role needs: {DOCS}operations.html#grants-in-postgresql" if code == "42501" else ""
-    return Refused(f"{what}: {message} (SQLSTATE {code}).", remedy)
+    return Refused(f"{what}: {message} (SQLSTATE {code}).", _REMEDIES.get(code, ""))
 
 
 @contextlib.contextmanager
@@ -371,25 +377,3 @@ def session(dsn: str, what: str = "", **options: Any) -> Iterator[Connection]:
         raise outage(error, what or describe(dsn)) from error
     finally:
         connection.close()
-
-
-def identify(connection: Connection) -> Cluster:
-    """The cluster and database of a connection, as IDENTIFY_SYSTEM reports them, but without a replication connection.
-
-    The timeline is that of the WAL file which is written now: the first eight hexadecimal digits of its name (XLogFileName,
-    src/include/access/xlog_internal.h). The control file has that of the last checkpoint, which is out of date after a promotion.
-    """
-    row = connection.execute(
-        "SELECT (SELECT system_identifier FROM pg_control_system()),"
-        " CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())"
-        " ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END, current_database()"
-    ).fetchone()
-    assert row is not None
-    return Cluster(str(row[0]), int(row[1]), row[2], connection.info.server_version)
-
-
-def end_of_wal(connection: Connection) -> int:
-    """The server's WAL insert position; everything that it has sent lies before it."""
-    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None
-    return parse_lsn(row[0])

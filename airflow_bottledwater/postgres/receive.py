@@ -111,6 +111,8 @@ class CopyReader:
 
         :raises psycopg.OperationalError: the connection is lost.
         """
+        if self.ended:
+            return None
         block = self._read_now()
         if block is None and not self.ended and select.select([self.socket], [], [], timeout)[0]:
             block = self._read_now()

@@ -316,6 +316,8 @@ class ReplicationStream:
         return requested
 
     def _send_status(self) -> None:
+        if self._reader.ended:
+            return  # libpq would say that no COPY is in progress, which would hide the server's own error
         flushed = self._flushed
         clock = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
         wanted, self._reply_wanted = self._reply_wanted, False

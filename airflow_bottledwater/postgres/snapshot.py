@@ -12,11 +12,11 @@ from psycopg import sql
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
-from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, end_of_wal, outage, pause
+from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 
 #: one above the highest block number (MaxBlockNumber + 1, src/include/storage/block.h): the end of a range that is open
 LAST_BLOCK = 2**32 - 1
@@ -253,36 +253,6 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     parts = partitions.parts(tables[0], below)
     table = replace(tables[0], pages=sum(part.pages for part in parts))
     return OwnSnapshot(Snapshot.parse(row[0]), end, table, parts, below)
-
-
-def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
-    """Wait until the WAL is on disk up to L: a snapshot sees asynchronous commits that a crash could still undo, and a published row
-    cannot be taken back.
-
-    A commit in another session forces the flush; the flush position is read on the connection that has the snapshot, which a crash
-    would end.
-
-    :raises Outage: the WAL was not flushed within ``timeout`` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    looks = 0
-    while True:
-        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-        assert row is not None
-        if parse_lsn(row[0]) >= lsn:
-            return
-        looks += 1
-        if looks == 2:  # most commits are flushed by those who make them, a moment later
-            with connect(dsn, application="bottledwater flush") as other:
-                # local, so that it does not wait for a synchronous standby
-                other.execute("SET synchronous_commit = local")
-                other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
-        if time.monotonic() > deadline:
-            raise Outage(
-                f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.",
-                "Check the server's disk, and try again.",
-            )
-        pause(0.005 if looks == 1 else 0.02)
 
 
 def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[tuple[int, int]]:

@@ -10,7 +10,8 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import Connection, identify, session
+from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import Claim, read_state

@@ -7,7 +7,8 @@ import uuid
 from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.live.wanted import check_named, wanted
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import read_state

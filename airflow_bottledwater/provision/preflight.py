@@ -15,7 +15,8 @@ from airflow_bottledwater.errors import (
 )
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres.connect import connect, identify, session
+from airflow_bottledwater.postgres.connect import connect, session
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.kafka_checks import check_kafka, read_saved_state
 from airflow_bottledwater.provision.publication_checks import check_publications

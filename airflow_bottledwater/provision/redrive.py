@@ -33,7 +33,8 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput, slot
-from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.held import DeadLetter, Held, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import row_key, with_key

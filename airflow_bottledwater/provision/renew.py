@@ -20,8 +20,8 @@ from airflow_bottledwater.live.wanted import check_named, check_order
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, coverage, publication, slot
-from airflow_bottledwater.postgres.connect import Connection, end_of_wal, session
-from airflow_bottledwater.postgres.snapshot import wait_flushed
+from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.settings import Pipeline

@@ -13,7 +13,8 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
-from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import control, store
 from airflow_bottledwater.state.claim import Claim

@@ -13,7 +13,8 @@ from airflow_bottledwater.errors import BottledWaterError, StopRequested, TakenO
 from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog
-from airflow_bottledwater.postgres.connect import Connection, end_of_wal
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision import renew
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim

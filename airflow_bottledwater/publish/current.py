@@ -23,9 +23,9 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, pgoutput
-from airflow_bottledwater.postgres.connect import Connection, end_of_wal, outage, query_with
+from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.postgres.results import take_cells
-from airflow_bottledwater.postgres.snapshot import wait_flushed
+from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 from airflow_bottledwater.publish.columns import altered
 from airflow_bottledwater.publish.row_query import (
     RowQuery,

@@ -138,7 +138,8 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         )
 
     def _cluster(self) -> Cluster:
-        from airflow_bottledwater.postgres.connect import identify, session
+        from airflow_bottledwater.postgres.connect import session
+        from airflow_bottledwater.postgres.server import identify
 
         with session(self.pipeline_hook.pipeline().postgres, "Identifying the source") as connection:
             return identify(connection)

@@ -28,7 +28,8 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
-from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session, stoppable
+from airflow_bottledwater.postgres.connect import Connection, session, stoppable
+from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.plans import Plans

@@ -11,8 +11,9 @@ from typing import Any
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
-from airflow_bottledwater.postgres.connect import identify, session
+from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.dsn import describe
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store

@@ -13,8 +13,9 @@ from airflow_bottledwater.errors import CredentialsRefused, SlotError, SlotInUse
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import end_of_wal, identify, session
+from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.replication import ReplicationStream
+from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import claim

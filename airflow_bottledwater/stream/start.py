@@ -13,8 +13,9 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import catalog, slot
-from airflow_bottledwater.postgres.connect import Connection, end_of_wal, identify, session
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import succession
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline

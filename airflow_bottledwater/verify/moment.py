@@ -18,7 +18,8 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, check_stopped, end_of_wal, pause
+from airflow_bottledwater.postgres.connect import Connection, check_stopped, pause
+from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.settings import Pipeline

@@ -13,7 +13,8 @@ import time
 import uuid
 
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from tests.benchmarks.common import TABLE, Job, Workload, copy_all, drain, emit, engines, percentiles, scaled

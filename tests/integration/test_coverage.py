@@ -157,7 +157,8 @@ def test_what_older_versions_did_not_record_is_known_from_the_next_start_on(make
     flow = make_flow(skip_snapshot=True)
     flow.create()
     from airflow_bottledwater.backoff import Backoff
-    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.postgres.connect import connect
+    from airflow_bottledwater.postgres.server import identify
     from airflow_bottledwater.state.claim import Claim
     from airflow_bottledwater.state.records import COVERAGE
 

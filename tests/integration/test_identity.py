@@ -19,7 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.create import create

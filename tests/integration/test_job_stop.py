@@ -179,7 +179,8 @@ def test_a_stop_of_another_pipeline_with_a_slot_of_this_name_is_not_obeyed(flow:
 
 
 def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob) -> None:
-    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.postgres.connect import connect
+    from airflow_bottledwater.postgres.server import identify
     from airflow_bottledwater.state import control
 
     job = make()

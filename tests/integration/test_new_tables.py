@@ -13,7 +13,8 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision import preflight, renew
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop

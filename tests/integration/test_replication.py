@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_bottledwater.encoding import wire
-from airflow_bottledwater.errors import Outage, SlotError, SlotInUse
+from airflow_bottledwater.errors import Outage, Refused, SlotError, SlotInUse
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
@@ -173,6 +173,41 @@ def test_a_killed_session_is_an_outage_after_what_had_arrived(session: Connectio
     follower.stream.close()
     follower.open()
     assert state(follower.changes("json")) == {2: (2, "y")}
+
+
+@pytest.mark.parametrize("confirming", [True, False])
+def test_an_error_of_the_server_is_raised_as_it_is_behind_what_had_arrived(
+    database: str, session: Connection, confirming: bool
+) -> None:
+    # nothing more is received until the first block is taken: the last rows and the error are then received together
+    follower = Follower(database, buffer_bytes=1)
+    session.execute("INSERT INTO public.t SELECT g, g, repeat('x', 100) FROM generate_series(1, 1000) g")
+    session.execute("DROP PUBLICATION p")
+    session.execute("INSERT INTO public.t VALUES (0, 0, 'x')")
+    time.sleep(1)
+    rows = 0
+    with pytest.raises(Refused, match='publication "p" does not exist'):
+        for lsn in range(follower.start + 1, follower.start + 10_000):
+            if confirming:  # all the time, so that the thread sends a status whenever it can
+                follower.stream.acknowledge(lsn)
+            block = follower.stream.take(0.01)
+            rows += 0 if block is None else block.count
+    assert rows > 1000
+    follower.close()
+
+
+def test_text_that_utf8_lacks_ends_with_what_to_do(database: str, session: Connection) -> None:
+    dsn = f"{database} dbname={session.info.dbname}_win"
+    session.execute(f"CREATE DATABASE {session.info.dbname}_win ENCODING WIN1252 TEMPLATE template0 LOCALE 'C'")
+    with connect(dsn) as other:
+        other.execute("SET client_encoding = WIN1252")
+        other.execute("CREATE TABLE public.t (id bigint PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE public.t")
+        follower = Follower(dsn)
+        other.execute(r"INSERT INTO public.t VALUES (1, convert_from('\x81', 'WIN1252'))")
+        with pytest.raises(Refused, match="has a character that UTF-8 lacks.*drop-slot --when always"):
+            follower.batches()
+        follower.close()
+    session.execute(f"DROP DATABASE {session.info.dbname}_win")
 
 
 def test_what_is_acknowledged_is_confirmed_by_the_slot(session: Connection, follower: Follower) -> None:

@@ -20,7 +20,8 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, St
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import connect, end_of_wal, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop

@@ -6,7 +6,8 @@ import time
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.triggers.stream_error import Watch, read
 from tests.support.topics import Flow

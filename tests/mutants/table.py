@@ -610,6 +610,20 @@ MUTANTS = (
         f"{_TOAST}::test_a_truncate_behind_values_that_do_not_fit_into_memory_ends_the_stream_when_its_turn_comes",
     ),
     Mutant(
+        "nothing is sent to the server after the end of its COPY, so that its error is the one that is raised",
+        "postgres/replication.py",
+        "        if self._reader.ended:\n            return",
+        "        if False:\n            return",
+        "tests/integration/test_replication.py::test_an_error_of_the_server_is_raised_as_it_is_behind_what_had_arrived",
+    ),
+    Mutant(
+        "nothing is read from the server after the end of its COPY, so that its error is the one that is raised",
+        "postgres/receive.py",
+        "        if self.ended:\n            return None",
+        "        if False:\n            return None",
+        "tests/integration/test_replication.py::test_an_error_of_the_server_is_raised_as_it_is_behind_what_had_arrived",
+    ),
+    Mutant(
         "a policy that hides rows is an error",
         "postgres/connect.py",
         '"row_security": "off",',

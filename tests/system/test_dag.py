@@ -29,7 +29,8 @@ from airflow_bottledwater import processes
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import control
 from tests.support.processes import job_processes, proc

@@ -17,7 +17,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.spark import JOB
-from airflow_bottledwater.postgres.connect import connect, identify
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control
 from tests.support.processes import job_processes
 from tests.support.topics import Flow

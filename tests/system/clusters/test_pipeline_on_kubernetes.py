@@ -254,7 +254,8 @@ def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKu
 
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
-    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.postgres.connect import connect
+    from airflow_bottledwater.postgres.server import identify
     from airflow_bottledwater.state import control
 
     # its first rows may be there before its first status

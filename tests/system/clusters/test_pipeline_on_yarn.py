@@ -224,7 +224,8 @@ def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
 
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
-    from airflow_bottledwater.postgres.connect import connect, identify
+    from airflow_bottledwater.postgres.connect import connect
+    from airflow_bottledwater.postgres.server import identify
     from airflow_bottledwater.state import control
 
     with connect(flow.dsn) as connection:

@@ -1,0 +1,62 @@
+"""What a server is, and how far its WAL has come."""
+
+from __future__ import annotations
+
+import time
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres.connect import Connection, connect, pause
+
+
+def identify(connection: Connection) -> Cluster:
+    """The cluster and database of a connection, as IDENTIFY_SYSTEM reports them, but without a replication connection.
+
+    The timeline is that of the WAL file which is written now: the first eight hexadecimal digits of its name (XLogFileName,
+    src/include/access/xlog_internal.h). The control file has that of the last checkpoint, which is out of date after a promotion.
+    """
+    row = connection.execute(
+        "SELECT (SELECT system_identifier FROM pg_control_system()),"
+        " CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())"
+        " ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END, current_database()"
+    ).fetchone()
+    assert row is not None
+    return Cluster(str(row[0]), int(row[1]), row[2], connection.info.server_version)
+
+
+def end_of_wal(connection: Connection) -> int:
+    """The server's WAL insert position; everything that it has sent lies before it."""
+    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
+    """Wait until the WAL is on disk up to ``lsn``: a snapshot sees asynchronous commits that a crash could still undo, and a published row
+    cannot be taken back.
+
+    A commit in another session forces the flush; the flush position is read on the connection that has the snapshot, which a crash
+    would end.
+
+    :raises Outage: the WAL was not flushed within ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    looks = 0
+    while True:
+        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        if parse_lsn(row[0]) >= lsn:
+            return
+        looks += 1
+        if looks == 2:  # most commits are flushed by those who make them, a moment later
+            with connect(dsn, application="bottledwater flush") as other:
+                # local, so that it does not wait for a synchronous standby
+                other.execute("SET synchronous_commit = local")
+                other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
+        if time.monotonic() > deadline:
+            raise Outage(
+                f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.",
+                "Check the server's disk, and try again.",
+            )
+        pause(0.005 if looks == 1 else 0.02)

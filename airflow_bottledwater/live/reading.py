@@ -40,7 +40,8 @@ from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begi
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.records import LiveProgress, Partitions, PinnedTable
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.records import LiveProgress, Partitions
 
 log = logging.getLogger(__name__)
 
@@ -317,9 +318,9 @@ class Reading(threading.Thread):
 
         :raises Refused: the table's key changed.
         """
-        table, pinned = found.table, self._tables[found.table.oid]
+        pinned = self._tables[found.table.oid]
+        table = pinned.check_key(found.table)
         known = self._versions.get(table.oid, pinned.version)
-        pinned.check_key(table)
         if catalog.definition(table) == catalog.definition(known.table):
             version = replace(known, table=table)
         else:

@@ -8,7 +8,8 @@ from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS, SnapshotReport, encode, reading_key
-from airflow_bottledwater.state.records import LiveProgress, PinnedTable
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.records import LiveProgress
 
 
 class Reports:

@@ -25,6 +25,7 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
 from airflow_bottledwater.state.identity import shared, topic_problems
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
@@ -36,7 +37,6 @@ from airflow_bottledwater.state.records import (
     Intent,
     LiveProgress,
     Partitions,
-    PinnedTable,
     Reached,
     StateRecord,
     live_key,

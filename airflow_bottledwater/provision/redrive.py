@@ -45,7 +45,8 @@ from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import shared
-from airflow_bottledwater.state.records import PinnedTable, pins, stream_id
+from airflow_bottledwater.state.pinned import PinnedTable, pins
+from airflow_bottledwater.state.records import stream_id
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,9 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic
+from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Pin, StateRecord, encode
+from airflow_bottledwater.state.records import StateRecord, encode
 
 log = logging.getLogger(__name__)
 

@@ -38,14 +38,8 @@ from airflow_bottledwater.snapshot.task import LaneTask, Result
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
-from airflow_bottledwater.state.records import (
-    COMPLETE,
-    Complete,
-    StateRecord,
-    pins,
-    stream_id,
-    table_key,
-)
+from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.records import COMPLETE, Complete, StateRecord, stream_id, table_key
 
 log = logging.getLogger(__name__)
 
@@ -189,19 +183,19 @@ class _Driver:
         completed = {*self._claim.state.completed, *self._gone, *(table.oid for table in tables)}
         self._claim.write({COMPLETE: Complete(tuple(sorted(completed)), False, time.time())})
 
-    def _refresh_pinned(self, tables: Sequence[Table]) -> None:
-        """Record the tables as they are today, since they are read by today's names and files. If columns changed since the slot was
-        created, their new schema is registered.
+    def _refresh_pinned(self, tables: Sequence[Table]) -> list[Table]:
+        """Record the tables as they are today, since they are read by today's names and files, and return them, with the keys that their
+        topics have. If columns changed since the slot was created, their new schema is registered.
 
         :raises Refused: a key changed.
         """
         changed: dict[str, StateRecord | None] = {}
         known = self._claim.state.tables
+        tables = [known[table.oid].check_key(table, complete=False) for table in tables]
         for table in tables:
             pinned = known[table.oid]
             if table == pinned.table:
                 continue
-            pinned.check_key(table, complete=False)
             value_schema = pinned.value_schema
             if self._pipeline.output_format == "avro" and catalog.definition(table) != catalog.definition(pinned.table):
                 value_schema = Registry(self._pipeline.registry).register(
@@ -210,6 +204,7 @@ class _Driver:
             changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)
         if changed:
             self._claim.write(changed)
+        return tables
 
     def _sweep(self, tables: Sequence[Table]) -> None:
         """Publish tombstones for keys that the topics contained before, and that the source does not have any more."""
@@ -259,7 +254,7 @@ class _Driver:
         holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
         # read again under the locks: definitions cannot change until the holder ends
         tables = holder.load(wanted, forms=self._pipeline.forms)
-        self._refresh_pinned(tables)
+        tables = self._refresh_pinned(tables)
         plans = Plans(self._pipeline, self._claim, tables, holder.partitions(tables))
         tasks, skipped = plans.tasks(held, oldest)
         return tables, plans, tasks, skipped

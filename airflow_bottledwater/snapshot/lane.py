@@ -29,7 +29,8 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
-from airflow_bottledwater.state.records import Progress, StateRecord, lane_id, pins
+from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.records import Progress, StateRecord, lane_id
 
 log = logging.getLogger(__name__)
 

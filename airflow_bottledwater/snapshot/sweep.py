@@ -17,7 +17,8 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.postgres.connect import check_stopped
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.latest import LatestRecords
-from airflow_bottledwater.state.records import PinnedTable, Sweep, sweep_key
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.records import Sweep, sweep_key
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
-from airflow_bottledwater.state.records import PinnedTable, progress_key
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.records import progress_key
 
 
 @dataclass(frozen=True, slots=True)

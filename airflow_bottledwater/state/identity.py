@@ -20,8 +20,8 @@ from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
+from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Pin, pins
 
 
 def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:

@@ -14,6 +14,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import (
     CLAIM,
     COMPLETE,
@@ -28,7 +29,6 @@ from airflow_bottledwater.state.records import (
     Intent,
     LiveProgress,
     Partitions,
-    PinnedTable,
     Plan,
     Progress,
     Reached,

@@ -8,24 +8,22 @@ and ``live/…`` by the id of a live snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from airflow_bottledwater.encoding import types
-from airflow_bottledwater.errors import LOST_STATE, Refused, StateError
+from airflow_bottledwater.errors import LOST_STATE, StateError
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
+from airflow_bottledwater.state.pinned import PinnedTable
 
 CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot", "complete", "position"
 COVERAGE = "coverage"
@@ -76,75 +74,6 @@ def below_key(oid: int) -> str:
 def live_key(request_id: str) -> str:
     """The key of a live snapshot's progress."""
     return f"{LIVE}{request_id}"
-
-
-def _key_types(table: Table) -> list[object]:
-    kinds = [column.type for name in table.key for column in table.columns if column.name == name]
-    return [(kind.oid, kind.typmod, kind.forms, types.plain(types.mapping(kind).avro(kind))) for kind in kinds]
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedTable:
-    """A table of the pipeline, with the properties of its topic that must not change behind the pipeline's back.
-
-    :param oldest_xid: X0 of the table, taken after the table was in the publication.
-    :param topic_id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
-    """
-
-    table: Table
-    topic: str
-    topic_id: str
-    partitions: int
-    key_schema: int
-    value_schema: int
-    oldest_xid: int
-
-    def check_key(self, table: Table, *, complete: bool = True) -> None:
-        """Check that the table's key still means the same as the keys in its topic.
-
-        :param table: the table as it is now.
-        :param complete: whether the first snapshot is complete, so that the table can be taken up again.
-        :raises Refused: the key has other columns, or other types.
-        """
-        gone = [name for name in table.key if name not in {c.name for c in table.columns}]
-        if not gone and table.key == self.table.key and _key_types(table) == _key_types(self.table):
-            return
-        what = f"from ({', '.join(self.table.key)}) to ({', '.join(table.key) or 'none'})"
-        if gone:
-            what = f"({', '.join(self.table.key)}: column {gone[0]!r} was dropped or renamed)"
-        elif table.key == self.table.key:
-            what = f"({', '.join(table.key)}: the type of a column, or the form that the settings choose for it)"
-        raise Refused(
-            f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.",
-            "While no job runs, take the table up with its new key: bottledwater snapshot --tables "
-            f"{table.qualified} --new-key (or BackfillToKafkaOperator with new_key); then start the stream again, which reads its rows. "
-            "As long as nothing was written under the new key, it is enough to undo the change."
-            if complete
-            else "Undo the change, or drop the slot and start again with a snapshot under another topic prefix.",
-        )
-
-    @property
-    def version(self) -> Version:
-        """The relation version of the pinned definition, for batches."""
-        return Version(self.table, self.topic, self.key_schema, self.value_schema)
-
-
-class Pin(NamedTuple):
-    """The properties of a data topic that must not change, compared whenever a producer is made.
-
-    :param id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
-    :param partitions: with another number of partitions, the same key would go to another partition.
-    :param keyed: whether its records have keys; a compacted topic takes only records with keys.
-    """
-
-    id: str
-    partitions: int
-    keyed: bool
-
-
-def pins(tables: Iterable[PinnedTable]) -> dict[str, Pin]:
-    """The pins of these tables' topics, by the topic's name."""
-    return {t.topic: Pin(t.topic_id, t.partitions, t.table.keyed) for t in tables}
 
 
 @dataclass(frozen=True, slots=True)

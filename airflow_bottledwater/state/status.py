@@ -19,8 +19,8 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.state.identity import check_cluster
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import PinnedTable
 
 
 def snapshot_is_complete(pipeline: Pipeline) -> bool:

@@ -22,7 +22,7 @@ from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.pinned import PinnedTable
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,13 @@ class Resolver:
             table = self._made(message, pinned, read.columns)
         else:
             table = self._table(message, pinned, {c.name: c for c in known.columns})
-        pinned.check_key(table)
+        if table.key and not pinned.table.key:
+            log.warning(
+                "%s has a key now (%s). The records of its topic have none, and stay so. To publish the table with its key, drop the slot and "
+                "start again with a snapshot under another topic prefix.",
+                table.qualified, ", ".join(table.key),
+            )  # fmt: skip
+        table = pinned.check_key(table)
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)

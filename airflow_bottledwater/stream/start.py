@@ -22,17 +22,9 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics, shared
+from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import (
-    COVERAGE,
-    LiveProgress,
-    Pin,
-    StateRecord,
-    below_key,
-    live_key,
-    pins,
-    stream_id,
-)
+from airflow_bottledwater.state.records import COVERAGE, LiveProgress, StateRecord, below_key, live_key, stream_id
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import PinnedTable
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.state.verification import TableResult, Verification
 from airflow_bottledwater.verify import lane

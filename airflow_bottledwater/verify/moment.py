@@ -23,8 +23,8 @@ from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import PinnedTable
 from airflow_bottledwater.state.store import Reader
 
 T = TypeVar("T")
@@ -87,8 +87,7 @@ class Moments:
         try:
             tables = [pinned.table for pinned in self._wanted.values()]
             held = holder.open(self._named(tables), oldest_xid=0, timeout=self._pipeline.create_slot_timeout)
-            found = {table.oid: table for table in holder.load(list(self._wanted), forms=self._pipeline.forms)}
-            self._check(found)
+            found = self._checked(holder.load(list(self._wanted), forms=self._pipeline.forms))
             # an idle database writes no WAL beyond L: this does, and the stream passes it
             holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout or 60.0)
             self._wait_reached(held.insert_lsn, holder)
@@ -101,17 +100,19 @@ class Moments:
 
     def _named(self, tables: Sequence[Table]) -> list[Table]:
         """The tables by today's names."""
-        found = {t.oid: t for t in catalog.load(self._connection, [t.oid for t in tables], forms=self._pipeline.forms)}
-        self._check(found)
-        return list(found.values())
+        found = catalog.load(self._connection, [t.oid for t in tables], forms=self._pipeline.forms)
+        return list(self._checked(found).values())
 
-    def _check(self, found: Mapping[int, Table]) -> None:
+    def _checked(self, tables: Sequence[Table]) -> dict[int, Table]:
+        """The tables by oid, with the keys that their topics have."""
+        found = {table.oid: table for table in tables}
         for oid, pinned in self._wanted.items():
             if oid not in found:
                 raise Refused(
                     f"Table {pinned.table.qualified} does not exist any more.", "Name the tables to verify without it."
                 )
-            pinned.check_key(found[oid])
+            found[oid] = pinned.check_key(found[oid])
+        return found
 
     def _wait_reached(self, lsn: int, holder: SnapshotExporter) -> None:
         """Wait until the stream has published everything before L.

@@ -24,8 +24,9 @@ from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Sweep, pins, sweep_key
+from airflow_bottledwater.state.records import Sweep, sweep_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.relations import Resolver
 from tests.benchmarks.common import Cpu, Workload, copy_all, drain, emit, recvlogical, scaled

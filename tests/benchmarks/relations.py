@@ -12,7 +12,7 @@ from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import catalog, publication
 from airflow_bottledwater.postgres.connect import connect
-from airflow_bottledwater.state.records import PinnedTable
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.relations import Resolver
 from tests.benchmarks.common import Workload, emit, recvlogical, scaled

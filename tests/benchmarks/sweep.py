@@ -19,7 +19,7 @@ from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.sweep import sweep
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.records import pins
+from airflow_bottledwater.state.pinned import pins
 from tests.benchmarks.common import Workload, emit, scaled
 from tests.support.scan import scan
 

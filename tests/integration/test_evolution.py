@@ -16,6 +16,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.verify import driver
 from tests.support.scan import scan
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -275,6 +276,51 @@ def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, reg
         flow.change(numeric="decimal")
         step()
     assert flow.compare("k").differences == []
+
+
+def test_a_key_of_texts_that_become_longer_or_in_another_order_stays_the_same(
+    database: str, kafka: KafkaBroker, registry: SchemaRegistry
+) -> None:
+    flow = Flow(database, kafka, registry, tables="k")
+    flow.execute(
+        "CREATE TABLE k (a varchar(3), b int, c text, PRIMARY KEY (a, b))",
+        "INSERT INTO k VALUES ('x', 1, 'c'), ('y', 2, 'c')",
+    )
+    flow.create()
+    changes = (
+        "ALTER TABLE k ALTER a TYPE varchar(10)",
+        "ALTER TABLE k ALTER a TYPE text",
+        "ALTER TABLE k DROP CONSTRAINT k_pkey, ADD PRIMARY KEY (b, a)",
+    )
+    flow.execute(changes[0])
+    flow.snapshot()
+    for change in changes:
+        flow.execute(change, "UPDATE k SET c = c || 'd' WHERE b = 1", "UPDATE k SET b = b + 10 WHERE b > 1")
+        flow.stream()
+    request = flow.ask("k", sweep=True)
+    flow.stream()
+    assert (flow.reported(request).state, flow.reported(request).swept) == ("finished", 0)
+    latest = {tuple(m.key.items()): m.value for m in flow.read("k")}
+    rows = flow.execute("SELECT a, b, c FROM k")
+    assert {key: value for key, value in latest.items() if value is not None} == {
+        (("a", a), ("b", b)): {"a": a, "b": b, "c": c} for a, b, c in rows
+    }
+    assert [t.verdict for t in driver.run(flow.pipeline, driver.in_threads(flow.pipeline)).tables] == ["equal"]
+
+
+@pytest.mark.parametrize(
+    ("key", "statement"), [("char(3)", "char(5)"), ("varchar(3)", "char(5)"), ("numeric(5,1)", "numeric(6,2)")]
+)
+def test_a_key_whose_values_get_other_texts_is_another_key(
+    database: str, kafka: KafkaBroker, key: str, statement: str
+) -> None:
+    flow = Flow(database, kafka, None, tables="k")
+    flow.execute(f"CREATE TABLE k (id {key} PRIMARY KEY)", "INSERT INTO k VALUES ('1')")
+    flow.create()
+    flow.snapshot()
+    flow.execute(f"ALTER TABLE k ALTER id TYPE {statement}", "INSERT INTO k VALUES ('2')")
+    with pytest.raises(Refused, match=r"The key of public\.k changed \(id: the type of a column"):
+        flow.stream()
 
 
 # ---------------------------------------------------------------------- keys under REPLICA IDENTITY FULL, of which the stream says nothing

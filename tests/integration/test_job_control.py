@@ -17,7 +17,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.state import control, records, status, store
+from airflow_bottledwater.state import control, pinned, records, status, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.control_records import StopRequest, encode, request_key
@@ -162,7 +162,7 @@ def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycl
     cluster = flow.cluster
     claim = Claim(flow.pipeline, cluster, "snapshot", Backoff(20))
     publishing = PublishSession(
-        flow.pipeline, claim.job, records.stream_id(claim.prefix), records.pins(claim.state.tables.values()), claim.topic, Backoff(20)
+        flow.pipeline, claim.job, records.stream_id(claim.prefix), pinned.pins(claim.state.tables.values()), claim.topic, Backoff(20)
     )  # fmt: skip
     controller = Controller(flow.pipeline, cluster, claim.job)
 

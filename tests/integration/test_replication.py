@@ -204,7 +204,7 @@ def test_text_that_utf8_lacks_ends_with_what_to_do(database: str, session: Conne
         other.execute("CREATE TABLE public.t (id bigint PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE public.t")
         follower = Follower(dsn)
         other.execute(r"INSERT INTO public.t VALUES (1, convert_from('\x81', 'WIN1252'))")
-        with pytest.raises(Refused, match="has a character that UTF-8 lacks.*drop-slot --when always"):
+        with pytest.raises(Refused, match=r"has a character that UTF-8 lacks.*drop-slot --when always"):
             follower.batches()
         follower.close()
     session.execute(f"DROP DATABASE {session.info.dbname}_win")

@@ -13,7 +13,9 @@ from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
+from airflow_bottledwater.verify import driver as driver_of_verification
 from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
 _ROWS = 3000
 
@@ -133,3 +135,43 @@ def test_the_stream_spreads_small_transactions_over_the_partitions(make_flow: Ma
     flow.execute(*(f"INSERT INTO a VALUES ({n}, 'x')" for n in range(60)))
     flow.stream()
     assert min(Counter(message.partition for message in flow.read("a")).values()) > 5
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_table_that_is_given_a_key_goes_on_without_one(
+    flow: Flow, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow.create()
+    flow.snapshot()
+    key = ("ALTER TABLE a ADD PRIMARY KEY (id)", "UPDATE a SET name = 'new' WHERE id = 1")
+    more = (
+        "INSERT INTO a VALUES (7000, 'streamed')",
+        "ALTER TABLE a ADD extra int",
+        "INSERT INTO a VALUES (7001, 'x', 1)",
+    )
+    if streaming:
+        with flow.streaming() as errors:
+            flow.execute(*key, *more)
+            until(lambda: published(flow)[7001], "the last row", failed=errors)
+    else:
+        flow.execute(*key)
+        flow.create()
+        flow.snapshot()
+        flow.execute(*more)
+        flow.stream()
+    assert published(flow) == there(flow)
+    assert {message.key for message in flow.read("a")} == {None}
+    assert "public.a has a key now (id). The records of its topic have none, and stay so." in caplog.text
+    (verified,) = driver_of_verification.run(flow.pipeline, driver_of_verification.in_threads(flow.pipeline)).tables
+    assert verified.verdict == "not verified"
+
+
+def test_a_table_that_is_given_a_key_before_its_snapshot_goes_on_without_one(flow: Flow) -> None:
+    flow.create()
+    interrupted(flow, 0)
+    flow.execute("ALTER TABLE a ADD PRIMARY KEY (id)", "INSERT INTO a VALUES (7000, 'x')")
+    flow.snapshot()
+    flow.execute("INSERT INTO a VALUES (7001, 'y')")
+    flow.stream()
+    assert published(flow) == there(flow)
+    assert {message.key for message in flow.read("a")} == {None}

@@ -34,8 +34,9 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import POSITION, PinnedTable, encode, table_key
+from airflow_bottledwater.state.records import POSITION, encode, table_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import Start

@@ -13,8 +13,9 @@ from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import check_settings, check_slot, check_topic
+from airflow_bottledwater.state.pinned import Pin, PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import INTENT, SLOT, Intent, Pin, PinnedTable, table_key
+from airflow_bottledwater.state.records import INTENT, SLOT, Intent, table_key
 from tests.support import wire as w
 
 CLUSTER = Cluster("7000", 1, "shop", 160000)

@@ -1,0 +1,97 @@
+"""The tables of a pipeline as its state topic has them, and what their topics and keys are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from airflow_bottledwater.encoding import types
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.version import Version
+
+#: text and varchar, whose lengths can be changed at any time: a key of one has the same bytes as the same text of the other
+_TEXTS = (25, 1043)
+
+
+def _key_types(table: Table) -> list[object]:
+    kinds = [column.type for name in table.key for column in table.columns if column.name == name]
+    return [
+        (
+            *(("text",) if kind.oid in _TEXTS else (kind.oid, kind.typmod)),
+            kind.forms,
+            types.plain(types.mapping(kind).avro(kind)),
+        )
+        for kind in kinds
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedTable:
+    """A table of the pipeline, with the properties of its topic that must not change behind the pipeline's back.
+
+    :param oldest_xid: X0 of the table, taken after the table was in the publication.
+    :param topic_id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
+    """
+
+    table: Table
+    topic: str
+    topic_id: str
+    partitions: int
+    key_schema: int
+    value_schema: int
+    oldest_xid: int
+
+    def check_key(self, table: Table, *, complete: bool = True) -> Table:
+        """Check that the table's key still means the same as the keys in its topic. Returns the table with its key as the topic has it: in
+        the same order, and none if it was recorded without one, since the topic's records have none.
+
+        :param table: the table as it is now.
+        :param complete: whether the first snapshot is complete, so that the table can be taken up again.
+        :raises Refused: the key has other columns, or other types, or is gone.
+        """
+        before = self.table.key
+        gone = [name for name in before if name not in {c.name for c in table.columns}]
+        if not gone and (not before or set(table.key) == set(before)):
+            as_before = replace(table, key=before)
+            if _key_types(as_before) == _key_types(self.table):
+                return as_before
+        what = f"from ({', '.join(before)}) to ({', '.join(table.key) or 'none'})"
+        if gone:
+            what = f"({', '.join(before)}: column {gone[0]!r} was dropped or renamed)"
+        elif set(table.key) == set(before):
+            what = f"({', '.join(before)}: the type of a column, or the form that the settings choose for it)"
+        remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
+        if complete:
+            remedy = (
+                f"{'' if table.key else 'Give the table a primary key again. '}While no job runs, take the table up with its new key: "
+                f"bottledwater snapshot --tables {table.qualified} --new-key (or BackfillToKafkaOperator with new_key); then start the "
+                "stream again, which reads its rows. As long as nothing was written under the new key, it is enough to undo the change."
+            )
+        raise Refused(
+            f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy
+        )
+
+    @property
+    def version(self) -> Version:
+        """The relation version of the pinned definition, for batches."""
+        return Version(self.table, self.topic, self.key_schema, self.value_schema)
+
+
+class Pin(NamedTuple):
+    """The properties of a data topic that must not change, compared whenever a producer is made.
+
+    :param id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
+    :param partitions: with another number of partitions, the same key would go to another partition.
+    :param keyed: whether its records have keys; a compacted topic takes only records with keys.
+    """
+
+    id: str
+    partitions: int
+    keyed: bool
+
+
+def pins(tables: Iterable[PinnedTable]) -> dict[str, Pin]:
+    """The pins of these tables' topics, by the topic's name."""
+    return {t.topic: Pin(t.topic_id, t.partitions, t.table.keyed) for t in tables}

@@ -61,10 +61,12 @@ MALFORMED = -2
 NO_REPRESENTATION = -3
 UNCHANGED = -4
 CHANGED = -5
+NO_KEY = -6
 REASONS = {
     MALFORMED: "the value's bytes do not have the layout of its type",
     NO_REPRESENTATION: "the value has no representation in the column's output type",
     UNCHANGED: "the value was not sent (unchanged TOAST) and could not be found",
+    NO_KEY: "a column of the key is NULL, as in the old row of a partition that had another replica identity than its table",
     CHANGED: "the value does not fit what the catalog says of its type (which an ALTER TYPE or ALTER TABLE has changed since)",
 }
 

@@ -156,11 +156,17 @@ def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
         f"Partition {each.qualified} has another replica identity than {table.qualified}, as which it is published and which has {wanted}: "
         f"old rows would be wrong. Run: ALTER TABLE {quoted(each.schema, each.name)} REPLICA IDENTITY {remedy};"
         for each in partitions
-        if each.leaf
-        and (
-            each.identity != "f" if whole else each.identity not in "di" or set(each.identity_columns) != set(table.key)
-        )
+        if each.leaf and not agrees(table.identity, table.key, each.identity, each.identity_columns)
     ]
+
+
+def agrees(root: str, key: Iterable[str], identity: str, columns: Iterable[str]) -> bool:
+    """Whether the old rows of a partition are those of its root.
+
+    :param root: the root's replica identity; ``key`` is its key.
+    :param identity: the partition's; ``columns`` are those of its index.
+    """
+    return identity == "f" if root == "f" else identity in "di" and set(columns) == set(key)
 
 
 def unfit(table: Table, partitions: Sequence[Partition]) -> list[str]:

@@ -18,7 +18,7 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.postgres import catalog, pgoutput
+from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
@@ -55,6 +55,10 @@ class Resolver:
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         self._read: dict[int, Table] = {}
         self._read_at = -math.inf
+        # the replica identities that partitioned tables had when their last messages came, and the tables of partitions by oid
+        self._identities: dict[int, str] = {}
+        self._roots: dict[int, int] = {}
+        self._roots_read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
         """The version that a message describes; ``current`` or the pinned one if columns and name are the same. None if the table is not
@@ -65,7 +69,10 @@ class Resolver:
         """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
+            if self._via_root:
+                self._check_partition(message)
             return None
+        self._identities[message.oid] = message.identity
         known = current.table if current else pinned.table
         read = self._as_read(message) if current is None else None
         if read is not None:
@@ -94,6 +101,34 @@ class Resolver:
             refused = str(error)
         # a renamed table keeps its topic, where its consumers and its keys are
         return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
+
+    def _check_partition(self, message: pgoutput.RelationMessage) -> None:
+        """Say so if old rows of a partition are not those of its table, whose message has come before. The catalog of today need not show
+        it: its replica identity may have been set back. If the key changes then, the old key stays in the topic."""
+        root = self._pinned.get(self._root_of(message.oid))
+        if root is None or not root.table.identifiable:
+            return
+        identity = self._identities.get(root.table.oid, root.table.identity)
+        columns = [column.name for column in message.columns if column.key]
+        if not partitions.agrees(identity, root.table.key, message.identity, columns):
+            log.error(
+                "Partition %s.%s had another replica identity than %s when rows of it were changed: keys of deleted rows may stay in the "
+                "topic. When the stream is past these changes, bring the topic to the table again with a live snapshot with sweep "
+                "(bottledwater snapshot --tables %s --sweep).",
+                message.schema, message.name, root.table.qualified, root.table.qualified,
+            )  # fmt: skip
+
+    def _root_of(self, oid: int) -> int:
+        """The pipeline's table of which a table is a partition today; 0 if there is none. All are read at once."""
+        if oid not in self._roots and time.monotonic() - self._roots_read_at > _ONE_READING:
+            roots = [each.table.oid for each in self._pinned.values() if each.table.partitioned]
+            with session(
+                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
+            ) as connection:
+                below = partitions.below(connection, roots)
+            self._roots |= {part.oid: root for root, parts in below.items() for part in parts}
+            self._roots_read_at = time.monotonic()
+        return self._roots.get(oid, 0)
 
     def unknown(self, message: pgoutput.RelationMessage, inside: bool) -> BottledWaterError | None:
         """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which is logged.

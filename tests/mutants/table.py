@@ -638,6 +638,27 @@ MUTANTS = (
         "tests/integration/test_evolution.py::test_a_key_whose_values_get_other_texts_is_another_key",
     ),
     Mutant(
+        "no key has a NULL in it",
+        "encoding/kernels/rows.py",
+        "if is_key and fields[c].kind == FIELD_NULL:",
+        "if False:",
+        f"{_PARTITIONS}::test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key_and_is_told",
+    ),
+    Mutant(
+        "a partition whose replica identity was another one is told",
+        "stream/relations.py",
+        "if not partitions.agrees(",
+        "if False and not partitions.agrees(",
+        f"{_PARTITIONS}::test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key_and_is_told",
+    ),
+    Mutant(
+        "a large value that is unchanged was not NULL before",
+        "encoding/kernels/unchanged.py",
+        " and old[c].kind != FIELD_NULL",
+        "",
+        f"{_PARTITIONS}::test_a_partition_that_was_not_full_for_a_moment_loses_no_large_value",
+    ),
+    Mutant(
         "nothing is sent to the server after the end of its COPY, so that its error is the one that is raised",
         "postgres/replication.py",
         "        if self._reader.ended:\n            return",

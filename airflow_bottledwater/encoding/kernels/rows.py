@@ -32,6 +32,7 @@ from airflow_bottledwater.encoding.wire import (
     MESSAGE_DELETE,
     MESSAGE_INSERT,
     MESSAGE_UPDATE,
+    NO_KEY,
     OP_ENUM,
     OP_TEXT,
     SPACE,
@@ -82,6 +83,8 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
         # the comma, and what a name may be longer in whole words; or null
         if out.size - o < column.name_length + 8:
             return np.int64(SPACE), c
+        if is_key and fields[c].kind == FIELD_NULL:
+            return np.int64(NO_KEY), c
         if json:
             if i > 0:
                 out[o] = COMMA
@@ -91,8 +94,6 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
                 o = literal(NULL, out, o, out.size)
                 continue
         elif fields[c].kind == FIELD_NULL:
-            if is_key:
-                return np.int64(MALFORMED), c
             if column.required:
                 return np.int64(CHANGED), c
             out[o] = 0

@@ -21,6 +21,7 @@ from airflow_bottledwater.encoding.kernels.fields import (
 from airflow_bottledwater.encoding.kernels.rows import murmur2
 from airflow_bottledwater.encoding.wire import (
     FIELD_BINARY,
+    FIELD_NULL,
     FIELD_TEXT,
     FIELD_UNCHANGED,
     FULL_OLD_ROW,
@@ -181,7 +182,8 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
             if new[c].kind != FIELD_UNCHANGED:
                 continue
             kind, position, length = np.int64(FIELD_UNCHANGED), np.int64(0), np.int64(0)
-            if full or (has_old and _is_key(program, relation, c)):
+            # a large value that is still there was not NULL: that is the old row of a partition whose replica identity is only the key
+            if (full or (has_old and _is_key(program, relation, c))) and old[c].kind != FIELD_NULL:
                 kind, position, length = old[c].kind, old[c].position, old[c].length
             if kind == FIELD_UNCHANGED and before >= 0:
                 if not was_read:

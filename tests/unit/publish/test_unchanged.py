@@ -68,7 +68,10 @@ def twin(messages: Sequence[tuple[int, RowMessage]], now: Now) -> list[tuple[Row
         if message.new is not None and any(f.kind == "u" for f in message.new):
             new = message.new
             earlier = seen.get((relation, old_key or new_key or ()))
-            for source in (message.old if message.old_tag == "O" else None, earlier):
+            # a value that is unchanged was not NULL: the old row does not have it
+            full = message.old if message.old_tag == "O" else None
+            before = None if full is None else [Field("u") if f.kind == "n" else f for f in full]
+            for source in (before, earlier):
                 if source is not None:
                     new = [s if f.kind == "u" else f for f, s in zip(new, source, strict=True)]
             message = replace(message, new=new)

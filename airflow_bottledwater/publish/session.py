@@ -7,8 +7,10 @@ what is left to do is decided anew from it. Nothing is ever guessed.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +23,7 @@ from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
-from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topics
+from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topic, Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.policy import ErrorAction, act
@@ -43,6 +45,8 @@ LARGEST = 1_000_000_000
 _SMALLEST_BATCH = 1000
 #: seconds after which a session compares its topics again while it keeps its producer
 _COMPARE_AGAIN = 30.0
+#: seconds for which it waits for Kafka's description of them, which is there after some milliseconds unless there are hundreds
+_PATIENCE = 0.05
 
 
 class PublishSession:
@@ -79,6 +83,8 @@ class PublishSession:
         self._largest_batch = 1_000_000
         self._publisher: Publisher | None = None
         self._compared = 0.0
+        #: what the topics are now, as another thread finds out; None if it was not asked
+        self._described: Future[dict[str, Topic]] | None = None
         self.compare_topics()
 
     def run(self, work: Callable[[], T]) -> T:
@@ -102,17 +108,18 @@ class PublishSession:
         """Make and initialise a producer, unless there is one, and then read the state.
 
         The topics are compared whenever a producer is made, and every 30 seconds while one is in use: a topic that was deleted and
-        created anew would accept records without an error.
+        created anew would accept records without an error. While one is in use, Kafka is asked in another thread, since the answer takes
+        seconds for thousands of topics.
 
         :param alone: whether each record is sent in a batch of its own.
         :raises TakenOver: another job has claimed the slot.
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
-        due = 0.0 if self._publisher is None else _COMPARE_AGAIN
-        if time.monotonic() - self._compared > due and self.compare_topics():
+        if self._publisher is not None and self._compared_aside():
             self.close()
         if self._publisher is not None:
             return
+        self.compare_topics()
         publisher = self._make(alone=alone)
         try:
             try:
@@ -197,12 +204,37 @@ class PublishSession:
 
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
+        self._described = None
         while True:
             try:
-                described = self._admin.describe(self.topics, confirm=True)
-                break
+                return self._compare(self._admin.describe(self.topics, confirm=True))
             except (Outage, CredentialsRefused) as error:
                 self.backoff.wait(error)
+
+    def _compared_aside(self) -> bool:
+        """Compare the topics if that is due and another thread has asked Kafka for them; returns what :meth:`compare_topics` does. An outage
+        is no error here: publishing meets it, too, and Kafka is asked again."""
+        described = self._described
+        if described is None and time.monotonic() - self._compared > _COMPARE_AGAIN:
+            self._described = described = Future()
+            threading.Thread(target=self._describe, args=(described,), name="topics", daemon=True).start()
+            wait([described], _PATIENCE)
+        if described is None or not described.done():
+            return False
+        self._described = None
+        try:
+            return self._compare(described.result())
+        except (Outage, CredentialsRefused) as error:
+            log.debug("The topics could not be compared: %s", error)
+            return False
+
+    def _describe(self, found: Future[dict[str, Topic]]) -> None:
+        try:
+            found.set_result(self._admin.describe(self.topics, confirm=True))
+        except BaseException as error:
+            found.set_exception(error)
+
+    def _compare(self, described: dict[str, Topic]) -> bool:
         for name in self.topics:
             check_topic(name, described.get(name), self._pins.get(name))
         before = self.limits

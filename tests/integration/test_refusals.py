@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from airflow_bottledwater.kafka import publisher
 from airflow_bottledwater.kafka import topics as kafka_topics
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.publisher import Publisher
-from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.publish import session
@@ -321,7 +322,7 @@ def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.5)
-    flow = make_flow(on_error="log")
+    flow = make_flow(on_error="log", keepalive_interval=1.0)
     _table(flow)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
@@ -330,6 +331,33 @@ def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(
         _make(flow, flow.topic("a"), flow.pipeline.partitions)
         until(lambda: errors, "the stream fails")
     assert isinstance(errors[0], StateError)
+    assert "made again" in str(errors[0])
+
+
+def test_nothing_waits_while_kafka_takes_long_to_describe_the_topics(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.5)
+    flow = make_flow(on_error="log", keepalive_interval=1.0)
+    _table(flow)
+    describe, asked, answer = Topics._describe, threading.Event(), threading.Event()
+
+    def slowly(self: Topics, names: Sequence[str]) -> dict[str, Topic]:
+        if threading.current_thread().name == "topics":
+            asked.set()
+            assert answer.wait(60)
+        return describe(self, names)
+
+    monkeypatch.setattr(Topics, "_describe", slowly)
+    with flow.streaming() as errors:
+        flow.execute("INSERT INTO a VALUES (1, 'a')")
+        until(asked.is_set, "Kafka is asked", failed=errors)
+        flow.execute("INSERT INTO a VALUES (2, 'b')")
+        until(lambda: len(flow.read("a")) == 2, "a record is published meanwhile", failed=errors)
+        _delete(flow, flow.topic("a"))
+        _make(flow, flow.topic("a"), flow.pipeline.partitions)
+        answer.set()
+        until(lambda: errors, "the stream fails")
     assert "made again" in str(errors[0])
 
 

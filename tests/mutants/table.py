@@ -659,6 +659,20 @@ MUTANTS = (
         f"{_PARTITIONS}::test_a_partition_that_was_not_full_for_a_moment_loses_no_large_value",
     ),
     Mutant(
+        "topics are compared while a producer is in use",
+        "publish/session.py",
+        "time.monotonic() - self._compared > _COMPARE_AGAIN",
+        "False",
+        "tests/integration/test_refusals.py::test_a_topic_that_is_made_again_while_the_stream_runs_ends_it",
+    ),
+    Mutant(
+        "publishing does not wait for the description of the topics",
+        "publish/session.py",
+        "if described is None or not described.done():",
+        "if described is None:",
+        "tests/integration/test_refusals.py::test_nothing_waits_while_kafka_takes_long_to_describe_the_topics",
+    ),
+    Mutant(
         "nothing is sent to the server after the end of its COPY, so that its error is the one that is raised",
         "postgres/replication.py",
         "        if self._reader.ended:\n            return",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import uuid
@@ -322,7 +323,7 @@ def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.5)
-    flow = make_flow(on_error="log", keepalive_interval=1.0)
+    flow = make_flow(on_error="log")
     _table(flow)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
@@ -338,7 +339,7 @@ def test_nothing_waits_while_kafka_takes_long_to_describe_the_topics(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.5)
-    flow = make_flow(on_error="log", keepalive_interval=1.0)
+    flow = make_flow(on_error="log")
     _table(flow)
     describe, asked, answer = Topics._describe, threading.Event(), threading.Event()
 
@@ -349,15 +350,20 @@ def test_nothing_waits_while_kafka_takes_long_to_describe_the_topics(
         return describe(self, names)
 
     monkeypatch.setattr(Topics, "_describe", slowly)
+    numbers = itertools.count(1)
+
+    def write() -> int:
+        number = next(numbers)
+        flow.execute(f"INSERT INTO a VALUES ({number}, 'a')")
+        return number
+
     with flow.streaming() as errors:
-        flow.execute("INSERT INTO a VALUES (1, 'a')")
-        until(asked.is_set, "Kafka is asked", failed=errors)
-        flow.execute("INSERT INTO a VALUES (2, 'b')")
-        until(lambda: len(flow.read("a")) == 2, "a record is published meanwhile", failed=errors)
+        until(lambda: write() and asked.is_set(), "Kafka is asked", failed=errors, pause=0.2)
+        until(lambda: len(flow.read("a")) == write() - 1, "records are published meanwhile", failed=errors, pause=0.2)
         _delete(flow, flow.topic("a"))
         _make(flow, flow.topic("a"), flow.pipeline.partitions)
         answer.set()
-        until(lambda: errors, "the stream fails")
+        until(lambda: write() and errors, "the stream fails", pause=0.2)
     assert "made again" in str(errors[0])
 
 

@@ -182,8 +182,9 @@ class ToastResolver:
         is now."""
         batch, first = done.batch, done.batch.whole(1)
         found = self._found(batch, programs, self._most_together, done.failed)
-        if found is not None and len(found.batch) < len(first) and self._most > self._most_together:
-            # by itself it has room for more of what it lacks
+        alone = len(first) == len(batch) and self._most == self._most_together
+        if found is not None and len(found.batch) < len(first) and not alone:
+            # by itself it has room for more of what it lacks: what others lack is not to divide it
             done.failed = {}
             found = self._found(first, programs, self._most, done.failed)
         if found is None:

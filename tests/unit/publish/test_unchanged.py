@@ -200,6 +200,7 @@ def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:
 )
 @example([(b"1", False), (b"2", False), (b"1", False)], {b"1": 600, b"2": 600}, [1e9], 1000)
 @example([(b"2", False), (b"1", False), (b"2", False)], {b"2": 500}, [1.0], 1000)
+@example([(b"1", False), (b"2", False), (b"1", True)], {b"1": 500}, [1.0], 1000)
 def test_values_of_any_size_are_filled_in_part_by_part(
     rows: list[tuple[bytes, bool]], sizes: dict[bytes, int], guesses: list[float], together: int
 ) -> None:

@@ -220,7 +220,7 @@ class ToastResolver:
         keys, lookups = found.keys(relation, wanted)
         xids = np.unique(found.changes["xid"][found.lacking["change"][wanted]]).tolist()
         done, each = 0, self._value_bytes
-        while done < len(keys) and (done == 0 or found.filled < most):
+        while done < len(keys) and (done == 0 or found.filled <= most):
             # sizes are estimated: with room for a part of the limit at least, a few look-ups are enough
             room = max(1, most - found.filled, most // 4)
             some = keys.some(done, done + max(1, int(2 * room / each)))

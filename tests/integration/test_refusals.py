@@ -71,8 +71,10 @@ def _delete(flow: Flow, topic: str) -> None:
     until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
-def _make(flow: Flow, topic: str, partitions: int) -> None:
-    _admin(flow, lambda admin: admin.create_topics([NewTopic(topic, partitions, 1)]))
+def _make_again(flow: Flow, topic: str) -> None:
+    """Delete a topic and create it anew, with as many partitions."""
+    _delete(flow, topic)
+    _admin(flow, lambda admin: admin.create_topics([NewTopic(topic, flow.pipeline.partitions, 1)]))
     until(lambda: topic in Topics(flow.pipeline.kafka).names(), "the topic is there")
 
 
@@ -272,8 +274,7 @@ def test_a_publisher_compares_its_topics_with_the_pinned_ones(make_flow: MakeFlo
     if how == "partitions":
         _add_partition(flow, topic)
     else:
-        _delete(flow, topic)
-        _make(flow, topic, flow.pipeline.partitions)
+        _make_again(flow, topic)
     with pytest.raises(StateError, match=topic):
         _publisher(flow, start).close()
 
@@ -328,8 +329,7 @@ def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)
-        _delete(flow, flow.topic("a"))
-        _make(flow, flow.topic("a"), flow.pipeline.partitions)
+        _make_again(flow, flow.topic("a"))
         until(lambda: errors, "the stream fails")
     assert isinstance(errors[0], StateError)
     assert "made again" in str(errors[0])
@@ -360,8 +360,7 @@ def test_nothing_waits_while_kafka_takes_long_to_describe_the_topics(
     with flow.streaming() as errors:
         until(lambda: write() and asked.is_set(), "Kafka is asked", failed=errors, pause=0.2)
         until(lambda: len(flow.read("a")) == write() - 1, "records are published meanwhile", failed=errors, pause=0.2)
-        _delete(flow, flow.topic("a"))
-        _make(flow, flow.topic("a"), flow.pipeline.partitions)
+        _make_again(flow, flow.topic("a"))
         answer.set()
         until(lambda: write() and errors, "the stream fails", pause=0.2)
     assert "made again" in str(errors[0])

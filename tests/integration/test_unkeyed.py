@@ -13,7 +13,7 @@ from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
-from airflow_bottledwater.verify import driver as driver_of_verification
+from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -162,7 +162,7 @@ def test_a_table_that_is_given_a_key_goes_on_without_one(
     assert published(flow) == there(flow)
     assert {message.key for message in flow.read("a")} == {None}
     assert "public.a has a key now (id). The records of its topic have none, and stay so." in caplog.text
-    (verified,) = driver_of_verification.run(flow.pipeline, driver_of_verification.in_threads(flow.pipeline)).tables
+    (verified,) = verification.run(flow.pipeline, verification.in_threads(flow.pipeline)).tables
     assert verified.verdict == "not verified"
 
 

@@ -337,9 +337,9 @@ MUTANTS = (
     ),
     Mutant(
         "L is read, and behind what B sees",
-        "postgres/snapshot.py",
-        "end = end_of_wal(self._connection)",
-        'end = parse_lsn(execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()[0])',
+        "postgres/server.py",
+        "pg_current_wal_insert_lsn()::text",
+        "pg_current_wal_flush_lsn()::text",
         f"{_HANDOVER}::test_an_asynchronous_commit_that_the_snapshot_sees_is_before_the_boundary",
     ),
     Mutant(
@@ -591,8 +591,22 @@ MUTANTS = (
     Mutant(
         "a transaction is divided only if it lacks too much by itself",
         "publish/toast.py",
-        "if found is not None and len(found.batch) < len(first) and self._most > self._most_together:",
+        "if found is not None and len(found.batch) < len(first) and not alone:",
         "if False:",
+        "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
+    ),
+    Mutant(
+        "what other transactions lack divides none, also where both limits are equal",
+        "publish/toast.py",
+        "alone = len(first) == len(batch) and ",
+        "alone = ",
+        "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
+    ),
+    Mutant(
+        "a transaction that lacks just what there is room for is not divided",
+        "publish/toast.py",
+        "found.filled <= most)",
+        "found.filled < most)",
         "tests/unit/publish/test_unchanged.py::test_values_of_any_size_are_filled_in_part_by_part",
     ),
     Mutant(
@@ -1555,9 +1569,9 @@ MUTANTS = (
     ),
     Mutant(
         "L of rows that are read again is behind all that they show",
-        "postgres/snapshot.py",
-        "    end = end_of_wal(connection)\n",
-        '    end = parse_lsn(connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()[0])\n',
+        "postgres/server.py",
+        "pg_current_wal_insert_lsn()::text",
+        "pg_current_wal_flush_lsn()::text",
         f"{_LIVE_ORDER}::test_all_that_the_snapshot_shows_was_committed_below_l",
     ),
     Mutant(

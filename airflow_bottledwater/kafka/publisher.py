@@ -35,8 +35,17 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 _SLICE_MS = 1000
 #: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
 _FUTURE = 3_600_000
-#: records that fit into librdkafka's queue; more would cost memory and gain nothing
-_QUEUE = 20_000
+#: records of a batch. librdkafka's queue has room for less than two: it has one request to a partition under way, and while a complete
+#: batch waits for its answer, its thread asks the socket again and again without a pause (rd_kafka_toppar_producer_serve,
+#: src/rdkafka_broker.c). The fewer records there are, the better they fit into the caches of the processor and of malloc
+_BATCH = 5_000
+#: of the bytes of two batches
+_ROOM = 0.95
+#: milliseconds after which a record is sent though its batch is not complete. A commit sends all at once, and so does a full queue,
+#: which may have an incomplete batch for each of many partitions
+_LINGER_MS = 500
+#: milliseconds without a confirmation after which a full queue is sent
+_FULL_MS = 5
 #: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers
 RECORD_OVERHEAD = 61 + 21 + 64
 
@@ -107,6 +116,7 @@ class Publisher:
     :param topics: all topics that it will write to; records name them by their index.
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
+    :raises Refused: a property is no number.
     """
 
     def __init__(
@@ -122,10 +132,17 @@ class Publisher:
         self._topics = list(topics)
         self._waiting = waiting
         self._config = transactional_config(
-            {"linger.ms": "5", "compression.type": "lz4", "batch.size": "1000000", **config},
+            {
+                "linger.ms": str(_LINGER_MS),
+                "compression.type": "lz4",
+                "batch.size": "1000000",
+                "batch.num.messages": str(_BATCH),
+                **config,
+            },
             transactional_id,
             transaction_timeout,
-        ) | {"queue.buffering.max.messages": str(_QUEUE)}
+        )
+        self._config |= _queue(self._config)
         self._counts = rd.counters()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -228,7 +245,8 @@ class Publisher:
                 self._handles, records.table, i, records.data, records.headers, label, now, now + _FUTURE
             )  # fmt: skip
             if code == rd.QUEUE_FULL:
-                rd.poll(self._handle, 10)
+                if not rd.poll(self._handle, _FULL_MS):
+                    rd.flush(self._handle, 1)
                 self._raise_if_failed()
             elif code in rd.REJECTIONS:
                 raise RecordRefused(
@@ -263,7 +281,7 @@ class Publisher:
         :raises RecordRefused: one was refused.
         """
         while rd.outq_len(self._handle):
-            rd.poll(self._handle, 100)
+            rd.flush(self._handle, 100)
         self._raise_if_failed()
 
     def _raise_if_failed(self) -> None:
@@ -327,6 +345,22 @@ class Publisher:
             if abort:
                 self._abort()
             raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {rd.err2name(code).decode()}: {text}")
+
+
+def _queue(config: Mapping[str, str]) -> dict[str, str]:
+    """The properties that limit librdkafka's queue to less than two batches; a single record, however large, has room in it.
+
+    :raises Refused: a property is no number.
+    """
+    try:
+        records, size = int(config["batch.num.messages"]), int(config["batch.size"])
+        largest = int(config.get("message.max.bytes", 0))
+    except ValueError as error:
+        raise unknown_property(f"a size is no number: {error}") from None
+    return {
+        "queue.buffering.max.messages": str(max(_BATCH, 2 * records - 1)),
+        "queue.buffering.max.kbytes": str(max(largest, int(_ROOM * 2 * size)) // 1024 + 1),
+    }
 
 
 class _MetadataTopic(ctypes.Structure):

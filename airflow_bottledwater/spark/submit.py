@@ -94,12 +94,12 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
 
 
 #: what glibc's malloc of the workers is told (https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html).
-#: librdkafka allocates several small pieces of memory for each record, and frees those of thousands of records at once: with 5,000 pieces
-#: of each size in a thread's cache (the default is 7, the limit 65535), a record of the stream takes a fifth less processor time. As many
-#: as librdkafka's queue has records would save another twentieth, and cost 65 MB in each job, whose other processes fill their caches,
-#: too. Large records and batches keep up to 64 MiB, instead of giving it back to the kernel, which has to clear it each time: that saves
-#: a fifth of the processor time for values of 8 kB (a stream gives it back when it rests, see :mod:`airflow_bottledwater.memory`)
-_MALLOC = {"tcache_count": 5_000, "trim_threshold": 64 << 20, "mmap_threshold": 32 << 20}
+#: librdkafka allocates several small pieces of memory for each record, and frees those of thousands of records at once: with a thread's
+#: cache (of 7 pieces of each size by default, of 65535 at most) for all records of its queue (kafka/publisher.py), a record of the stream
+#: takes a third less processor time. Large records and batches keep up to 64 MiB, instead of giving it back to the kernel, which has to
+#: clear it each time: that saves a fifth of the processor time for values of 8 kB (a stream gives it back when it rests, see
+#: :mod:`airflow_bottledwater.memory`)
+_MALLOC = {"tcache_count": 12_000, "trim_threshold": 64 << 20, "mmap_threshold": 32 << 20}
 WORKER_ENVIRONMENT = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())}
 
 

@@ -20,8 +20,8 @@ from tests.support.waiting import until
 
 _PIPELINES = 3
 _CHANGES = 200_000
-#: until a stream has given back what it does not need while it rests
-_REST_SECONDS = 15.0
+#: until a stream has given back what it does not need while it rests, and Spark has ended idle workers of the snapshot (after a minute)
+_REST_SECONDS = 80.0
 _MB = 1_000_000
 #: words of the command lines of Python processes, in the order of the search
 _KINDS = ("pyspark.daemon", "supervise", "spark_jobs")

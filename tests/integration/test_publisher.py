@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.layout import RECORD
 from airflow_bottledwater.kafka.errors import RecordRefused
-from airflow_bottledwater.kafka.publisher import Publisher, Records
+from airflow_bottledwater.kafka.publisher import Publisher, Records, single
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from tests.support.topics import Message, read_all
@@ -30,18 +33,44 @@ def topics(kafka: KafkaBroker) -> list[str]:
     return names
 
 
-@pytest.fixture
-def publisher(kafka: KafkaBroker, topics: list[str]) -> Iterator[Publisher]:
+@contextlib.contextmanager
+def opened(
+    kafka: KafkaBroker, topics: list[str], *, timeout: float = 20.0, **properties: str
+) -> Generator[Publisher, None, None]:
     made = Publisher(
-        {"bootstrap.servers": kafka.bootstrap, "message.max.bytes": "100000"},
+        {"bootstrap.servers": kafka.bootstrap, **{name.replace("_", "."): value for name, value in properties.items()}},
         f"bottledwater-{uuid.uuid4().hex}",
         topics,
-        transaction_timeout=20,
+        transaction_timeout=timeout,
         waiting=Backoff(20).wait,
     )
     made.open()
     yield made
     made.close()
+
+
+@pytest.fixture
+def publisher(kafka: KafkaBroker, topics: list[str]) -> Iterator[Publisher]:
+    with opened(kafka, topics, message_max_bytes="100000") as made:
+        yield made
+
+
+def within(seconds: float, work: Callable[[], None]) -> None:
+    """Do it in a thread, which is given up if it takes longer: what is broken would hang."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    if errors:
+        raise errors[0]
 
 
 def numbered(count: int, *, headers: int = 0) -> Records:
@@ -95,6 +124,37 @@ def test_more_records_than_the_queue_holds_come_whole_and_in_order(
                 timed = number is not None and int(number) % 1000 == 999
                 assert message.timestamp == 1_700_000_000_000 + int(number) if timed else message.timestamp >= before
                 assert bool(message.pos) == bool(headers)
+
+
+def test_a_full_queue_without_a_complete_batch_is_sent_at_once(kafka: KafkaBroker, topics: list[str]) -> None:
+    """The records of six partitions fill the queue before one of them has a batch, which would be waited for."""
+    records = numbered(30_000)
+    with opened(kafka, topics, timeout=600, linger_ms="300000") as publisher:
+
+        def publish() -> None:
+            with publisher.transaction():
+                publisher.produce(records)
+
+        within(60, publish)
+    found = read_all(kafka, topics)
+    assert sum(len(messages) for messages in found.values()) == len(records)
+
+
+def test_a_record_that_is_larger_than_two_batches_has_room_in_the_queue(kafka: KafkaBroker) -> None:
+    topic = f"publisher.{uuid.uuid4().hex[:8]}"
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(
+        topic, partitions=1, replication=1, config={"max.message.bytes": "5000000"}
+    )
+    text = os.urandom(2_000_000).hex()
+    with opened(kafka, [topic], message_max_bytes="5000000") as publisher:
+
+        def publish() -> None:
+            with publisher.transaction():
+                for number in (b"1", b"2", b"3"):
+                    publisher.produce(single(0, 0, number, f'"{text}"'.encode()))
+
+        within(60, publish)
+    assert [(m.key, m.value) for m in read_all(kafka, [topic])[topic]] == [(key, text) for key in "123"]
 
 
 def test_a_record_that_is_refused_among_others_is_named_and_nothing_of_them_is_visible(

@@ -441,6 +441,27 @@ MUTANTS = (
         f"{_OUTAGES}::test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted",
     ),
     Mutant(
+        "a full queue is sent, though no partition has a complete batch",
+        "kafka/publisher.py",
+        "                    rd.flush(self._handle, 1)\n",
+        "                    pass\n",
+        "tests/integration/test_publisher.py::test_a_full_queue_without_a_complete_batch_is_sent_at_once",
+    ),
+    Mutant(
+        "the queue has room for a record that is larger than two batches",
+        "kafka/publisher.py",
+        "str(max(largest, int(_ROOM * 2 * size)) // 1024 + 1)",
+        "str(int(_ROOM * 2 * size) // 1024 + 1)",
+        "tests/integration/test_publisher.py::test_a_record_that_is_larger_than_two_batches_has_room_in_the_queue",
+    ),
+    Mutant(
+        "a size that is no number is refused",
+        "kafka/publisher.py",
+        "    except ValueError as error:\n        raise unknown_property",
+        "    except KeyError as error:\n        raise unknown_property",
+        "tests/unit/kafka/test_publisher.py",
+    ),
+    Mutant(
         "what an outage has left open for ever is ended",
         "publish/session.py",
         "self.pipeline, self._state_topic, self.backoff, lambda: self._release(publisher), self._admin",

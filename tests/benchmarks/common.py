@@ -67,6 +67,22 @@ BEGIN
     END LOOP;
 END $$"""
 CHANGES_PER_TRANSACTION = 1000
+#: the same mix, each change in a transaction of its own
+SINGLE = f"""CREATE PROCEDURE single(n bigint, transactions int) LANGUAGE plpgsql AS $$
+DECLARE i bigint;
+BEGIN
+    FOR k IN 0..transactions - 1 LOOP
+        i := n + k / 10 * 6 + k % 10;
+        IF k % 10 < 6 THEN
+            INSERT INTO bench SELECT {_ROW.replace("%%", "%")};
+        ELSIF k % 10 < 9 THEN
+            UPDATE bench SET a = a + 1, d = d + interval '1 s', e = NOT e WHERE id = i - 6;
+        ELSE
+            DELETE FROM bench WHERE id = i - 6;
+        END IF;
+        COMMIT;
+    END LOOP;
+END $$"""
 
 
 def scaled(full: int, least: int = 1) -> int:
@@ -132,7 +148,7 @@ class Workload:
         self.stack = stack
         name = f"b{uuid.uuid4().hex[:8]}"
         self.dsn = stack.postgres.createdb(name)
-        self.execute(TABLE, CHURN)
+        self.execute(TABLE, CHURN, SINGLE)
         self.pipeline = Pipeline.of(
             postgres=self.dsn,
             kafka={"bootstrap.servers": stack.kafka.bootstrap},
@@ -160,8 +176,16 @@ class Workload:
             connection.execute(ROWS, (self._next, self._next + rows - 1))
         self._next += rows
 
-    def churn(self, changes: int) -> int:
-        """The mixed backlog; returns how many changes it has. There must be 600 rows before."""
+    def churn(self, changes: int, *, single: bool = False) -> int:
+        """The mixed backlog; returns how many changes it has. There must be 600 rows before.
+
+        :param single: whether each change is a transaction.
+        """
+        if single:
+            changes = changes // 10 * 10
+            self.execute(f"CALL single({self._next}, {changes})")
+            self._next += changes // 10 * 6
+            return changes
         transactions = max(1, changes // CHANGES_PER_TRANSACTION)
         self.execute(f"CALL churn({self._next}, {transactions})")
         self._next += 600 * transactions

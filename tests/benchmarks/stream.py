@@ -1,4 +1,4 @@
-"""``stream``: a backlog of row changes (60 % inserts, 30 % updates, 10 % deletes, 1,000 a transaction), from the slot's position
+"""``stream``: a backlog of row changes (60 % inserts, 30 % updates, 10 % deletes; 1,000 a transaction, and one), from the slot's position
 until all is visible to a strict consumer.
 
 Several backlogs of one size. The first waits when the job is submitted: ``with_start`` is its rows/s from spark-submit on,
@@ -22,6 +22,7 @@ from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import XLOG_HEADER, ReplicationStream
 from tests.benchmarks.common import (
+    CHANGES_PER_TRANSACTION,
     RUNNER,
     Cpu,
     Follower,
@@ -36,7 +37,7 @@ from tests.benchmarks.common import (
     scaled,
 )
 
-_CHANGES = 1_000_000
+_CHANGES, _SINGLE_CHANGES = 1_000_000, 300_000
 #: backlogs before the measured one: a broker that has just been started needs twice the processor time until its JVM has compiled its code
 _WARMING = 2
 
@@ -73,49 +74,56 @@ def run(stack: DataStack) -> None:
     """See the module."""
     empty_job()  # its files are in the page cache then
     for engine in [*engines(), RUNNER]:
-        source = Workload(stack, skip_snapshot=True)
-        source.insert(600)
-        source.create()
-        follower = Follower(source)
-        changes = source.churn(scaled(_CHANGES, 1000))
-        with Job(source.pipeline, "stream", engine=engine) as job:
-            done = follower.until(changes, job=job)
-            with_start = changes / (done.seen - job.submitted)
-            first = follower.history[1]
-            after = (done.published - first.published) / max(1e-9, done.seen - first.seen)
-            log.info("%s: first position after %.1f s", engine, first.seen - job.submitted)
-            walsender, speeds = source.walsender(), []
-            for round_ in range(2, 3 + _WARMING):
-                if round_ == 2 + _WARMING:
-                    slots = [source.extra_slot(name) for name in ("recvlogical", "receiver", "again")]
-                with paused(walsender):
-                    source.churn(changes)
-                    end = source.flushed()
-                    cpu = Cpu(stack, job)
-                    started = time.time()
-                done = follower.until(round_ * changes, job=job)
-                used = cpu.used()
-                seconds = done.seen - started
-                speeds.append(changes / seconds)
-        follower.close()
-        # the job's walsender may take a moment to notice
-        source.released()
-        alone = recvlogical(source, slots[0], end)
-        receiver = changes / receive(source, slots[1], changes)[0]
-        alone = (alone + recvlogical(source, slots[2], end)) / 2
-        emit(
-            "stream",
-            speeds[-1],
-            "rows/s",
-            {"pg_recvlogical": changes / alone, "receiver": receiver},
-            engine=engine,
-            cold=speeds[:-1],
-            ratio_receiver=speeds[-1] / receiver,
-            seconds=seconds,
-            with_start=with_start,
-            from_first_position=after,
-            first_position_seconds=first.seen - job.submitted,
-            cpu_seconds=used,
-            changes=changes,
-        )
-        source.drop()
+        for single in (False, True):
+            _measure(stack, engine, single)
+
+
+def _measure(stack: DataStack, engine: str, single: bool) -> None:
+    source = Workload(stack, skip_snapshot=True)
+    source.insert(600)
+    source.create()
+    follower = Follower(source)
+    wanted = scaled(_SINGLE_CHANGES if single else _CHANGES, 1000)
+    changes = source.churn(wanted, single=single)
+    with Job(source.pipeline, "stream", engine=engine) as job:
+        done = follower.until(changes, job=job)
+        with_start = changes / (done.seen - job.submitted)
+        first = follower.history[1]
+        after = (done.published - first.published) / max(1e-9, done.seen - first.seen)
+        log.info("%s: first position after %.1f s", engine, first.seen - job.submitted)
+        walsender, speeds = source.walsender(), []
+        for backlog in range(2, 3 + _WARMING):
+            if backlog == 2 + _WARMING:
+                slots = [source.extra_slot(name) for name in ("recvlogical", "receiver", "again")]
+            with paused(walsender):
+                source.churn(wanted, single=single)
+                end = source.flushed()
+                cpu = Cpu(stack, job)
+                started = time.time()
+            done = follower.until(backlog * changes, job=job)
+            used = cpu.used()
+            seconds = done.seen - started
+            speeds.append(changes / seconds)
+    follower.close()
+    # the job's walsender may take a moment to notice
+    source.released()
+    alone = recvlogical(source, slots[0], end)
+    receiver = changes / receive(source, slots[1], changes)[0]
+    alone = (alone + recvlogical(source, slots[2], end)) / 2
+    emit(
+        "stream",
+        speeds[-1],
+        "rows/s",
+        {"pg_recvlogical": changes / alone, "receiver": receiver},
+        engine=engine,
+        per_transaction=1 if single else CHANGES_PER_TRANSACTION,
+        cold=speeds[:-1],
+        ratio_receiver=speeds[-1] / receiver,
+        seconds=seconds,
+        with_start=with_start,
+        from_first_position=after,
+        first_position_seconds=first.seen - job.submitted,
+        cpu_seconds=used,
+        changes=changes,
+    )
+    source.drop()

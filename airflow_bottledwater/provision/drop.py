@@ -9,6 +9,7 @@ from dataclasses import replace
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
@@ -90,7 +91,7 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
 
 def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
     """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The publications are
-    those that the saved state names; they are kept if ``create_publication`` is off.
+    those that the saved state names; they are kept if ``create_publication`` is off, or another pipeline of the database has them.
 
     :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
     :raises StateError: the saved state is another cluster's; nothing was changed.
@@ -118,18 +119,33 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
                 f"If nobody needs it, drop it by hand: SELECT pg_drop_replication_slot('{pipeline.slot}').",
             )
         if not known.raw:
-            return _drop(pipeline, connection, known)
+            return _drop(pipeline, connection, cluster, known)
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))
         try:
-            done = _drop(pipeline, connection, claim.state)
+            done = _drop(pipeline, connection, cluster, claim.state)
             _forget(pipeline, claim, cluster.pipeline(pipeline.slot))
         finally:
             claim.close()
         return done
 
 
-def _drop(pipeline: Pipeline, connection: Connection, known: PipelineState) -> str:
+def _drop(pipeline: Pipeline, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
+    ours = known.intent.publication if pipeline.create_publication and known.intent is not None else None
+    others = [] if ours is None else _others_with(pipeline, connection, cluster, ours)
     done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
-    if pipeline.create_publication and known.intent is not None:
-        done += [f"publication {name!r}" for name in publication.drop(connection, known.intent.publication)]
-    return f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}."
+    if ours is not None and not others:
+        done += [f"publication {name!r}" for name in publication.drop(connection, ours)]
+    kept = f" Kept publication {ours!r}, which slot {others[0]!r} needs." if others else ""
+    return (f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}.") + kept
+
+
+def _others_with(pipeline: Pipeline, connection: Connection, cluster: Cluster, name: str) -> list[str]:
+    """The other slots of the database whose pipelines, by their saved state, stream with this publication. Without it, they would stop for
+    good, and need a snapshot."""
+
+    def has_it(other: slot.SlotState) -> bool:
+        intent = read_state(pipeline, store.state_topic_name(cluster.database, other.name)).intent
+        return intent is not None and intent.publication == name
+
+    slots = (s for s in slot.states(connection) if s.database == cluster.database and s.name != pipeline.slot)
+    return [other.name for other in slots if has_it(other)]

@@ -418,6 +418,19 @@ def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str
         assert left == ([(2,)], True, False)
 
 
+def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) -> None:
+    """Without it, the other one would stop for good: PostgreSQL looks it up as it was at each change."""
+    first, name = source.pipeline, source.name
+    second = first.with_(slot=f"{name}_2", topic_prefix=f"{name}_2", publication=name, create_publication=False)
+    create(first)
+    create(second)
+    assert drop(first, when="always") == f"Dropped slot {name!r}. Kept publication {name!r}, which slot '{name}_2' needs."
+    assert source.execute("SELECT count(*) FROM pg_publication") == [(2,)]
+    assert drop(second, when="always") == f"Dropped slot '{name}_2'."
+    create(first.with_(publication=f"{name}_3"))
+    assert drop(first, when="always").startswith(f"Dropped slot {name!r}, publication '{name}_3', ")
+
+
 def test_a_dropped_pipeline_can_be_made_again(source: Source) -> None:
     first = create(source.pipeline)
     drop(source.pipeline, when="always")

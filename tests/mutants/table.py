@@ -441,6 +441,13 @@ MUTANTS = (
         f"{_OUTAGES}::test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted",
     ),
     Mutant(
+        "a publication that another pipeline has is not dropped",
+        "provision/drop.py",
+        "    return [other.name for other in slots if has_it(other)]\n",
+        "    return []\n",
+        "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
+    ),
+    Mutant(
         "a full queue is sent, though no partition has a complete batch",
         "kafka/publisher.py",
         "                    rd.flush(self._handle, 1)\n",

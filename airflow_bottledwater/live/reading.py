@@ -238,7 +238,7 @@ class Reading(threading.Thread):
                 pause(0.02)  # until then, what was published is only noted as far as it is newer than these chunks
             reached = Topics(self._pipeline.kafka).ends(topic, self._tables[oid].partitions)
             # before the table is locked: what is read of the topic is the same at any time
-            latest = LatestRecords(2 * sum(reached), reached, low)
+            latest = LatestRecords(sum(reached), reached, low)
             for records in self._topic(topic, reached):
                 latest.note(records)
             found = self._find_keys(connection, oid, latest)

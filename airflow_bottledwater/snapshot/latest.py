@@ -13,15 +13,15 @@ from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
 from airflow_bottledwater.kafka.topic_reader import Block
 
-#: mixes the partition into the second half of a key's hash: a key that another program wrote to several partitions has a latest record
-#: in each of them
+#: mixes the partition into the second half of a key's hash, for the entries of partitions besides the first that a key was seen in: a key
+#: that another program wrote to several partitions has a latest record in each of them
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-#: in place of the mixed partition, for the entry that says that the snapshot has found the key
-_FOUND = np.uint64(0xD1B54A32D192ED03)
 
 #: 128 bits of the hash, and ``at``, which is 0 where the place is empty; else one more than twice the latest record's offset, and one more
-#: if that has a value
-_ENTRY = np.dtype([("first", np.uint64), ("second", np.uint64), ("at", np.int64)])
+#: if that has a value. A key's first entry also has the partition that it is of, and whether the snapshot has found the key
+_ENTRY = np.dtype(
+    [("first", np.uint64), ("second", np.uint64), ("at", np.int64), ("partition", np.int32), ("found", np.int32)]
+)
 
 
 @compiled
@@ -39,50 +39,46 @@ def _place(table, first, second):
 
 
 @compiled
-def _mixed(second, partition):
-    return second ^ (np.uint64(partition + 1) * _MIX)
-
-
-@compiled
-def _put(table, first, second, at):
-    """Enter a record that is later than the one that is entered; returns how many entries this adds."""
-    place = _place(table, first, second)
-    added = 1 if table[place].at == 0 else 0
-    if at > table[place].at:
-        table[place].first = first
-        table[place].second = second
-        table[place].at = at
-    return added
+def _place_of(table, key, first, second, partition):
+    """Where a key's entry of a partition is or would be; ``key`` is the place of its first entry."""
+    if table[key].at == 0 or table[key].partition == partition:
+        return key
+    return _place(table, first, second ^ (np.uint64(partition + 1) * _MIX))
 
 
 @compiled
 def _note(table, used, messages, hashes, ends, start, low, high):
     """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table is full."""
-    limit = table.size // 8 * FULL - 1  # a record makes up to two entries
+    limit = table.size // 8 * FULL
     for i in range(start, messages.size):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
         if not low <= np.int64(first >> RANGE_SHIFT) < high:
             continue
         if used >= limit:
             return i, used
-        used += _put(table, first, _mixed(second, message.partition), _at(message))
+        key = _place(table, first, second)
+        place = _place_of(table, key, first, second, message.partition)
+        entry = table[place]
+        if entry.at == 0:
+            used += 1
+            entry.first = first
+            entry.second = second if place == key else second ^ (np.uint64(message.partition + 1) * _MIX)
+            entry.partition = message.partition
+        entry.at = max(entry.at, _at(message))
         if message.payload != 0 and message.offset >= ends[message.partition]:
-            used += _put(table, first, second ^ _FOUND, 1)
+            table[key].found = 1
     return messages.size, used
 
 
 @compiled
-def _find(table, used, hashes, partitions, low, high):
-    """Mark the keys among these that have a record in one of the partitions; returns how many entries there are then."""
+def _find(table, hashes, low, high):
+    """Mark the keys among these that have a record."""
     for i in range(hashes.shape[0]):
         first, second = hashes[i, 0], hashes[i, 1]
-        if not low <= np.int64(first >> RANGE_SHIFT) < high:
-            continue
-        for partition in range(partitions):
-            if table[_place(table, first, _mixed(second, partition))].at != 0:
-                used += _put(table, first, second ^ _FOUND, 1)
-                break
-    return used
+        if low <= np.int64(first >> RANGE_SHIFT) < high:
+            key = _place(table, first, second)
+            if table[key].at != 0:
+                table[key].found = 1
 
 
 @compiled
@@ -96,8 +92,9 @@ def _find_stale(table, messages, hashes, low, high, out):
     for i in range(messages.size):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
         if message.payload != 0 and low <= np.int64(first >> RANGE_SHIFT) < high:
-            latest = table[_place(table, first, _mixed(second, message.partition))].at == _at(message)
-            out[i] = latest and table[_place(table, first, second ^ _FOUND)].at == 0
+            key = _place(table, first, second)
+            place = _place_of(table, key, first, second, message.partition)
+            out[i] = table[place].at == _at(message) and table[key].found == 0
 
 
 def warm_up() -> None:
@@ -109,7 +106,7 @@ def _note_nothing() -> None:
     table, nothing = np.zeros(1, dtype=_ENTRY), np.zeros(0, dtype=rd.MESSAGE)
     hashes = np.zeros((0, 2), dtype=np.uint64)
     _note(table, 0, nothing, hashes, np.zeros(0, dtype=np.int64), 0, 0, RANGES)
-    _find(table, 0, hashes, 0, 0, RANGES)
+    _find(table, hashes, 0, RANGES)
     _enter(table, table[:0])
     _find_stale(table, nothing, hashes, 0, RANGES, np.zeros(0, dtype=np.bool_))
 
@@ -127,7 +124,6 @@ class LatestRecords(KeyTable):
         warm_up()
         super().__init__(_ENTRY, "first", "at", _enter, records=records, low=low, places=places)
         self._ends = np.array(ends, dtype=np.int64)
-        self._finding = False
 
     def note(self, block: Block) -> None:
         """Enter a block's records; those of a partition come in order.
@@ -143,15 +139,8 @@ class LatestRecords(KeyTable):
                 self.halve()
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Mark keys that the table has; to be called when all records are entered.
-
-        :raises Refused: the keys of a single range fill the table.
-        """
-        # each entered record may get a mark, and nothing else is entered from now on
-        while not self._finding and 2 * self.used > len(self.table) // 8 * FULL:
-            self.halve()
-        self._finding = True
-        self.used = _find(self.table, self.used, hashes, len(self._ends), self.low, self.high)
+        """Mark keys that the table has; to be called when all records are entered."""
+        _find(self.table, hashes, self.low, self.high)
 
     def stale(self, block: Block) -> npt.NDArray[np.bool_]:
         """Which of a block's records have a value, are the latest of their keys, and of keys that the snapshot has not found.

@@ -22,9 +22,12 @@ from airflow_bottledwater.state.records import Sweep, sweep_key
 
 log = logging.getLogger(__name__)
 
+#: tombstones of a transaction at least, but for the last
+_TOGETHER = 10_000
+
 
 def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> int:
-    """Publish the tombstones, some thousand in a transaction, and behind them the record that it is done; returns how many.
+    """Publish the tombstones, thousands in a transaction, and behind them the record that it is done; returns how many.
 
     An interrupted sweep begins again, and finds the keys deleted for which it has published a tombstone.
 
@@ -67,9 +70,14 @@ def _read(
 def _stale(
     session: PublishSession, pinned: PinnedTable, ends: Sequence[int], latest: LatestRecords
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Partition and key of the latest records of keys that the snapshot has not found again."""
+    """Partition and key of the latest records of keys that the snapshot has not found again, thousands at a time."""
+    found: list[tuple[int, bytes]] = []
     for block in blocks(session.pipeline.kafka, pinned.topic, ends, session.backoff):
         check_stopped()
         stale = np.flatnonzero(latest.stale(block)).tolist()
-        if stale:
-            yield [(int(block.messages[i]["partition"]), block.key(i)) for i in stale]
+        found += [(int(block.messages[i]["partition"]), block.key(i)) for i in stale]
+        if len(found) >= _TOGETHER:
+            yield found
+            found = []
+    if found:
+        yield found

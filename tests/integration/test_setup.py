@@ -424,7 +424,9 @@ def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) 
     second = first.with_(slot=f"{name}_2", topic_prefix=f"{name}_2", publication=name, create_publication=False)
     create(first)
     create(second)
-    assert drop(first, when="always") == f"Dropped slot {name!r}. Kept publication {name!r}, which slot '{name}_2' needs."
+    assert (
+        drop(first, when="always") == f"Dropped slot {name!r}. Kept publication {name!r}, which slot '{name}_2' needs."
+    )
     assert source.execute("SELECT count(*) FROM pg_publication") == [(2,)]
     assert drop(second, when="always") == f"Dropped slot '{name}_2'."
     create(first.with_(publication=f"{name}_3"))

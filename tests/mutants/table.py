@@ -275,8 +275,8 @@ MUTANTS = (
     Mutant(
         "a sweep leaves what the snapshot has found again, wherever that is",
         "snapshot/latest.py",
-        "out[i] = latest and table[_place(table, first, second ^ _FOUND)].at == 0",
-        "out[i] = latest",
+        "            out[i] = table[place].at == _at(message) and table[key].found == 0\n",
+        "            out[i] = table[place].at == _at(message)\n",
         "tests/unit/snapshot/test_latest.py::test_a_key_that_the_snapshot_found_in_another_partition_is_left_alone",
     ),
     Mutant(
@@ -466,7 +466,21 @@ MUTANTS = (
         "kafka/publisher.py",
         "    except ValueError as error:\n        raise unknown_property",
         "    except KeyError as error:\n        raise unknown_property",
-        "tests/unit/kafka/test_publisher.py",
+        "tests/unit/kafka/test_publisher.py::test_a_size_that_is_no_number_is_refused_before_anything_is_done",
+    ),
+    Mutant(
+        "a key has a latest record in each partition",
+        "snapshot/latest.py",
+        "    if table[key].at == 0 or table[key].partition == partition:\n",
+        "    if True:\n",
+        "tests/unit/snapshot/test_latest.py::test_every_reading_together_gives_what_the_snapshot_has_not_found",
+    ),
+    Mutant(
+        "the rest of what is swept is published, too",
+        "snapshot/sweep.py",
+        "    if found:\n        yield found\n",
+        "",
+        f"{_RECOVERY}::test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has",
     ),
     Mutant(
         "what an outage has left open for ever is ended",

@@ -39,13 +39,13 @@ _FUTURE = 3_600_000
 #: batch waits for its answer, its thread asks the socket again and again without a pause (rd_kafka_toppar_producer_serve,
 #: src/rdkafka_broker.c). The fewer records there are, the better they fit into the caches of the processor and of malloc
 _BATCH = 5_000
-#: of the bytes of two batches
-_ROOM = 0.95
+#: of the bytes of a batch for each partition, of so many at most, and of one batch more
+_ROOM, _PARTITIONS = 0.95, 8
 #: milliseconds after which a record is sent though its batch is not complete. A commit sends all at once, and so does a full queue,
 #: which may have an incomplete batch for each of many partitions
 _LINGER_MS = 500
-#: milliseconds without a confirmation after which a full queue is sent
-_FULL_MS = 5
+#: milliseconds without a confirmation after which a full queue is sent, at first; then twice as many each time
+_FULL_MS = 2
 #: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers
 RECORD_OVERHEAD = 61 + 21 + 64
 
@@ -116,6 +116,7 @@ class Publisher:
     :param topics: all topics that it will write to; records name them by their index.
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
+    :param partitions: how many partitions of other topics than the state topic there are; each may have a batch under way.
     :raises Refused: a property is no number.
     """
 
@@ -127,6 +128,7 @@ class Publisher:
         *,
         transaction_timeout: float,
         waiting: Waiting,
+        partitions: int = 1,
     ) -> None:
         self.transactional_id = transactional_id
         self._topics = list(topics)
@@ -142,7 +144,7 @@ class Publisher:
             transactional_id,
             transaction_timeout,
         )
-        self._config |= _queue(self._config)
+        self._config |= _queue(self._config, min(max(partitions, 1), _PARTITIONS))
         self._counts = rd.counters()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -239,14 +241,17 @@ class Publisher:
         """
         now = int(time.time() * 1000)
         label = np.frombuffer(bytearray(records.label.encode()), dtype=np.uint8)
-        i = 0
+        i, patience = 0, _FULL_MS
         while i < len(records):
             i, code = rd.produce(
                 self._handles, records.table, i, records.data, records.headers, label, now, now + _FUTURE
             )  # fmt: skip
             if code == rd.QUEUE_FULL:
-                if not rd.poll(self._handle, _FULL_MS):
+                if rd.poll(self._handle, patience):
+                    patience = _FULL_MS
+                else:
                     rd.flush(self._handle, 1)
+                    patience *= 2
                 self._raise_if_failed()
             elif code in rd.REJECTIONS:
                 raise RecordRefused(
@@ -347,8 +352,9 @@ class Publisher:
             raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {rd.err2name(code).decode()}: {text}")
 
 
-def _queue(config: Mapping[str, str]) -> dict[str, str]:
-    """The properties that limit librdkafka's queue to less than two batches; a single record, however large, has room in it.
+def _queue(config: Mapping[str, str], partitions: int) -> dict[str, str]:
+    """The properties that limit librdkafka's queue: to less than two batches, or in bytes, which wide rows fill first, to less than one
+    batch more than there are partitions. A single record, however large, has room in it.
 
     :raises Refused: a property is no number.
     """
@@ -359,7 +365,7 @@ def _queue(config: Mapping[str, str]) -> dict[str, str]:
         raise unknown_property(f"a size is no number: {error}") from None
     return {
         "queue.buffering.max.messages": str(max(_BATCH, 2 * records - 1)),
-        "queue.buffering.max.kbytes": str(max(largest, int(_ROOM * 2 * size)) // 1024 + 1),
+        "queue.buffering.max.kbytes": str(max(largest, int(_ROOM * (partitions + 1) * size)) // 1024 + 1),
     }
 
 

@@ -156,6 +156,7 @@ class PublishSession:
             self.topics,
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self.backoff.wait,
+            partitions=sum(self.partitions[name] for name in self._pins),
         )
 
     def close(self) -> None:

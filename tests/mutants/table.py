@@ -451,14 +451,14 @@ MUTANTS = (
         "a full queue is sent, though no partition has a complete batch",
         "kafka/publisher.py",
         "                    rd.flush(self._handle, 1)\n",
-        "                    pass\n",
+        "",
         "tests/integration/test_publisher.py::test_a_full_queue_without_a_complete_batch_is_sent_at_once",
     ),
     Mutant(
         "the queue has room for a record that is larger than two batches",
         "kafka/publisher.py",
-        "str(max(largest, int(_ROOM * 2 * size)) // 1024 + 1)",
-        "str(int(_ROOM * 2 * size) // 1024 + 1)",
+        "str(max(largest, int(_ROOM * (partitions + 1) * size)) // 1024 + 1)",
+        "str(int(_ROOM * (partitions + 1) * size) // 1024 + 1)",
         "tests/integration/test_publisher.py::test_a_record_that_is_larger_than_two_batches_has_room_in_the_queue",
     ),
     Mutant(

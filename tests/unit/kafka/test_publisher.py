@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka.publisher import Publisher
+from airflow_bottledwater.kafka.publisher import Publisher, _queue
 
 
 @pytest.mark.parametrize("name", ["batch.num.messages", "batch.size", "message.max.bytes"])
@@ -18,3 +18,23 @@ def test_a_size_that_is_no_number_is_refused_before_anything_is_done(name: str) 
             transaction_timeout=20,
             waiting=lambda _: None,
         )
+
+
+@pytest.mark.parametrize(
+    ("partitions", "given", "records", "kilobytes"),
+    [
+        (1, {}, 9_999, 1856),
+        (4, {}, 9_999, 4639),
+        (1, {"batch.num.messages": "20000"}, 39_999, 1856),
+        (1, {"batch.num.messages": "1"}, 5_000, 1856),
+        (1, {"message.max.bytes": "10000000"}, 9_999, 9766),
+    ],
+)
+def test_the_queue_has_room_for_less_than_a_batch_more_than_may_be_under_way(
+    partitions: int, given: dict[str, str], records: int, kilobytes: int
+) -> None:
+    config = {"batch.num.messages": "5000", "batch.size": "1000000", **given}
+    assert _queue(config, partitions) == {
+        "queue.buffering.max.messages": str(records),
+        "queue.buffering.max.kbytes": str(kilobytes),
+    }

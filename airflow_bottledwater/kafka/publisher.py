@@ -251,7 +251,7 @@ class Publisher:
                     patience = _FULL_MS
                 else:
                     rd.flush(self._handle, 1)
-                    patience *= 2
+                    patience = min(2 * patience, _SLICE_MS)
                 self._raise_if_failed()
             elif code in rd.REJECTIONS:
                 raise RecordRefused(

@@ -343,10 +343,10 @@ class Topics:
             if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
                 # the partition has another leader epoch since its broker was restarted, and this client would use the old one for ever
                 self._admin = self._make()
-            # a broker that has just started, or is behind the others, does not know the topic yet
-            if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            # a broker that has just started, or is behind the others, does not know the topic yet, or its leader (_NOENT)
+            if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):
                 raise
             raise Outage(
-                f"Kafka does not know topic {asking!r}.",
+                f"Kafka does not know topic {asking!r}, or no leader of it.",
                 "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
             ) from None

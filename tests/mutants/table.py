@@ -441,6 +441,13 @@ MUTANTS = (
         f"{_OUTAGES}::test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted",
     ),
     Mutant(
+        "a topic without a known leader is asked for again",
+        "kafka/topics.py",
+        "            if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):\n",
+        "            if code != KafkaError.UNKNOWN_TOPIC_OR_PART:\n",
+        "tests/unit/kafka/test_topics.py::test_a_topic_whose_leader_is_not_known_for_a_moment_is_asked_for_again",
+    ),
+    Mutant(
         "a publication that another pipeline has is not dropped",
         "provision/drop.py",
         "    return [other.name for other in slots if has_it(other)]\n",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.kafka import topics
@@ -104,6 +105,33 @@ class Fenced:
 def test_a_broker_that_was_fenced_for_a_moment_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "AdminClient", lambda config: Fenced())
     assert Topics({"bootstrap.servers": "nowhere"}).describe(["orders"]) == {}
+
+
+class Leaderless:
+    """An admin client of a busy broker that knows no leaders until it was looked at again."""
+
+    def __init__(self) -> None:
+        self.looked = False
+
+    def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
+        answer: Future[Any] = Future()
+        if self.looked:
+            answer.set_result(SimpleNamespace(offset=7))
+        else:
+            found = "Failed to query partition leaders: No leaders found"
+            answer.set_exception(KafkaException(KafkaError(KafkaError._NOENT, found)))
+        return dict.fromkeys(wanted, answer)
+
+    def list_topics(self, **_: Any) -> None:
+        self.looked = True
+
+    def poll(self, _: float) -> None:
+        pass
+
+
+def test_a_topic_whose_leader_is_not_known_for_a_moment_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "AdminClient", lambda config: Leaderless())
+    assert Topics({"bootstrap.servers": "nowhere"}).ends("orders", 2) == [7, 7]
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,18 @@ def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: Mak
     assert counted.live_rows > 0 and counted.truncated == 3
 
 
+def test_a_live_snapshot_whose_job_is_killed_behind_its_last_rows_ends(make_flow: MakeFlow, jobs: Jobs) -> None:
+    """Nothing is left to be read, and nothing but the end to be recorded."""
+    flow = make_flow(tables="a")
+    make_tables(flow, ("a",), 100)
+    flow.create()
+    flow.snapshot()
+    asked = flow.ask("a")
+    jobs.start(flow, "stream", point="behind-chunk", nth=1).killed_at_its_point()
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+
+
 @pytest.mark.parametrize("point", _TAKING)
 def test_a_job_that_is_killed_while_it_takes_a_table_in(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="?")

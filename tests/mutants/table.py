@@ -441,6 +441,13 @@ MUTANTS = (
         f"{_OUTAGES}::test_a_commit_whose_answer_is_lost_is_asked_for_again_and_not_aborted",
     ),
     Mutant(
+        "a live snapshot whose rows are all published ends, though its job has died",
+        "live/snapshots.py",
+        "if progress is not None and progress.done == len(progress.tables):",
+        "if progress is not None and not progress.tables:",
+        f"{_DEATH}::test_a_live_snapshot_whose_job_is_killed_behind_its_last_rows_ends",
+    ),
+    Mutant(
         "a topic without a known leader is asked for again",
         "kafka/topics.py",
         "            if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):\n",

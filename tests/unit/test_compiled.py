@@ -27,10 +27,12 @@ print(made, len(twice.stats.cache_hits))
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    # once: a process that is starting could read a file that is being written
+    module = tmp_path / "module.py"
+    module.write_text(CODE)
+    (tmp_path / "temporary").mkdir()
+
     def start(*kinds: str, cache: str = "cache", limit: int = 0) -> subprocess.Popen[str]:
-        module = tmp_path / "module.py"
-        module.write_text(CODE)
-        (tmp_path / "temporary").mkdir(exist_ok=True)
         environment = {
             "XDG_CACHE_HOME": str(tmp_path / cache),
             "TMPDIR": str(tmp_path / "temporary"),

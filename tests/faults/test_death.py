@@ -132,6 +132,7 @@ def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: Mak
     assert counted.live_rows > 0 and counted.truncated == 3
 
 
+@pytest.mark.timeout(60)  # what is broken waits for ever
 def test_a_live_snapshot_whose_job_is_killed_behind_its_last_rows_ends(make_flow: MakeFlow, jobs: Jobs) -> None:
     """Nothing is left to be read, and nothing but the end to be recorded."""
     flow = make_flow(tables="a")
@@ -139,7 +140,8 @@ def test_a_live_snapshot_whose_job_is_killed_behind_its_last_rows_ends(make_flow
     flow.create()
     flow.snapshot()
     asked = flow.ask("a")
-    jobs.start(flow, "stream", point="behind-chunk", nth=1).killed_at_its_point()
+    # the first that is recorded is its beginning
+    jobs.start(flow, "stream", point="behind-chunk", nth=2).killed_at_its_point()
     flow.stream()
     assert flow.reported(asked).state == "finished"
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import psycopg
 from psycopg import pq, sql
 
@@ -246,11 +245,7 @@ class Reading(threading.Thread):
             self._flushed(connection, found)
             connection.execute("COMMIT")
             for records in self._topic(topic, reached):
-                keys = [
-                    (int(records.messages[i]["partition"]), records.key(i))
-                    for i in np.flatnonzero(latest.stale(records)).tolist()
-                ]
-                if keys:
+                if keys := latest.stale_keys(records):
                     self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, keys))
             low = latest.high
             if low < RANGES:

@@ -131,21 +131,21 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
 
 def _drop(pipeline: Pipeline, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
     ours = known.intent.publication if pipeline.create_publication and known.intent is not None else None
-    others = [] if ours is None else _others_with(pipeline, connection, cluster, ours)
+    other = None if ours is None else _other_with(pipeline, connection, cluster, ours)
     done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
-    if ours is not None and not others:
+    if ours is not None and other is None:
         done += [f"publication {name!r}" for name in publication.drop(connection, ours)]
-    kept = f" Kept publication {ours!r}, which slot {others[0]!r} needs." if others else ""
+    kept = f" Kept publication {ours!r}, which slot {other!r} needs." if other else ""
     return (f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}.") + kept
 
 
-def _others_with(pipeline: Pipeline, connection: Connection, cluster: Cluster, name: str) -> list[str]:
-    """The other slots of the database whose pipelines, by their saved state, stream with this publication. Without it, they would stop for
-    good, and need a snapshot."""
+def _other_with(pipeline: Pipeline, connection: Connection, cluster: Cluster, name: str) -> str | None:
+    """Another slot of the database whose pipeline, by its saved state, streams with this publication. Without it, it would stop for good,
+    and need a snapshot."""
 
     def has_it(other: slot.SlotState) -> bool:
         intent = read_state(pipeline, store.state_topic_name(cluster.database, other.name)).intent
         return intent is not None and intent.publication == name
 
     slots = (s for s in slot.states(connection) if s.database == cluster.database and s.name != pipeline.slot)
-    return [other.name for other in slots if has_it(other)]
+    return next((other.name for other in slots if has_it(other)), None)

@@ -39,11 +39,16 @@ def _place(table, first, second):
 
 
 @compiled
+def _mixed(second, partition):
+    return second ^ (np.uint64(partition + 1) * _MIX)
+
+
+@compiled
 def _place_of(table, key, first, second, partition):
     """Where a key's entry of a partition is or would be; ``key`` is the place of its first entry."""
     if table[key].at == 0 or table[key].partition == partition:
         return key
-    return _place(table, first, second ^ (np.uint64(partition + 1) * _MIX))
+    return _place(table, first, _mixed(second, partition))
 
 
 @compiled
@@ -62,7 +67,7 @@ def _note(table, used, messages, hashes, ends, start, low, high):
         if entry.at == 0:
             used += 1
             entry.first = first
-            entry.second = second if place == key else second ^ (np.uint64(message.partition + 1) * _MIX)
+            entry.second = second if place == key else _mixed(second, message.partition)
             entry.partition = message.partition
         entry.at = max(entry.at, _at(message))
         if message.payload != 0 and message.offset >= ends[message.partition]:
@@ -150,6 +155,11 @@ class LatestRecords(KeyTable):
         found = np.zeros(len(block), dtype=np.bool_)
         _find_stale(self.table, block.messages, block.hashes, self.low, self.high, found)
         return found
+
+    def stale_keys(self, block: Block) -> list[tuple[int, bytes]]:
+        """Partition and key of each of the records that :meth:`stale` names."""
+        found = np.flatnonzero(self.stale(block)).tolist()
+        return [(int(block.messages[i]["partition"]), block.key(i)) for i in found]
 
     def any_before(self) -> bool:
         """Whether a latest record has a value and may lie before the snapshot's."""

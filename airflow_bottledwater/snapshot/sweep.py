@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.publisher import tombstones
 from airflow_bottledwater.kafka.topic_reader import blocks
@@ -74,8 +72,7 @@ def _stale(
     found: list[tuple[int, bytes]] = []
     for block in blocks(session.pipeline.kafka, pinned.topic, ends, session.backoff):
         check_stopped()
-        stale = np.flatnonzero(latest.stale(block)).tolist()
-        found += [(int(block.messages[i]["partition"]), block.key(i)) for i in stale]
+        found += latest.stale_keys(block)
         if len(found) >= _TOGETHER:
             yield found
             found = []

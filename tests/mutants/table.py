@@ -261,8 +261,8 @@ MUTANTS = (
     Mutant(
         "after a lost slot, keys that are gone are deleted",
         "snapshot/sweep.py",
-        "stale = np.flatnonzero(latest.stale(block)).tolist()",
-        "stale = []",
+        "        found += latest.stale_keys(block)\n",
+        "",
         f"{_RECOVERY}::test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has",
     ),
     Mutant(
@@ -457,8 +457,8 @@ MUTANTS = (
     Mutant(
         "a publication that another pipeline has is not dropped",
         "provision/drop.py",
-        "    return [other.name for other in slots if has_it(other)]\n",
-        "    return []\n",
+        "    return next((other.name for other in slots if has_it(other)), None)\n",
+        "    return None\n",
         "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
     ),
     Mutant(

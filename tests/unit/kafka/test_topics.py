@@ -83,17 +83,11 @@ def test_a_topic_that_the_broker_never_lists_is_an_outage(monkeypatch: pytest.Mo
         admin.make(NewTopic("orders", 4, 3, ({},)))
 
 
-class Fenced:
-    """An admin client that has found no controller, until it looks at the cluster again."""
+class Looking:
+    """An admin client that knows something only after it has looked at the cluster again."""
 
     def __init__(self) -> None:
         self.looked = False
-
-    def describe_topics(self, wanted: Any, **_: Any) -> dict[str, Future[None]]:
-        answer: Future[None] = Future()
-        code = KafkaError.UNKNOWN_TOPIC_OR_PART if self.looked else KafkaError._TIMED_OUT
-        answer.set_exception(KafkaException(KafkaError(code, "Failed while waiting for controller")))
-        return {"orders": answer}
 
     def list_topics(self, **_: Any) -> None:
         self.looked = True
@@ -102,16 +96,23 @@ class Fenced:
         pass
 
 
+class Fenced(Looking):
+    """It has found no controller."""
+
+    def describe_topics(self, wanted: Any, **_: Any) -> dict[str, Future[None]]:
+        answer: Future[None] = Future()
+        code = KafkaError.UNKNOWN_TOPIC_OR_PART if self.looked else KafkaError._TIMED_OUT
+        answer.set_exception(KafkaException(KafkaError(code, "Failed while waiting for controller")))
+        return {"orders": answer}
+
+
 def test_a_broker_that_was_fenced_for_a_moment_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "AdminClient", lambda config: Fenced())
     assert Topics({"bootstrap.servers": "nowhere"}).describe(["orders"]) == {}
 
 
-class Leaderless:
-    """An admin client of a busy broker that knows no leaders until it was looked at again."""
-
-    def __init__(self) -> None:
-        self.looked = False
+class Leaderless(Looking):
+    """It knows no leader, since the broker is busy."""
 
     def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
         answer: Future[Any] = Future()
@@ -121,12 +122,6 @@ class Leaderless:
             found = "Failed to query partition leaders: No leaders found"
             answer.set_exception(KafkaException(KafkaError(KafkaError._NOENT, found)))
         return dict.fromkeys(wanted, answer)
-
-    def list_topics(self, **_: Any) -> None:
-        self.looked = True
-
-    def poll(self, _: float) -> None:
-        pass
 
 
 def test_a_topic_whose_leader_is_not_known_for_a_moment_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

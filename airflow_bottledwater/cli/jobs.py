@@ -26,6 +26,7 @@ from rich.progress import (
 from airflow_bottledwater.cli.log import console, draws, show_line
 from airflow_bottledwater.cli.restart import keep_running
 from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied, JobFailed, SettingError, StopRequested
+from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.lsn import POSITION, Position
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
@@ -125,6 +126,7 @@ class _Work:
                     raise StopRequested("The command was asked to end.")
                 undo.pop_all()
             run_directory.write(folder, run_directory.Prepared(snapshot))
+            give_back()  # from now on this process only watches
             log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
             follow(folder, self.stopped)
             progress = run_directory.read(folder, run_directory.Progress)

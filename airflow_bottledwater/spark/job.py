@@ -136,8 +136,8 @@ def context(
 
     conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))
     # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert, pyspark/sql/types.py), and these
-    # import pandas and Arrow if they can: a hundred megabytes that only SQL has a use for
-    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow"), _told(_WAITS):
+    # import pandas, Arrow and protocol buffers if they can: a hundred megabytes that only SQL has a use for
+    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow", "google.rpc"), _told(_WAITS):
         made = SparkContext.getOrCreate(conf)
     try:
         made.setLogLevel("ERROR")

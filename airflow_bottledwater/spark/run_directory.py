@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-
-import msgspec
 
 from airflow_bottledwater.model.outcome import Outcome
 
@@ -121,8 +119,7 @@ def _encode(record: RunRecord) -> dict[str, Any]:
         if record.ok:
             return {"ok": True, **record.result}
         return {"ok": False, "kind": record.kind, "error": record.error, "transient": record.transient}
-    found: dict[str, Any] = msgspec.to_builtins(record)
-    return found
+    return asdict(record)
 
 
 def _decode(kind: type[R], raw: Mapping[str, Any]) -> R:
@@ -130,6 +127,8 @@ def _decode(kind: type[R], raw: Mapping[str, Any]) -> R:
 
     :raises msgspec.ValidationError: the record is malformed.
     """
+    import msgspec  # only now: a supervisor does not read while its job runs, and shall be small
+
     if kind is Outcome:
         counts = {name: value for name, value in raw.items() if name not in _OWN}
         raw = {**{name: raw[name] for name in _OWN & raw.keys()}, "counts": counts}
@@ -149,7 +148,8 @@ def write(folder: Path, record: RunRecord) -> None:
 def read(folder: Path, kind: type[R]) -> R | None:
     """A record of a run directory; None if it does not exist, or is malformed."""
     try:
-        return _decode(kind, msgspec.convert(json.loads((folder / kind.FILE).read_text()), dict[str, Any]))
+        found = json.loads((folder / kind.FILE).read_text())
+        return _decode(kind, found) if isinstance(found, dict) else None
     except (OSError, ValueError, OverflowError):
         return None
 

@@ -80,14 +80,23 @@ class TransactionAssembler:
         # a record array's row: its fields are attributes, as they are in compiled code
         self._state = np.zeros(1, dtype=STATE).view(np.recarray)[0]
         self._state.batch_bytes, self._state.largest_transaction = batch_bytes, largest_transaction
-        self._out: npt.NDArray[np.uint8] = np.empty(1 << 20, dtype=np.uint8)
-        self._changes: npt.NDArray[np.void] = np.empty(1 << 12, dtype=CHANGE)
+        self._out: npt.NDArray[np.uint8]
+        self._changes: npt.NDArray[np.void]
+        self._allocate()
         self._block: Block | None = None
         self._tables: npt.NDArray[np.void] = np.zeros(0, dtype=TABLE)
         distinct = dict.fromkeys(boundary for boundary in self._boundaries.values() if boundary.filtered)
         self._boundary_numbers = {boundary: number for number, boundary in enumerate(distinct)}
         self._bounds, self._running = _boundary_table(list(distinct))
         self.restart()
+
+    def _allocate(self) -> None:
+        self._out, self._changes = np.empty(1 << 20, dtype=np.uint8), np.empty(1 << 12, dtype=CHANGE)
+
+    def rest(self) -> None:
+        """Give up the memory that large transactions have taken, if no change waits in it."""
+        if not self._state.count:
+            self._allocate()
 
     def restart(self) -> None:
         """Forget what is only partly received: a new session sends everything after the position again."""

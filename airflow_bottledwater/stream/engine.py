@@ -138,8 +138,9 @@ def follow(
         backoff = stream_backoff(pipeline, stopped)
         with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
             publisher.reached()
-            report, rest = StreamReport(controller, watch, publisher.position), Rest()
+            report = StreamReport(controller, watch, publisher.position)
             with contextlib.closing(open_source(pipeline, start, backoff, publisher.position)) as source:
+                rest = Rest(source.rest)
                 target = flush_target(pipeline) if bounded else None
                 while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
                     live = publisher.live

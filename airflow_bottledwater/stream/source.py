@@ -178,6 +178,10 @@ class ChangeSource:
             self._stream.close()
             self._stream = None
 
+    def rest(self) -> None:
+        """Give up memory that is not needed while nothing changes; see :meth:`TransactionAssembler.rest`."""
+        self._assembler.rest()
+
     def close(self) -> None:
         """Close the replication connection, which confirms what was acknowledged."""
         self._disconnect()

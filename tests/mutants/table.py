@@ -2600,4 +2600,25 @@ MUTANTS = (
         "address",
         "tests/unit/spark/test_submit.py::test_executors_are_told_the_address_towards_the_master",
     ),
+    Mutant(
+        "memory in which changes wait is not given up",
+        "stream/assembler.py",
+        "        if not self._state.count:\n            self._allocate()",
+        "        self._allocate()",
+        "tests/unit/stream/test_assembler.py::test_what_a_large_transaction_took_is_given_up_when_nothing_waits",
+    ),
+    Mutant(
+        "what a large transaction took is given up while nothing changes",
+        "stream/assembler.py",
+        "        if not self._state.count:\n            self._allocate()",
+        "        pass",
+        "tests/unit/stream/test_assembler.py::test_what_a_large_transaction_took_is_given_up_when_nothing_waits",
+    ),
+    Mutant(
+        "a process that publishes keeps freed memory for the next batch",
+        "memory.py",
+        "        tune(_M_TRIM_THRESHOLD, 64 << 20)\n",
+        "",
+        "tests/unit/test_memory.py::test_freed_memory_is_kept_for_the_next_batch",
+    ),
 )

@@ -37,7 +37,7 @@ def test_a_cluster_is_sent_the_settings_and_no_loopback_address(binary: Path, tm
     made = submit.command("snapshot", tmp_path / "s.json", master="spark://h:7077", conf={"a": "b"}, binary=binary.name)
     assert made[made.index("--files") + 1] == str(tmp_path / "s.json")
     given = [made[i + 1] for i, word in enumerate(made) if word == "--conf"]
-    assert given[0].startswith("spark.executorEnv.GLIBC_TUNABLES=glibc.malloc.tcache_count=12000:")
+    assert given[0].startswith("spark.executorEnv.GLIBC_TUNABLES=glibc.malloc.arena_max=2:")
     assert given[1:] == ["a=b"]
 
 

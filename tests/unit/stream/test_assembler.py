@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -183,9 +184,11 @@ def run(
     sizes: list[int],
     empty: bool = False,
     restarts: tuple[int, ...] = (),
+    rests: bool = False,
     foreign: int = 0,
 ) -> Run:
-    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks, ``foreign`` is a table that is left out."""
+    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks, ``rests`` whether memory is given up after
+    each block, ``foreign`` is a table that is left out."""
     made = Run()
     assembler = made.assembler = TransactionAssembler(
         start, boundaries, resolver(made.resolved, foreign), batch_bytes=limit, largest_transaction=most,
@@ -204,6 +207,8 @@ def run(
                 made.batches.append(batch)
             if empty and (batch := assembler.flush(empty=True)) is not None:
                 made.batches.append(batch)
+            if rests:
+                assembler.rest()
             broken = next(blocks) in restarts
         if not broken:
             break
@@ -300,7 +305,7 @@ blocks = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
 @settings(max_examples=examples(250))
-@given(cases(), small, small, blocks, st.booleans(), st.lists(st.integers(1, 20), max_size=3))
+@given(cases(), small, small, blocks, st.booleans(), st.lists(st.integers(1, 20), max_size=3), st.booleans())
 def test_batches_are_contiguous_and_hold_what_the_model_says(
     case: tuple[History, Position, dict[int, Boundary]],
     limit: int,
@@ -308,9 +313,20 @@ def test_batches_are_contiguous_and_hold_what_the_model_says(
     sizes: list[int],
     empty: bool,
     restarts: list[int],
+    rests: bool,
 ) -> None:
     history, start, boundaries = case
-    made = run(history, start, boundaries, limit=limit, most=most, sizes=sizes, empty=empty, restarts=tuple(restarts))
+    made = run(
+        history,
+        start,
+        boundaries,
+        limit=limit,
+        most=most,
+        sizes=sizes,
+        empty=empty,
+        restarts=tuple(restarts),
+        rests=rests,
+    )
     assert made.changes == expected(history, start, boundaries)
     reached = start
     for batch in made.batches:
@@ -515,6 +531,27 @@ def test_a_keepalive_between_transactions_moves_the_position_in_an_empty_batch()
     assert assembler.flush(empty=False) is None
     batch = assembler.flush(empty=True)
     assert batch is not None and (len(batch), batch.start, batch.end) == (0, Position(5, 0), Position(99, 0))
+
+
+def test_what_a_large_transaction_took_is_given_up_when_nothing_waits() -> None:
+    large = w.insert(1, b"id", bytes(3 << 20))
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=1 << 30, largest_transaction=1 << 30)
+    parts = [w.xlog(w.begin(9, 1)), w.xlog(relation(1, 0)), w.xlog(large)]
+    tracemalloc.start()
+    try:
+        assembler.add(w.block(parts))
+        assert assembler.cut() is None
+        assembler.rest()  # a change waits
+        assembler.add(w.block([w.xlog(w.commit(9, 10))]))
+        assert assembler.cut() is None
+        batch = assembler.flush(empty=False)
+        assert batch is not None and [c[1] for c in content(batch)] == [large]
+        del batch
+        before = tracemalloc.get_traced_memory()[0]
+        assembler.rest()
+        assert before - tracemalloc.get_traced_memory()[0] > 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_message_larger_than_all_buffers_is_taken_whole() -> None:

@@ -12,12 +12,12 @@ import fcntl
 import hashlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from airflow_bottledwater import cache
 from airflow_bottledwater.extras import explained
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,27 +35,8 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _cache_directory() -> str:
-    """The folder where compiled code is kept between processes: one that belongs to this user and is writable.
-
-    With a read-only home (a container, a service account) it is in the temporary folder. Empty if neither can be used: numba then
-    compiles at every start.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    code = _fingerprint()
-    temporary = Path(tempfile.gettempdir()) / f"bottledwater-{os.getuid()}-{code}"
-    for folder in (home / "bottledwater" / "compiled" / code, temporary):
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        # another user's folder in a shared temporary directory could hold planted code
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            return str(folder)
-    return ""
-
-
-os.environ.setdefault("NUMBA_CACHE_DIR", _cache_directory())
+# empty if there is no place for it: numba then compiles at every start
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.folder("compiled", _fingerprint()) or ""))
 
 with explained():  # after the line above: numba reads the cache folder when it is imported
     import llvmlite.binding as llvm

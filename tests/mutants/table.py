@@ -2601,6 +2601,27 @@ MUTANTS = (
         "tests/unit/spark/test_submit.py::test_executors_are_told_the_address_towards_the_master",
     ),
     Mutant(
+        "an archive of Spark's classes that is not complete is not used",
+        "spark/archive.py",
+        "        if archive.name == _name(archive):\n",
+        "        if archive.exists():\n",
+        "tests/unit/spark/test_archive.py::test_an_archive_that_is_not_complete_is_not_used_and_made_again",
+    ),
+    Mutant(
+        "an archive is of one Java and one Spark",
+        "spark/archive.py",
+        "            parts += [str(program), str(found.st_mtime_ns), str(found.st_size)]\n",
+        "            parts += [str(program)]\n",
+        "tests/unit/spark/test_archive.py::test_another_java_or_spark_needs_another_archive",
+    ),
+    Mutant(
+        "jobs on one machine start from the archive of Spark's classes",
+        "spark/archive.py",
+        '"-XX:SharedArchiveFile={}" ',
+        "",
+        "tests/integration/test_spark_tasks.py::test_spark_starts_from_the_archive_of_its_classes",
+    ),
+    Mutant(
         "memory in which changes wait is not given up",
         "stream/assembler.py",
         "        if not self._state.count:\n            self._allocate()",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def folder(kind: str, fingerprint: str) -> Path | None:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        # another user's folder in a shared temporary directory could hold planted code
-        if os.access(place, os.W_OK) and place.stat().st_uid == os.getuid():
+        # another user's folder, or link, in a shared temporary directory could hold planted code
+        found = place.lstat()
+        if os.access(place, os.W_OK) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             return place
     return None

@@ -8,7 +8,7 @@ The JVM itself checks that an archive fits it and its class path, and does witho
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+import importlib.util
 import logging
 import os
 import shutil
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from airflow_bottledwater import cache
+from airflow_bottledwater.errors import JobFailed
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,15 @@ from pyspark import SparkContext
 with SparkContext() as context:
     context.parallelize([1], 1).map(abs).collect()
 """
-#: without the last two, the JVM would map the archive at another address than it was written for, as a measure against attacks on its
-#: own memory, and so would have to change, and could not share, every page; and without the logs' being off it would write a warning
-#: about an archive that does not fit to the job's standard output
-_USED = '"-XX:SharedArchiveFile={}" -Xlog:cds=off -Xlog:cds+dynamic=off -XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0'
+#: at another address than it was written for, which the JVM prefers as a measure against attacks on its own memory, it would have to
+#: change every page, and could share none
+_PLACED = "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
+#: about an archive that does not fit it, the JVM would write a warning to the job's standard output
+_SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+#: characters that neither Spark's nor the JVM's options can have in a path
+_NOT_IN_OPTIONS = frozenset(':"\\')
+#: how many of the last characters of a failed job's output are logged
+_QUOTED = 500
 #: seconds for the job that makes it
 _LONGEST = 300.0
 
@@ -42,10 +48,13 @@ def options(environment: Mapping[str, str]) -> str:
     :param environment: that of spark-submit.
     """
     place = _folder(environment)
-    for archive in place.glob("*.jsa") if place is not None else ():
-        # the JVM would die by a signal of one that is not complete, for example after the disk was full
-        if archive.name == _name(archive):
-            return _USED.format(archive)
+    try:
+        for archive in place.glob("*.jsa") if place is not None else ():
+            # the JVM would die by a signal of one that is not complete, for example after the disk was full
+            if archive.name == _name(archive):
+                return f'"-XX:SharedArchiveFile={archive}" {_SILENT} {_PLACED}'
+    except OSError:
+        pass  # somebody is removing it
     return ""
 
 
@@ -57,23 +66,47 @@ def make(java_options: str, environment: Mapping[str, str]) -> None:
     :param environment: that of spark-submit.
     """
     place = _folder(environment)
-    if place is None or options(environment):
-        return
+    if place is None:
+        log.info("Spark's classes are not kept: Java or Spark was not found, or there is no folder for them.")
+    elif options(environment):
+        log.info("Spark's classes are kept in %s already.", place)
+    else:
+        try:
+            _make(java_options, environment, place)
+        except (JobFailed, OSError, subprocess.SubprocessError) as error:
+            log.warning("Spark's classes cannot be kept, jobs start without: %s", error)
+        else:
+            log.info("Spark's classes are kept in %s.", place)
+
+
+def _make(java_options: str, environment: Mapping[str, str], place: Path) -> None:
+    """Run the job, at whose end the JVM writes the archive.
+
+    :raises JobFailed: the job has failed, or the JVM has written none.
+    :raises OSError: the disk is full, for example.
+    :raises subprocess.SubprocessError: the job takes too long.
+    """
     with tempfile.TemporaryDirectory(dir=place) as made:
         job, archive = Path(made) / "job.py", Path(made) / "archive.jsa"
         job.write_text(_JOB)
-        java = f'{java_options} "-XX:ArchiveClassesAtExit={archive}"'
+        # a JVM that does not know an option of those with which jobs use the archive fails here already
+        java = f'{java_options} "-XX:ArchiveClassesAtExit={archive}" {_SILENT.replace("=off", "=warning")} {_PLACED}'
         command = [
             "spark-submit", "--master", "local[1]", "--conf", "spark.ui.enabled=false",
             "--conf", f"spark.driver.extraJavaOptions={java}", str(job),
         ]  # fmt: skip
-        try:
-            subprocess.run(command, env=dict(environment), check=True, capture_output=True, timeout=_LONGEST)
-            archive.rename(place / _name(archive))
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("Spark's classes cannot be kept in %s, jobs start without: %s", place, error)
-        else:
-            log.info("Spark's classes are kept in %s.", place)
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_LONGEST,
+        )
+        if done.returncode or not archive.exists():
+            said = done.stdout.decode(errors="replace")[-_QUOTED:].strip()
+            raise JobFailed(f"an empty job ended with exit code {done.returncode} and without an archive: {said}")
+        archive.rename(place / _name(archive))
 
 
 def _name(archive: Path) -> str:
@@ -84,18 +117,26 @@ def _name(archive: Path) -> str:
 def _folder(environment: Mapping[str, str]) -> Path | None:
     """Where the archive of this Java and this Spark is; None if one of them is missing, or there is no folder for it."""
     path = environment.get("PATH")
-    home = environment.get("JAVA_HOME")
+    java = environment.get("JAVA_HOME")
     # as bin/spark-class finds it
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java", path=path)
-    spark = shutil.which("spark-submit", path=path)
-    if java is None or spark is None:
+    program = os.path.join(java, "bin", "java") if java else shutil.which("java", path=path)
+    spark = environment.get("SPARK_HOME") or _pyspark()
+    if program is None or spark is None or shutil.which("spark-submit", path=path) is None:
         return None
+    parts = [environment.get("SPARK_CONF_DIR", ""), environment.get("HADOOP_CONF_DIR", "")]
     try:
-        version = importlib.metadata.version("pyspark")
-        parts = [version, environment.get("SPARK_HOME", ""), environment.get("SPARK_CONF_DIR", "")]
-        for program in (Path(java).resolve(), Path(spark).resolve()):
-            found = program.stat()
-            parts += [str(program), str(found.st_mtime_ns), str(found.st_size)]
-    except (OSError, importlib.metadata.PackageNotFoundError):
+        for needed in (Path(program).resolve(), Path(spark).resolve() / "jars"):
+            # whole seconds, as an image's layers keep them
+            parts += [str(needed), str(int(needed.stat().st_mtime))]
+    except OSError:
         return None
-    return cache.folder("spark", hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
+    # the class path begins with it
+    parts.append(str((Path(spark) / "conf").exists()))
+    place = cache.folder("spark", hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
+    return None if place is None or _NOT_IN_OPTIONS.intersection(str(place)) else place
+
+
+def _pyspark() -> str | None:
+    """The folder of PySpark, where its spark-submit finds Spark if SPARK_HOME is not set."""
+    found = importlib.util.find_spec("pyspark")
+    return None if found is None or found.origin is None else os.path.dirname(found.origin)

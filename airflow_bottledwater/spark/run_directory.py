@@ -152,6 +152,8 @@ def read(folder: Path, kind: type[R]) -> R | None:
         return _decode(kind, found) if isinstance(found, dict) else None
     except (OSError, ValueError, OverflowError):
         return None
+    except ImportError:  # this Python's packages were removed while a job ran, whose supervisor goes on
+        return None
 
 
 def present(folder: Path, kind: type[RunRecord]) -> bool:

@@ -108,8 +108,8 @@ def make_archive() -> None:
 #: librdkafka's; each of more would keep what its threads have freed
 _MALLOC = {"arena_max": 2, "tcache_count": 12_000, "tcache_max": 512}
 WORKER_ENVIRONMENT = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())}
-#: the JVM and the driver have many threads, none of which is in a hurry
-_JVM_MALLOC = "glibc.malloc.arena_max=1"
+#: the JVM and the driver have many threads, too
+_JVM_MALLOC = "glibc.malloc.arena_max=2"
 
 
 #: a job that has died is submitted again by Airflow, with its back-off; YARN would also start one again that has failed for good

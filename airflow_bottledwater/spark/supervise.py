@@ -352,15 +352,15 @@ def _report_end(folder: Path) -> None:
     settings = next(folder.glob("pipeline-*.json"), None)
     if submission is None or settings is None:
         return
-    # imported only now: a supervisor lives as long as its job, and shall be small
-    from airflow_bottledwater.settings import Pipeline
-    from airflow_bottledwater.spark.log import parse
-    from airflow_bottledwater.state import jobs
-
-    ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
-    quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
-    end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
     try:
+        # imported only now: a supervisor lives as long as its job, and shall be small
+        from airflow_bottledwater.settings import Pipeline
+        from airflow_bottledwater.spark.log import parse
+        from airflow_bottledwater.state import jobs
+
+        ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
+        quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
+        end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
         jobs.report_end(Pipeline.read(settings), submission.id, submission.kind, end, ours)
     except Exception as error:
         print(f"The job's end could not be reported: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 
+from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.key_table import RANGES
@@ -38,6 +39,7 @@ def run(pipeline: Pipeline, reading: Reading, *, stopped: Callable[[], None] = l
     :raises Outage: source, broker or registry were not available for too long, or the snapshot's holder is gone.
     :raises StopRequested: the task was stopped.
     """
+    memory.keep()
     work = _Work(pipeline, reading, stopped)
     if reading.chunks:
         work.read_tables()

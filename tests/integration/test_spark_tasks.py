@@ -38,7 +38,7 @@ def test_a_job_without_sql_imports_neither_pandas_nor_arrow() -> None:
         "import sys; from airflow_bottledwater.spark import job\n"
         "with job.context('x', {'spark.master': 'local[1]', 'spark.ui.enabled': 'false'}) as context:\n"
         "    assert context.parallelize([1], 1).map(lambda x: x + 1).collect() == [2]\n"
-        "    print([m for m in ('pandas', 'pyarrow') if m in sys.modules])\n"
+        "    print([m for m in ('pandas', 'pyarrow', 'google.protobuf') if m in sys.modules])\n"
         "import pandas"
     )
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -47,8 +47,11 @@ def test_a_job_without_sql_imports_neither_pandas_nor_arrow() -> None:
 
 
 def test_spark_starts_from_the_archive_of_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if subprocess.run(["java", "-Xshare:on", "-version"], check=False, capture_output=True).returncode:
+    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
+    if subprocess.run([java, "-Xshare:on", "-version"], check=False, capture_output=True).returncode:
         pytest.skip("this Java has no archive of its own classes, which every other needs")
+    for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of this user"))
     submit.make_archive()
     name, loaded, job_file = "spark.driver.extraJavaOptions", tmp_path / "loaded", tmp_path / "job.py"

@@ -2610,14 +2610,14 @@ MUTANTS = (
     Mutant(
         "an archive is of one Java and one Spark",
         "spark/archive.py",
-        "            parts += [str(program), str(found.st_mtime_ns), str(found.st_size)]\n",
-        "            parts += [str(program)]\n",
+        "            parts += [str(needed), str(int(needed.stat().st_mtime))]\n",
+        "            parts += [str(needed)]\n",
         "tests/unit/spark/test_archive.py::test_another_java_or_spark_needs_another_archive",
     ),
     Mutant(
         "jobs on one machine start from the archive of Spark's classes",
         "spark/archive.py",
-        '"-XX:SharedArchiveFile={}" ',
+        '"-XX:SharedArchiveFile={archive}" ',
         "",
         "tests/integration/test_spark_tasks.py::test_spark_starts_from_the_archive_of_its_classes",
     ),
@@ -2641,5 +2641,19 @@ MUTANTS = (
         "        tune(_M_TRIM_THRESHOLD, 64 << 20)\n",
         "",
         "tests/unit/test_memory.py::test_freed_memory_is_kept_for_the_next_batch",
+    ),
+    Mutant(
+        "a job without SQL imports no protocol buffers",
+        "spark/job.py",
+        '"pandas", "pyarrow", "google.rpc"',
+        '"pandas", "pyarrow"',
+        "tests/integration/test_spark_tasks.py::test_a_job_without_sql_imports_neither_pandas_nor_arrow",
+    ),
+    Mutant(
+        "Spark's classes are not kept where options cannot say it",
+        "spark/archive.py",
+        "None if place is None or _NOT_IN_OPTIONS.intersection(str(place)) else place",
+        "place",
+        "tests/unit/spark/test_archive.py::test_a_folder_whose_name_options_cannot_have_is_not_used",
     ),
 )

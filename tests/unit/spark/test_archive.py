@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ _SUBMIT = """\
 #!/bin/sh
 echo "$@" >> {log}
 for word in "$@"; do case $word in *-XX:ArchiveClassesAtExit=*)
-  path=${{word##*-XX:ArchiveClassesAtExit=}}; echo classes > "${{path%\\"}}";;
+  path=${{word##*-XX:ArchiveClassesAtExit=}}; echo classes > "${{path%%\\"*}}";;
 esac; done
 """
 
@@ -24,10 +25,11 @@ def host(tmp_path: Path) -> dict[str, str]:
     """The environment of a host with a Java and a Spark."""
     programs = tmp_path / "bin"
     programs.mkdir()
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
     for name in ("java", "spark-submit"):
         (programs / name).write_text(_SUBMIT.format(log=tmp_path / "log"))
         (programs / name).chmod(0o755)
-    return {"PATH": f"{programs}:{os.environ['PATH']}"}
+    return {"PATH": f"{programs}:{os.environ['PATH']}", "SPARK_HOME": str(tmp_path / "spark")}
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +53,28 @@ def test_an_archive_is_made_once_and_used_from_then_on(host: dict[str, str], tmp
     assert list(made.parent.iterdir()) == [made]  # nothing else is left
 
 
-@pytest.mark.parametrize("program", ["java", "spark-submit"])
-def test_another_java_or_spark_needs_another_archive(host: dict[str, str], tmp_path: Path, program: str) -> None:
+@pytest.mark.parametrize("part", ["bin/java", "spark/jars", "spark/conf"])
+def test_another_java_or_spark_needs_another_archive(host: dict[str, str], tmp_path: Path, part: str) -> None:
     archive.make("", host)
-    with (tmp_path / "bin" / program).open("a") as file:
-        file.write("# another version\n")
+    assert archive.options(host)
+    (tmp_path / "spark" / "conf").mkdir()
+    if part != "spark/conf":
+        (tmp_path / "spark" / "conf").rmdir()
+        os.utime(tmp_path / part, (1, 1))
     assert archive.options(host) == ""
     archive.make("", host)
     assert archive.options(host)
     assert len(_made(tmp_path)) == 2
+
+
+def test_an_archive_is_found_in_an_image(host: dict[str, str], tmp_path: Path) -> None:
+    """The layers of an image keep the times of files in whole seconds."""
+    for part in ("bin/java", "spark/jars"):
+        os.utime(tmp_path / part, ns=(0, 7_999_999_999))
+    archive.make("", host)
+    for part in ("bin/java", "spark/jars"):
+        os.utime(tmp_path / part, (7, 7))
+    assert archive.options(host)
 
 
 def test_an_archive_that_is_not_complete_is_not_used_and_made_again(host: dict[str, str], tmp_path: Path) -> None:
@@ -72,20 +87,47 @@ def test_an_archive_that_is_not_complete_is_not_used_and_made_again(host: dict[s
     assert archive.options(host)
 
 
-@pytest.mark.parametrize("program", ["java", "spark-submit"])
-def test_without_java_or_spark_there_is_none(host: dict[str, str], tmp_path: Path, program: str) -> None:
-    (tmp_path / "bin" / program).unlink()
+@pytest.mark.parametrize("part", ["bin/java", "bin/spark-submit", "spark/jars"])
+def test_without_java_or_spark_there_is_none(
+    host: dict[str, str], tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / part).rename(tmp_path / "elsewhere")
     host = {**host, "PATH": str(tmp_path / "bin")}
-    archive.make("", host)
+    with caplog.at_level(logging.INFO):
+        archive.make("", host)
+    assert "was not found" in caplog.text
     assert archive.options(host) == ""
     assert not (tmp_path / "log").exists()
 
 
-def test_a_job_that_fails_is_only_told(host: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "bin" / "spark-submit").write_text("#!/bin/sh\nexit 3\n")
+@pytest.mark.parametrize(("lines", "why"), [("echo no room\nexit 3", "no room"), ("echo no archive", "no archive")])
+def test_a_job_that_fails_is_only_told(
+    host: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture, lines: str, why: str
+) -> None:
+    (tmp_path / "bin" / "spark-submit").write_text(f"#!/bin/sh\n{lines}\n")
     with caplog.at_level(logging.WARNING):
         archive.make("", host)
-    assert "jobs start without" in caplog.text
+    assert "jobs start without" in caplog.text and why in caplog.text
+    assert archive.options(host) == ""
+
+
+def test_a_full_disk_is_only_told(
+    host: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive.tempfile, "TemporaryDirectory", full)
+    archive.make("", host)
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a:b", 'a"b', "a\\b"])
+def test_a_folder_whose_name_options_cannot_have_is_not_used(
+    host: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+    archive.make("", host)
     assert archive.options(host) == ""
 
 
@@ -93,6 +135,7 @@ def test_only_jobs_on_one_machine_use_it(host: dict[str, str], tmp_path: Path, m
     archive.make("", host)
     monkeypatch.setattr(submit, "environment", lambda: host)
     name = "spark.driver.extraJavaOptions"
+    assert archive.options(host)
     assert submit.conf_for("local[2]")[name].endswith(archive.options(host))
     assert submit.conf_for("local[2]", {name: "-Xmx1g"})[name] == "-Xmx1g"
     assert name not in submit.conf_for("yarn")

@@ -412,10 +412,12 @@ class LiveReader:
     """A read_committed consumer beside the test: when records became visible.
 
     :ivar arrivals: wall-clock times.
+    :ivar committed: when the last of the transactions was committed whose changes have arrived.
     """
 
     def __init__(self, flow: Flow, tables: Sequence[str]) -> None:
         self.arrivals: list[float] = []
+        self.committed = 0.0
         self._flow, self._tables = flow, tables
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-reader", daemon=True)
@@ -440,5 +442,6 @@ class LiveReader:
             message = consumer.poll(0.2)
             if message is not None and message.error() is None:
                 self.arrivals.append(time.time())
+                self.committed = max(self.committed, message.timestamp()[1] / 1000)
         with contextlib.suppress(Exception):
             consumer.close()

@@ -16,7 +16,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
@@ -70,7 +69,6 @@ class PublishSession:
         state_topic: str,
         backoff: Backoff,
     ) -> None:
-        memory.keep()
         self.pipeline, self.job, self.backoff = pipeline, job, backoff
         self.state = PipelineState()
         self._state_topic = state_topic

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
+from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import select_list
@@ -63,6 +64,7 @@ def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lam
 class _Lane:
     def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
+        memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
         self._session = PublishSession(
             pipeline,

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 
+from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import Programs
@@ -48,6 +49,7 @@ class StreamPublisher:
     def __init__(self, pipeline: Pipeline, start: Start, backoff: Backoff) -> None:
         self._pipeline = pipeline
         self._start, self._fingerprint = start, start.fingerprint
+        memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
         self._session = PublishSession(
             pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff

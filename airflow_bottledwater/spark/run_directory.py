@@ -150,9 +150,8 @@ def read(folder: Path, kind: type[R]) -> R | None:
     try:
         found = json.loads((folder / kind.FILE).read_text())
         return _decode(kind, found) if isinstance(found, dict) else None
-    except (OSError, ValueError, OverflowError):
-        return None
-    except ImportError:  # this Python's packages were removed while a job ran, whose supervisor goes on
+    # the last if this Python's packages were removed while a job ran, whose supervisor goes on
+    except (OSError, ValueError, OverflowError, ImportError):
         return None
 
 

@@ -19,6 +19,7 @@ from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
+from airflow_bottledwater.local import artifacts
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark import continuous, error_codec, job, snapshot, source, submit, verify
 from airflow_bottledwater.spark import stream as micro_batch
@@ -47,8 +48,7 @@ def test_a_job_without_sql_imports_neither_pandas_nor_arrow() -> None:
 
 
 def test_spark_starts_from_the_archive_of_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
-    if subprocess.run([java, "-Xshare:on", "-version"], check=False, capture_output=True).returncode:
+    if subprocess.run([artifacts.system_java(), "-Xshare:on", "-version"], check=False, capture_output=True).returncode:
         pytest.skip("this Java has no archive of its own classes, which every other needs")
     for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)

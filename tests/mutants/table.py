@@ -2638,7 +2638,7 @@ MUTANTS = (
     Mutant(
         "a process that publishes keeps freed memory for the next batch",
         "memory.py",
-        "        tune(_M_TRIM_THRESHOLD, 64 << 20)\n",
+        '    _glibc("mallopt", _M_TRIM_THRESHOLD, 64 << 20)\n',
         "",
         "tests/unit/test_memory.py::test_freed_memory_is_kept_for_the_next_batch",
     ),
@@ -2655,5 +2655,12 @@ MUTANTS = (
         "None if place is None or _NOT_IN_OPTIONS.intersection(str(place)) else place",
         "place",
         "tests/unit/spark/test_archive.py::test_a_folder_whose_name_options_cannot_have_is_not_used",
+    ),
+    Mutant(
+        "a supervisor whose packages are removed goes on",
+        "spark/run_directory.py",
+        "OverflowError, ImportError)",
+        "OverflowError)",
+        "tests/unit/spark/test_run_directory.py::test_a_supervisor_goes_on_whose_packages_are_removed",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ def test_what_is_malformed_is_as_if_it_were_not_there(
     if text is not None:
         (tmp_path / kind.FILE).write_bytes(text.encode() if isinstance(text, str) else text)
     assert run_directory.read(tmp_path, kind) is None
+
+
+def test_a_supervisor_goes_on_whose_packages_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_directory.write(tmp_path, Driver(17))
+    assert run_directory.read(tmp_path, Driver) == Driver(17)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    assert run_directory.read(tmp_path, Driver) is None
 
 
 def test_a_request_to_stop_is_one_whatever_it_says(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ def show(report: PipelineReport, console: Console) -> None:
         console.print(f"Job: {job.state} ({age:,.0f} s ago), epoch {job.job.epoch} on {job.job.host}; {job.counters}")
         if job.error:
             console.print(f"Last error: {job.error}", style="red")
+        for problem in job.problems:
+            console.print(f"Problem for {time.time() - problem.since:,.0f} s: {problem}", style="red")
     position = report.position or "(nothing streamed yet)"
     console.print(f"Stream at {position}; snapshot {'complete' if report.complete else 'not complete'}")
     table = Table(*_COLUMNS)

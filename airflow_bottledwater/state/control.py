@@ -23,6 +23,7 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
+from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.state.reporter import Reporter
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Controller(Reporter):
 
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
+    :ivar problems: what is not as it is meant; the parts of the job tell it, and each heartbeat writes it.
     """
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
@@ -71,6 +73,7 @@ class Controller(Reporter):
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, pipeline.engine)
         self.status.heartbeat = pipeline.heartbeat_interval
         self.stopped = threading.Event()
+        self.problems = Problems()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
         self._job, self._obeys, self._replaced = job, False, False
@@ -146,6 +149,8 @@ class Controller(Reporter):
     def _write(self, wait: float) -> None:
         if self._replaced:
             return
+        if not self.status.ended:
+            self.status.problems = self.problems.all()
         self.status.at = time.time()
         self._control.write(status_key(self.name), encode(self.status), wait=wait)
         if self._obeys and self.status.over:

@@ -15,6 +15,7 @@ import msgspec
 
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.model.problem import Problem
 
 #: the kind of a job that a stream continues, and the kinds of jobs that write a status
 SNAPSHOT = "snapshot"
@@ -95,6 +96,7 @@ class StatusRecord:
     :param job: the job that reports it.
     :param permanent: whether it failed for good; otherwise the same job may be submitted again.
     :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
+    :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
     :param heartbeat: seconds after which the job writes its status again; None: a version that did not say so, mostly two.
     :param at: seconds since 1970, by the clock of the job's host.
     """
@@ -107,6 +109,7 @@ class StatusRecord:
     position: str = ""
     counters: dict[str, int] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
     error: str = ""
     permanent: bool = False
     retired: bool = False

@@ -16,7 +16,7 @@ from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import problems, store
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 
 
@@ -52,7 +52,7 @@ def problem(
         return str(error)
     if max_lag is not None and found.lag > max_lag:
         return f"The slot is {found.lag:,} bytes behind, more than {max_lag:,}."
-    return ""
+    return problems.summary(status.problems)
 
 
 def look(pipeline: Pipeline, *, timeout: float) -> tuple[SlotState | None, StatusRecord | None]:

@@ -17,6 +17,7 @@ from airflow_bottledwater.hooks import job_stop, job_watch
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import problems
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.job import STOPPING
@@ -71,6 +72,8 @@ def evaluate(
     if max_dead_letters is not None and letters > max_dead_letters:
         return _failed(f"{letters} dead letters, more than {max_dead_letters}.", status.position)
     if not status.ended:
+        if found := problems.lasting(status.problems, status.at):
+            return _failed(problems.summary(found), status.position)
         if not late:
             return None
         job = status.job

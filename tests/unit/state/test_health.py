@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import health
@@ -46,6 +47,7 @@ def test_a_job_that_works_has_no_problem(state: str) -> None:
         ({"at": NOW - 5, "max_age": 4}, "more than 4 s"),
         ({"max_lag": 1233}, "1,234 bytes behind, more than 1,233"),
         ({"found": None}, "There is no slot 'shop'"),
+        ({"problems": [Problem("not-followed", "public.t", "It has no key.")]}, "public.t: It has no key."),
         ({"found": replace(SLOT, invalidated="wal_removed")}, "was invalidated"),
         ({"found": replace(SLOT, plugin="other")}, "another application"),
     ],

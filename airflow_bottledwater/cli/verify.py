@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -44,13 +45,13 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json:
         if not outcome.ok or outcome.stopped:
             jobs.check_outcome(folder, stopped)
             sys.exit(EXIT_TRANSIENT)  # it was interrupted: nothing is proven
-    answer(Verification.from_json(outcome.counts), as_json=as_json)
+    answer(msgspec.convert(outcome.counts, Verification), as_json=as_json)
 
 
 def answer(found: Verification, *, as_json: bool) -> None:
     """Print what was found, and exit with its code if it is not that all are equal."""
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
+        click.echo(json.dumps(found.as_json(), indent=2))
     else:
         # values may contain brackets, which rich would take for markup
         show(found, Console(markup=False))

@@ -156,7 +156,7 @@ class Reading(threading.Thread):
             filenode = SWEEPING if self._request.sweep else 0
             read = partitions.remembered(found.partitions)
             # if a sweep is still to come, the topic has behind it what these partitions have
-            swept = Partitions.of(read) if filenode and found.table.partitioned else None
+            swept = Partitions(read) if filenode and found.table.partitioned else None
             done = self._at.done + (not filenode)
             self._at = replace(self._at, done=done, filenode=filenode, upto=0, key=(), found=swept)
             if self._at.parts:
@@ -252,7 +252,7 @@ class Reading(threading.Thread):
                 # what this snapshot shows need not be noted any more: the topic has it when it is read again
                 self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at))
         # unless a condition has left rows out, the topic has now what these partitions have
-        known = self._at.found.by_oid if self._at.found is not None and not self._request.where else None
+        known = self._at.found.known if self._at.found is not None and not self._request.where else None
         self._at = replace(self._at, done=self._at.done + 1, filenode=0, found=None)
         self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 

@@ -311,7 +311,7 @@ class LiveSnapshots:
             oid = chunk.version.table.oid
             # what was known before of a partition that is read by itself is kept: it may have got another file since
             known = self._session.state.partitions.get(oid, {}) if chunk.after.parts else {}
-            changes[partitions_key(oid)] = Partitions.of({**chunk.partitions, **known})
+            changes[partitions_key(oid)] = Partitions({**chunk.partitions, **known})
         changes[live_key(self._id)] = replace(
             chunk.after,
             rows=before.rows + rows,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 def widen_xid(xid: int, near: int) -> int:
@@ -63,12 +61,3 @@ class Boundary:
         """Whether the snapshot already contains the transaction's rows. Both conditions are needed: the LSN makes the
         filter expire by itself, the snapshot decides."""
         return self.filtered and final_lsn < self.insert_lsn and self.snapshot.sees(xid)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, for the state topic."""
-        return {**asdict(self), "snapshot": str(self.snapshot)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Boundary:
-        """The inverse of :meth:`to_json`."""
-        return cls(Snapshot.parse(data["snapshot"]), data["insert_lsn"], data["oldest_xid"], data["filtered"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -47,19 +47,6 @@ class ColumnType:
         inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
         return (self.form, *(each.forms for each in inside))
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ColumnType:
-        """Rebuild it from its part of :meth:`Table.to_json`."""
-        element = data.get("element")
-        return cls(
-            **{
-                **data,
-                "element": cls.from_json(element) if element else None,
-                "attributes": tuple(Column.from_json(each) for each in data.get("attributes", ())),
-                "labels": tuple(data.get("labels", ())),
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -72,11 +59,6 @@ class Column:
     type: ColumnType
     comment: str | None = None
     required: bool = False
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Column:
-        """Rebuild it from its part of :meth:`Table.to_json`."""
-        return cls(**{**data, "type": ColumnType.from_json(data["type"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +102,3 @@ class Table:
     def identifiable(self) -> bool:
         """Whether its updates and deletes can be published: it has a key, or sends the full old row."""
         return self.keyed or (self.identity == "f" and not self.unpublishable)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, for the state topic."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Table:
-        """The inverse of :meth:`to_json`."""
-        columns = tuple(Column.from_json(each) for each in data["columns"])
-        return cls(**{**data, "columns": columns, "key": tuple(data["key"])})

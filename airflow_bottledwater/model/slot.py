@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 #: what PostgreSQL allows (ReplicationSlotValidateName, src/backend/replication/slot.c; NAMEDATALEN is 64)
 SLOT_NAME = re.compile(r"^[a-z0-9_]{1,63}\Z")
@@ -47,7 +46,3 @@ class SlotRecord:
     def pipeline(self) -> str:
         """The name of the slot's pipeline, see :meth:`Cluster.pipeline`."""
         return _pipeline(self.system_identifier, self.database, self.name)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, for the state topic."""
-        return asdict(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from airflow_bottledwater.model.relation import Table
 
@@ -23,16 +22,3 @@ class Version:
     key_schema: int = 0
     value_schema: int = 0
     refused: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The version as plain JSON values."""
-        return {
-            "table": self.table.to_json(), "topic": self.topic, "key_schema": self.key_schema, "value_schema": self.value_schema,
-            "refused": self.refused,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Version:
-        """The inverse of :meth:`to_json`."""
-        table = Table.from_json(data["table"])
-        return cls(table, data["topic"], data["key_schema"], data["value_schema"], data.get("refused", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -142,7 +143,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         with failing():
             if outcome.stopped:
                 raise JobFailed("The verification was stopped before its end.", "Clear the task to verify again.")
-        found = Verification.from_json(super()._finish(outcome))
+        found = msgspec.convert(super()._finish(outcome), Verification)
         for table in found.tables:
             self.log.info("%s: %s, %s rows", table.table, table.verdict, f"{table.rows:,}")
             for difference in table.differences:

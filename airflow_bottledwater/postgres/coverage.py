@@ -8,8 +8,7 @@ have other oids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -60,21 +59,6 @@ class Coverage:
 
     publications: dict[str, Publication]
     tables: dict[int, frozenset[int]]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, for the state topic."""
-        return {
-            "publications": {name: asdict(each) for name, each in self.publications.items()},
-            "tables": {str(oid): sorted(rows) for oid, rows in self.tables.items()},
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Coverage:
-        """The inverse of :meth:`to_json`."""
-        return cls(
-            {name: Publication(**each) for name, each in data["publications"].items()},
-            {int(oid): frozenset(rows) for oid, rows in data["tables"].items()},
-        )
 
     def with_new(self, today: Coverage) -> Coverage:
         """This coverage, extended by the tables and publications of ``today`` that it does not contain."""

@@ -200,7 +200,7 @@ def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[s
     """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them itself."""
     roots = [table.oid for table in tables if table.partitioned]
     below = partitions.below(connection, roots)
-    return {partitions_key(oid): Partitions.of(partitions.remembered(below.get(oid, []))) for oid in roots}
+    return {partitions_key(oid): Partitions(partitions.remembered(below.get(oid, []))) for oid in roots}
 
 
 def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool, live: bool) -> SlotRecord:

@@ -211,7 +211,7 @@ class _Redrive:
     def _replaced(self, dead_letter: DeadLetter) -> bool:
         """Whether its table has got another key since, or a successor: a live snapshot has read all rows then, under the new key, and has
         removed the keys of before."""
-        table = Version.from_json(dead_letter.content["again"]).table
+        table = msgspec.convert(dead_letter.content["again"], Version).table
         pinned = self._tables.get(table.oid)
         try:
             if pinned is not None:
@@ -291,7 +291,7 @@ class _Redrive:
             "flags": xid << wire.FLAG_XID_SHIFT,
         }
         changes = layout.rows(layout.CHANGE, [change])
-        version = self._with_schema(Version.from_json(again))
+        version = self._with_schema(msgspec.convert(again, Version))
         programs = self._publishing.programs([version], copied=dead_letter.copied)
         completed = self._completer.complete(Batch(position, position, data, changes, (version,)), programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
@@ -334,7 +334,7 @@ class _Redrive:
         by_table: dict[tuple[str, bool], list[tuple[DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
         for dead_letter, _ in ready:
             again = dead_letter.content["again"]
-            table = Version.from_json(again).table
+            table = msgspec.convert(again, Version).table
             if table.key:
                 message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
                 by_table[json.dumps(again["table"]), dead_letter.copied].append((dead_letter, table, message))

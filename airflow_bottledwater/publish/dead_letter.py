@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
@@ -64,7 +66,11 @@ class DeadLetter:
             "error": self.error,
         }
         if self.whole and len(self.message) < limit:
-            again = {**self.version.to_json(), **self.context, "message": base64.b64encode(self.message).decode()}
+            again = {
+                **msgspec.to_builtins(self.version),
+                **self.context,
+                "message": base64.b64encode(self.message).decode(),
+            }
             encoded = json.dumps({**record, "again": again}, ensure_ascii=False).encode()
             if len(encoded) <= limit:
                 return encoded

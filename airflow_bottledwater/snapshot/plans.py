@@ -133,7 +133,7 @@ class Plans:
                 today = partitions.remembered(self._below.get(table.oid, ()))
                 # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
                 before = {} if table.oid in self._begin else known.partitions.get(table.oid, {})
-                changes[partitions_key(table.oid)] = Partitions.of({**today, **before})
+                changes[partitions_key(table.oid)] = Partitions({**today, **before})
             if table.oid in known.boundaries and table.oid not in self._begin:
                 continue
             topic = known.tables[table.oid].topic

@@ -46,7 +46,7 @@ def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: thread
         executors.check(context, pipeline, file, count=pipeline.lanes)
         warm_workers(context, pipeline, pipeline.lanes, _warm)
         found = driver.run(pipeline, functools.partial(run_readings, context, pipeline, file), stopped=stopped)
-    return found.to_json()
+    return found.as_json()
 
 
 def main() -> None:

@@ -120,7 +120,7 @@ def followed(connection: Connection, known: PipelineState) -> dict[str, Partitio
     found = {}
     for table, partitioned, today in _partitioned(connection, known):
         if (more := partitions.followed(partitioned, table, today)) != partitioned:
-            found[partitions_key(table.oid)] = Partitions.of(more)
+            found[partitions_key(table.oid)] = Partitions(more)
     return found
 
 
@@ -261,7 +261,7 @@ class CoverageWatch:
             today = state.partitions
             changed = {oid: known for oid, known in today.items() if known != self._recorded.get(oid)}
             self._recorded = today
-            self._known.apply({partitions_key(oid): Partitions.of(known) for oid, known in changed.items()})
+            self._known.apply({partitions_key(oid): Partitions(known) for oid, known in changed.items()})
             self._known.apply({live_key(each): state.live(each) for each in {*self._known.lives, *state.lives}})
             found = unsent(connection, self._known) if changed else found
         return found

@@ -138,7 +138,7 @@ class PipelineState:
     @property
     def partitions(self) -> dict[int, dict[int, KnownPartition]]:
         """The partitions that are known, by the oid of the table that is published as one."""
-        return {oid: found.by_oid for oid, found in self._of_tables("partitions", Partitions).items()}
+        return {oid: found.known for oid, found in self._of_tables("partitions", Partitions).items()}
 
     @property
     def heirs(self) -> dict[int, Heir]:

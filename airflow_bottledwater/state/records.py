@@ -9,7 +9,7 @@ and ``live/…`` by the id of a live snapshot.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -122,23 +122,10 @@ class Complete:
 class Partitions:
     """The partitions whose rows are in the topic of a partitioned table, or have come with the stream.
 
-    :param known: by oid: the name and the filenode of each, at any level below the table.
-    :param attached: by oid: the transaction that has put it there; versions before have not written it.
+    :param known: by oid, at any level below the table.
     """
 
-    known: dict[str, tuple[str, int]]
-    attached: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, known: Mapping[int, KnownPartition]) -> Partitions:
-        """Make the record; the keys of a JSON object are texts."""
-        named = {str(oid): each for oid, each in known.items()}
-        return cls({oid: each[:2] for oid, each in named.items()}, {oid: each.attached for oid, each in named.items()})
-
-    @property
-    def by_oid(self) -> dict[int, KnownPartition]:
-        """The inverse of :meth:`of`."""
-        return {int(oid): KnownPartition(*each, self.attached.get(oid, "")) for oid, each in self.known.items()}
+    known: dict[int, KnownPartition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +267,7 @@ R = TypeVar("R")
 
 def encode(record: StateRecord) -> dict[str, Any]:
     """A record as plain JSON values; fields that are None are left out."""
-    if isinstance(record, Boundary | Coverage):
-        return record.to_json()
-    found: dict[str, Any] = msgspec.to_builtins(record)
+    found: dict[str, Any] = msgspec.to_builtins(record, str_keys=True, order="deterministic")
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -299,10 +284,8 @@ def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
             "It was written by a newer version of the provider: install that one here, too.",
         )
     try:
-        if kind is Boundary or kind is Coverage:
-            return kind.from_json(raw)
-        return msgspec.convert(raw, kind)
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        return msgspec.convert(raw, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
         raise StateError(
             f"The slot's state has a record {key!r} that is malformed: {error}.",
             LOST_STATE,

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import msgspec
-
 Kind = Literal["missing", "surplus", "different", "wrong partition", "unreadable"]
 
 #: differences of a table that are reported one by one
@@ -119,7 +117,7 @@ class Verification:
         """How many rows were compared."""
         return sum(table.rows for table in self.tables)
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As plain JSON values; with the verdicts."""
         found, room = asdict(self), _ALL_SHOWN
         for each, table in zip(found["tables"], self.tables, strict=True):
@@ -127,11 +125,6 @@ class Verification:
             each["differences"] = each["differences"][:room]
             room -= len(each["differences"])
         return {**found, "rows": self.rows, "equal": not self.different and not self.unsettled}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verification:
-        """The inverse of :meth:`to_json`."""
-        return msgspec.convert(data, cls)
 
     def summary(self) -> dict[str, Any]:
         """The counts by table, without values of rows."""

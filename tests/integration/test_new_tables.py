@@ -177,7 +177,7 @@ def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch:
             verification.run(pipeline, verification.in_threads(pipeline))
         goes_on.set()
         until(lambda: not read_state(flow.pipeline, state_topic(flow)).lives, "it is read", failed=errors)
-        assert verification.run(pipeline, verification.in_threads(pipeline)).to_json()["equal"]
+        assert verification.run(pipeline, verification.in_threads(pipeline)).as_json()["equal"]
 
 
 def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:

@@ -396,7 +396,7 @@ def test_rows_of_an_attached_partition_that_are_still_to_come_are_no_difference(
             verification.run(flow.pipeline, verification.in_threads(flow.pipeline))
     flow.stream()
     with flow.streaming():
-        assert verification.run(flow.pipeline, verification.in_threads(flow.pipeline)).to_json()["equal"]
+        assert verification.run(flow.pipeline, verification.in_threads(flow.pipeline)).as_json()["equal"]
 
 
 def test_an_attached_partition_that_is_gone_before_it_was_read_is_told(make_flow: MakeFlow) -> None:

@@ -110,7 +110,7 @@ def test_a_verification_reads_tables_and_topics_in_tasks(
     file = SettingsFile(str(flow.pipeline.write(tmp_path)))
     read = partial(verify.run_readings, context, flow.pipeline, file)
     with flow.streaming() as errors:
-        assert driver.run(flow.pipeline, read).to_json()["equal"]
+        assert driver.run(flow.pipeline, read).as_json()["equal"]
         producer = Producer({"bootstrap.servers": flow.kafka.bootstrap, "partitioner": "murmur2_random"})
         producer.produce(flow.topic("items"), None, b'{"id":7}')
         producer.flush(10)

@@ -2162,8 +2162,8 @@ MUTANTS = (
     Mutant(
         "an attached partition that gets another file while it is read is told",
         "live/snapshots.py",
-        "Partitions.of({**chunk.partitions, **known})",
-        "Partitions.of({**known, **chunk.partitions})",
+        "Partitions({**chunk.partitions, **known})",
+        "Partitions({**known, **chunk.partitions})",
         f"{_PARTITIONS}::test_an_attached_partition_that_is_truncated_while_it_is_read_is_told",
     ),
     Mutant(
@@ -2218,7 +2218,7 @@ MUTANTS = (
     Mutant(
         "a sweep that another job ends tells the partitions whose rows were read before it",
         "live/reading.py",
-        "swept = Partitions.of(read) if filenode and found.table.partitioned else None",
+        "swept = Partitions(read) if filenode and found.table.partitioned else None",
         "swept = None",
         f"{_PARTITIONS}::test_a_sweep_that_another_job_ends_tells_the_partitions_as_well",
     ),
@@ -2337,8 +2337,8 @@ MUTANTS = (
     Mutant(
         "what is known of a partition is kept when its snapshot is resumed",
         "snapshot/plans.py",
-        "Partitions.of({**today, **before})",
-        "Partitions.of(today)",
+        "Partitions({**today, **before})",
+        "Partitions(today)",
         f"{_PARTITIONS}::test_a_partition_that_is_truncated_while_its_snapshot_is_interrupted_is_noticed",
     ),
     Mutant(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.state.verification import Verification
@@ -30,7 +31,7 @@ def ended_equal(process: subprocess.Popen[str]) -> Verification:
     """What the command has found, which must be that every topic is its table, and that there was something to compare."""
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, output + errors
-    found = Verification.from_json(json.loads(output))
+    found = msgspec.json.decode(output, type=Verification)
     _check(found)
     return found
 

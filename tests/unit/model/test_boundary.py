@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -59,9 +57,3 @@ def test_a_boundary_contains_what_it_sees_and_what_committed_before_it(
     xid = (snapshot.xmax + distance) & 0xFFFFFFFF
     expected = filtered and lsn_distance < 0 and snapshot.sees(xid)
     assert boundary.contains(insert_lsn + lsn_distance, xid) == expected
-
-
-@given(snapshots(), st.integers(0, 2**63 - 1), st.booleans())
-def test_a_boundary_survives_the_state_topic(snapshot: Snapshot, insert_lsn: int, filtered: bool) -> None:
-    boundary = Boundary(snapshot, insert_lsn, snapshot.xmin, filtered)
-    assert Boundary.from_json(json.loads(json.dumps(boundary.to_json()))) == boundary

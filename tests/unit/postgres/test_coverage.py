@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -79,7 +78,3 @@ def test_what_is_new_is_added_and_what_was_known_stays_as_it_was() -> None:
     other = replace(OURS, oid=600)
     today = Coverage({"p": replace(OURS, oid=501), "q": other}, {1: frozenset({950}), 3: frozenset({903})})
     assert RECORDED.with_new(today) == Coverage({"p": OURS, "q": other}, {**RECORDED.tables, 3: frozenset({903})})
-
-
-def test_it_is_read_from_the_state_as_it_was_written() -> None:
-    assert Coverage.from_json(json.loads(json.dumps(RECORDED.to_json()))) == RECORDED

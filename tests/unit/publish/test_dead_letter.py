@@ -6,6 +6,7 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ def test_it_has_the_row_the_reason_and_what_it_takes_to_publish_it_later() -> No
     assert read["pipeline"] == "7/shop/slot"
     again = read["again"]
     assert (again["topic"], again["xid"], base64.b64decode(again["message"])) == ("shop.items", 9, message)
-    assert Version.from_json({k: v for k, v in again.items() if k not in ("xid", "message")}).table.key == ("id",)
+    assert msgspec.convert(again, Version).table.key == ("id",)
 
 
 def test_a_row_without_a_key_has_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import msgspec
 import pytest
 
 from airflow_bottledwater.cli import verify as verification
@@ -42,7 +43,7 @@ def test_the_exit_code_tells_the_verdict(result: Verification, code: int, capsys
             answer(result, as_json=as_json)
         out = capsys.readouterr().out
         if as_json:
-            assert Verification.from_json(json.loads(out)) == result
+            assert msgspec.json.decode(out, type=Verification) == result
             assert json.loads(out)["equal"] is (code == 0)
         elif code == 2:
             assert "different: id = [7]: name is y in the topic and x in the table (partition 0, offset 3)" in out
@@ -54,7 +55,7 @@ def test_a_report_of_many_differences_stays_small() -> None:
     many = TableResult("public.a", "a")
     many.add([MISSING] * 50)
     assert (many.counts, len(many.differences)) == ({"different": 50}, 10)
-    whole = Verification(1.0, "0/1", 1.0, [many] * 50).to_json()
+    whole = Verification(1.0, "0/1", 1.0, [many] * 50).as_json()
     assert sum(len(table["differences"]) for table in whole["tables"]) == 100
 
 

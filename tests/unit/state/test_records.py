@@ -1,0 +1,70 @@
+"""The records of a slot's state topic: each is read as it was written, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.model.below import Below
+from airflow_bottledwater.model.boundary import Boundary, Snapshot
+from airflow_bottledwater.model.heir import Heir
+from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.slot import SlotRecord
+from airflow_bottledwater.postgres.coverage import Coverage, Publication
+from airflow_bottledwater.postgres.partitions import KnownPartition
+from airflow_bottledwater.state import records
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.records import StateRecord
+
+_PRICE = ColumnType(90000, -1, 1700, (10 << 16 | 2) + 4, "b", "public.price")
+_DEEP = ColumnType(1231, -1, 1231, -1, "b", "numeric[][]", _PRICE, 2, attributes=(Column("x", _PRICE),), labels=("l",))
+_COLUMNS = (Column("a", _PRICE, "what it costs"), Column("b", _PRICE, required=True), Column("c", _DEEP))
+_TABLE = Table(16384, "crêpes", "t", "f", ("b", "a"), _COLUMNS, 7, "x", "p", 3, True, key_problem="why")
+_PARTITIONS = records.Partitions({7: KnownPartition("public.a", 2**31, "77"), 8: KnownPartition("public.b", 0)})
+
+RECORDS: dict[str, StateRecord] = {
+    records.CLAIM: Job.next(None, "stream"),
+    records.IDS: records.Ids(("a", "b")),
+    records.INTENT: records.Intent("shop", "shop", 1.5, "7381", {"1": "2/3"}, "root", "avro", ""),
+    records.SLOT: SlotRecord("shop", "7381", 1, "shop", 2**40, 12),
+    records.COVERAGE: Coverage({"shop": Publication(500, "77", 10, False, "insert")}, {1: frozenset({901, 7})}),
+    records.COMPLETE: records.Complete((1, 2), False, 2.5),
+    records.POSITION: records.Reached(2**63, 3, 4.5, "f", 2, 7, 1, 0, 5),
+    records.table_key(1): PinnedTable(_TABLE, "shop.t", "id", 6, 1, 2, 2**33),
+    records.boundary_key(1): Boundary(Snapshot(2**33, 2**33 + 9, (2**33 + 1, 2**33 + 4)), 2**40, 2**33, True),
+    records.plan_key(1): records.Plan(7, "definition", ((0, 10, 0), (10, 20, 1))),
+    records.progress_key(1, 2): records.Progress(1000, 20, True, 1, 3),
+    records.sweep_key(1): records.Sweep((1, 2**40), False),
+    records.partitions_key(1): _PARTITIONS,
+    records.heir_key(1): Heir("public.t", 2**40),
+    records.below_key(1): Below("public.t"),
+    records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, owed=True),
+}
+
+
+@pytest.mark.parametrize("key", RECORDS)
+def test_a_record_is_read_as_it_was_written(key: str) -> None:
+    assert records.decode(key, json.loads(json.dumps(records.encode(RECORDS[key])))) == RECORDS[key]
+
+
+def test_there_is_an_example_of_each_record() -> None:
+    assert {type(each) for each in RECORDS.values()} == set(records.StateRecord.__args__)
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "problem"),
+    [
+        ("news/1", {}, "does not know (its key)"),
+        ("sweep/1", {"ends": [1], "done": True, "later": 1}, "does not know (its field 'later')"),
+        ("sweep/1", {"ends": ["x"], "done": True}, "malformed: Expected `int`, got `str` - at `$.ends[0]`"),
+        ("boundary/1", {"snapshot": "1:2:", "insert_lsn": 1, "oldest_xid": 1, "filtered": True}, "malformed"),
+        ("coverage", {"publications": {}, "tables": {"x": [1]}}, "malformed"),
+    ],
+)
+def test_what_is_no_record_of_this_version_is_refused(key: str, raw: dict[str, object], problem: str) -> None:
+    with pytest.raises(StateError) as raised:
+        records.decode(key, raw)
+    assert problem in str(raised.value)

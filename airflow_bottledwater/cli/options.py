@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from psycopg import conninfo
@@ -24,7 +24,6 @@ from airflow_bottledwater.settings import (
     merge,
     read_config_file,
 )
-from airflow_bottledwater.settings.kinds import Choice, Flag, Properties, Texts
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
@@ -51,14 +50,14 @@ def _setting(*names: str, default: str = "") -> Option[Any]:
     :param default: the meaning of an empty value, if the setting's sentence does not mention it.
     """
     setting = SETTINGS[names[-1].removeprefix("--").replace("-", "_")]
-    if isinstance(setting.kind, Flag):
+    if setting.type is bool:
         return click.option(*names, is_flag=True, default=None, help=setting.sentence)
-    if isinstance(setting.kind, Properties):
+    if setting.type is dict:
         return _properties(*names, text=setting.sentence.removesuffix("."))
     notes = []
-    if isinstance(setting.kind, Choice):
-        notes.append(setting.kind.allowed)
-    if isinstance(setting.kind, Texts):
+    if setting.type is Literal:
+        notes.append(setting.allowed)
+    if setting.type is tuple:
         notes.append("comma-separated")
     if shown := setting.default or default:
         notes.append(f"default: {shown}")

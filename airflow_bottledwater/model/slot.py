@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-#: what PostgreSQL allows (ReplicationSlotValidateName, src/backend/replication/slot.c; NAMEDATALEN is 64)
-SLOT_NAME = re.compile(r"^[a-z0-9_]{1,63}\Z")
+#: what PostgreSQL allows (ReplicationSlotValidateName, src/backend/replication/slot.c; NAMEDATALEN is 64), as a pattern: "$" alone would
+#: allow a line break behind it, and patterns in browsers have no "\Z"
+SLOT_NAME = r"^[a-z0-9_]{1,63}$(?!\n)"
 
 
 def _pipeline(system_identifier: str, database: str, slot: str) -> str:

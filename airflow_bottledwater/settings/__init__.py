@@ -1,7 +1,7 @@
 """The settings of a pipeline, described once for DAG params, the command line and the Spark jobs.
 
 The settings are in :mod:`~airflow_bottledwater.settings.groups`, each with its type, its rule, its sentence and its default.
-:mod:`~airflow_bottledwater.settings.kinds` has the rules, :mod:`~airflow_bottledwater.settings.pipeline` the whole description,
+:mod:`~airflow_bottledwater.settings.rules` checks the rules, :mod:`~airflow_bottledwater.settings.pipeline` the whole description,
 and :mod:`~airflow_bottledwater.settings.layers` the configuration file.
 """
 

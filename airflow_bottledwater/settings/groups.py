@@ -5,19 +5,25 @@ The groups and their order are those of docs/settings.md, whose descriptions beg
 
 # without "from __future__ import annotations": these hold rules, which are to be objects and not texts
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from airflow_bottledwater.model import forms
-from airflow_bottledwater.model.lsn import POSITION
 from airflow_bottledwater.model.slot import SLOT_NAME
-from airflow_bottledwater.settings.kinds import Bytes, Heartbeat, Number, Properties, Seconds, Text, Whole
+from airflow_bottledwater.settings.rules import about, limited
 
+#: the one property of librdkafka that must be given
+SERVERS = "bootstrap.servers"
 DEFAULT_BROKER = "localhost:9092"
 DEFAULT_REGISTRY = "http://localhost:8081"
 
-_TOPIC_CHARACTERS = re.compile(r"^[A-Za-z0-9._-]{0,180}\Z")
+#: the end of a text; "$" alone would allow a line break before it, and patterns in browsers have no "\\Z"
+_END = r"$(?!\n)"
+
+Seconds = Annotated[float, limited("seconds, from 0.05 to a week", ge=0.05, le=7 * 86_400)]
+#: whoever looks whether a job lives waits for several of these
+Heartbeat = Annotated[float, limited("seconds, from 0.05 to 300", ge=0.05, le=300)]
+Bytes = Annotated[int, limited("bytes, from 64 KiB to 16 GiB", ge=64 << 10, le=16 << 30)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +32,25 @@ class Connections:
 
     postgres: Annotated[
         str,
-        Text("a connection string such as 'host=db dbname=shop user=cdc', or a URI", str.strip),
-        "Connection string or URI of the source database (libpq's; a service or password file works).",
+        about(
+            "Connection string or URI of the source database (libpq's; a service or password file works).",
+            allowed="a connection string such as 'host=db dbname=shop user=cdc', or a URI",
+            pattern=r"\S",
+        ),
     ] = field(repr=False)
     kafka: Annotated[
         dict[str, str],
-        Properties("properties of librdkafka with bootstrap.servers", required="bootstrap.servers"),
-        "Properties of librdkafka: servers, security, tuning.",
-    ] = field(repr=False, default_factory=lambda: {"bootstrap.servers": DEFAULT_BROKER})
+        about(
+            "Properties of librdkafka: servers, security, tuning.",
+            allowed=f"properties of librdkafka with {SERVERS}",
+        ),
+    ] = field(repr=False, default_factory=lambda: {SERVERS: DEFAULT_BROKER})
     registry: Annotated[
         dict[str, str],
-        Properties(
-            "properties of confluent-kafka's registry client with the url of a schema registry (none with JSON)"
+        about(
+            "Properties of the schema registry's client; only with Avro.",
+            allowed="properties of confluent-kafka's registry client with the url of a schema registry (none with JSON)",
         ),
-        "Properties of the schema registry's client; only with Avro.",
     ] = field(repr=False, default_factory=lambda: {"url": DEFAULT_REGISTRY})
 
 
@@ -49,29 +60,40 @@ class Source:
 
     slot: Annotated[
         str,
-        Text("1 to 63 lower-case letters, digits and underscores", SLOT_NAME.match),
-        "Name of the replication slot, and so of the pipeline.",
+        about(
+            "Name of the replication slot, and so of the pipeline.",
+            allowed="1 to 63 lower-case letters, digits and underscores",
+            changes="never",
+            pattern=SLOT_NAME,
+        ),
     ] = "bottledwater"
     publication: Annotated[
         str,
-        Text("at most 54 bytes (a second publication appends _unkeyed)", lambda name: len(name.encode()) <= 54),
-        "Name of the publication of the keyed tables; empty: the slot's name.",
+        about(
+            "Name of the publication of the keyed tables; empty: the slot's name.",
+            allowed="at most 54 bytes (a second publication appends _unkeyed)",
+            changes="never",
+            max_length=54,
+        ),
     ] = ""
-    tables: Annotated[tuple[str, ...], "Tables, as [schema.]table with * and ?."] = ()
-    schemas: Annotated[tuple[str, ...], "Schemas whose tables are published, too, with * and ?."] = ()
+    tables: Annotated[tuple[str, ...], about("Tables, as [schema.]table with * and ?.")] = ()
+    schemas: Annotated[tuple[str, ...], about("Schemas whose tables are published, too, with * and ?.")] = ()
     new_tables: Annotated[
-        Literal["add", "ignore", "stop"], "What happens when a table is created that the patterns cover."
+        Literal["add", "ignore", "stop"], about("What happens when a table is created that the patterns cover.")
     ] = "add"
     partitioned_tables: Annotated[
         Literal["auto", "root", "leaves"],
-        "Publish a partitioned table as one, under the root's name, or each leaf partition under its own.",
+        about(
+            "Publish a partitioned table as one, under the root's name, or each leaf partition under its own.",
+            changes="never",
+        ),
     ] = "auto"
     allow_unkeyed: Annotated[
-        bool, "Publish tables without a key: inserts, and under REPLICA IDENTITY FULL updates."
+        bool, about("Publish tables without a key: inserts, and under REPLICA IDENTITY FULL updates.")
     ] = False
-    skip_snapshot: Annotated[bool, "Start with the changes from now on."] = False
-    create_publication: Annotated[bool, "Create the publications, and drop them with the slot."] = True
-    adopt_slot: Annotated[bool, "Use a slot that exists and that this pipeline has not created."] = False
+    skip_snapshot: Annotated[bool, about("Start with the changes from now on.")] = False
+    create_publication: Annotated[bool, about("Create the publications, and drop them with the slot.")] = True
+    adopt_slot: Annotated[bool, about("Use a slot that exists and that this pipeline has not created.")] = False
 
 
 #: words in the names of those properties of Kafka clients that contain secrets
@@ -84,75 +106,95 @@ class Topics:
 
     topic_prefix: Annotated[
         str,
-        Text("at most 180 letters, digits, dots, dashes and underscores", _TOPIC_CHARACTERS.match),
-        "Put before every topic's name, with a dot.",
+        about(
+            "Put before every topic's name, with a dot.",
+            allowed="at most 180 letters, digits, dots, dashes and underscores",
+            changes="never",
+            pattern=f"^[A-Za-z0-9._-]{{0,180}}{_END}",
+        ),
     ] = ""
-    output_format: Annotated[Literal["avro", "json"], "Format of the records."] = "avro"
-    create_topics: Annotated[bool, "Create missing topics."] = True
-    share_topics: Annotated[bool, "Write to topics that belong to another pipeline."] = False
-    partitions: Annotated[int, Whole(1, 10_000, "1 to 10000"), "Number of partitions of topics that are created."] = 1
+    output_format: Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")] = "avro"
+    create_topics: Annotated[bool, about("Create missing topics.")] = True
+    share_topics: Annotated[bool, about("Write to topics that belong to another pipeline.")] = False
+    partitions: Annotated[
+        int, about("Number of partitions of topics that are created.", allowed="1 to 10000", ge=1, le=10_000)
+    ] = 1
     replication_factor: Annotated[
-        int, Whole(1, 32, "1 to 32"), "Number of replicas of topics that are created; at most the number of brokers."
+        int,
+        about(
+            "Number of replicas of topics that are created; at most the number of brokers.",
+            allowed="1 to 32",
+            ge=1,
+            le=32,
+        ),
     ] = 3
     unkeyed_retention_ms: Annotated[
         int,
-        Whole(-1, 2**63 - 1, "milliseconds, or -1 for ever"),
-        "The property retention.ms of topics of unkeyed tables, of events and of dead letters.",
+        about(
+            "The property retention.ms of topics of unkeyed tables, of events and of dead letters.",
+            allowed="milliseconds, or -1 for ever",
+            ge=-1,
+            le=2**63 - 1,
+        ),
     ] = -1
-    topic_config: Annotated[dict[str, str], "Properties of tables' topics that are created."] = field(
+    topic_config: Annotated[dict[str, str], about("Properties of tables' topics that are created.")] = field(
         default_factory=dict
     )
-    xid_header: Annotated[bool, "Also send the source transaction's 32-bit id, as the header xid."] = False
-    snapshot_headers: Annotated[bool, "Also send headers on rows of the snapshot: op is r, pos is all zeros."] = False
+    xid_header: Annotated[bool, about("Also send the source transaction's 32-bit id, as the header xid.")] = False
+    snapshot_headers: Annotated[
+        bool, about("Also send headers on rows of the snapshot: op is r, pos is all zeros.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Types:
     """In which form types are published."""
 
-    arrays: Annotated[forms.Arrays, "Arrays as arrays of their elements, or as PostgreSQL's text."] = "array"
+    arrays: Annotated[forms.Arrays, about("Arrays as arrays of their elements, or as PostgreSQL's text.")] = "array"
     composites: Annotated[
-        forms.Composites, "Composite types as records of their attributes, or as PostgreSQL's text."
+        forms.Composites, about("Composite types as records of their attributes, or as PostgreSQL's text.")
     ] = "record"
-    ranges: Annotated[forms.Ranges, "Ranges and multiranges as PostgreSQL's text, or as records with both bounds."] = (
-        "text"
-    )
-    enums: Annotated[forms.Enums, "Enums as strings, or as Avro's enum (not in JSON)."] = "string"
+    ranges: Annotated[
+        forms.Ranges, about("Ranges and multiranges as PostgreSQL's text, or as records with both bounds.")
+    ] = "text"
+    enums: Annotated[forms.Enums, about("Enums as strings, or as Avro's enum (not in JSON).")] = "string"
     numeric: Annotated[
         forms.Numeric,
-        "numeric(p, s) as Avro's decimal; or all numerics as exact text, or as the nearest double.",
+        about("numeric(p, s) as Avro's decimal; or all numerics as exact text, or as the nearest double."),
     ] = "decimal"
-    json_numeric: Annotated[forms.JsonNumeric, "In JSON, numerics as strings, or as exact numbers."] = "string"
+    json_numeric: Annotated[forms.JsonNumeric, about("In JSON, numerics as strings, or as exact numbers.")] = "string"
     json_documents: Annotated[
-        forms.Documents, "In JSON, json and jsonb as strings, or as the values that they are."
+        forms.Documents, about("In JSON, json and jsonb as strings, or as the values that they are.")
     ] = "string"
-    json_geometries: Annotated[forms.Geometries, "In JSON, PostGIS's types as hexadecimal EWKB, or as GeoJSON."] = (
-        "ewkb"
-    )
+    json_geometries: Annotated[
+        forms.Geometries, about("In JSON, PostGIS's types as hexadecimal EWKB, or as GeoJSON.")
+    ] = "ewkb"
     regs: Annotated[
-        forms.Regs, "regclass and its like as the number that is stored, or as the name that it has when it is read."
+        forms.Regs,
+        about("regclass and its like as the number that is stored, or as the name that it has when it is read."),
     ] = "number"
-    not_null: Annotated[forms.NotNull, "With Avro, every field nullable, or those of NOT NULL columns required."] = (
-        "nullable"
-    )
+    not_null: Annotated[
+        forms.NotNull, about("With Avro, every field nullable, or those of NOT NULL columns required.")
+    ] = "nullable"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
     """How errors are handled."""
 
-    on_error: Annotated[Literal["exit", "log"], "What happens at a record that cannot be published."] = "exit"
-    on_truncate: Annotated[Literal["event", "stop"], "What happens at a TRUNCATE."] = "event"
+    on_error: Annotated[Literal["exit", "log"], about("What happens at a record that cannot be published.")] = "exit"
+    on_truncate: Annotated[Literal["event", "stop"], about("What happens at a TRUNCATE.")] = "event"
     skip_position: Annotated[
         str,
-        Text(
-            "a position as a record error names it, such as 00000000016B3748/0000000C",
-            lambda position: not position or POSITION.fullmatch(position),
+        about(
+            "Skip this one change under on_error = exit.",
+            allowed="a position as a record error names it, such as 00000000016B3748/0000000C",
+            pattern=f"^([0-9A-Fa-f]{{16}}/[0-9A-Fa-f]{{8}})?{_END}",
         ),
-        "Skip this one change under on_error = exit.",
     ] = ""
     outage_timeout: Annotated[
-        Seconds, "How long an outage of PostgreSQL, Kafka or the registry is waited out before the job ends, resumable."
+        Seconds,
+        about("How long an outage of PostgreSQL, Kafka or the registry is waited out before the job ends, resumable."),
     ] = 300.0
 
 
@@ -160,45 +202,61 @@ class Errors:
 class Pace:
     """Pace."""
 
-    engine: Annotated[Literal["continuous", "micro-batch"], "How Spark runs the stream."] = "continuous"
-    lanes: Annotated[int, Whole(1, 256, "1 to 256"), "Snapshot tasks in parallel."] = 2
+    engine: Annotated[Literal["continuous", "micro-batch"], about("How Spark runs the stream.")] = "continuous"
+    lanes: Annotated[int, about("Snapshot tasks in parallel.", allowed="1 to 256", ge=1, le=256)] = 2
     range_bytes: Annotated[
-        Bytes, "Size of a range of the snapshot: the unit of a Kafka transaction and of resuming."
+        Bytes, about("Size of a range of the snapshot: the unit of a Kafka transaction and of resuming.")
     ] = 16 << 20
-    batch_bytes: Annotated[Bytes, "Size at which a batch of the stream ends, at the next commit."] = 8 << 20
+    batch_bytes: Annotated[Bytes, about("Size at which a batch of the stream ends, at the next commit.")] = 8 << 20
     live_share: Annotated[
         float,
-        Number(0.01, 1.0, "0.01 to 1"),
-        "The share of the stream's time that a live snapshot may take while the stream has work, too.",
+        about(
+            "The share of the stream's time that a live snapshot may take while the stream has work, too.",
+            allowed="0.01 to 1",
+            ge=0.01,
+            le=1,
+        ),
     ] = 0.25
     executor_timeout: Annotated[
-        Seconds, "How long the executors of a cluster have for a first task, in which they try what they need."
+        Seconds, about("How long the executors of a cluster have for a first task, in which they try what they need.")
     ] = 60.0
-    keepalive_interval: Annotated[Seconds, "How often the position moves where nothing is to be published."] = 5.0
-    heartbeat_interval: Annotated[Heartbeat, "How often a job writes its status."] = 2.0
+    keepalive_interval: Annotated[Seconds, about("How often the position moves where nothing is to be published.")] = (
+        5.0
+    )
+    heartbeat_interval: Annotated[Heartbeat, about("How often a job writes its status.")] = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits."""
 
-    buffer_bytes: Annotated[Bytes, "Size of the receive buffer; when it is full, PostgreSQL is throttled."] = 64 << 20
+    buffer_bytes: Annotated[Bytes, about("Size of the receive buffer; when it is full, PostgreSQL is throttled.")] = (
+        64 << 20
+    )
     max_transaction_bytes: Annotated[
         Bytes,
-        "A source transaction beyond this is cut into several Kafka transactions; large values that are filled in count, too.",
+        about(
+            "A source transaction beyond this is cut into several Kafka transactions; large values that are filled in count, too."
+        ),
     ] = 16 << 20
     transaction_timeout: Annotated[
         float,
-        Number(1, 900, "1 to 900 seconds (the broker's transaction.max.timeout.ms)"),
-        "After this the broker aborts the transaction of a silent producer.",
+        about(
+            "After this the broker aborts the transaction of a silent producer.",
+            allowed="1 to 900 seconds (the broker's transaction.max.timeout.ms)",
+            ge=1,
+            le=900,
+        ),
     ] = 60.0
     create_slot_timeout: Annotated[
         Seconds,
-        "How long creating the slot, and taking the snapshot, wait for running transactions, and for locks that others "
-        "have on the tables.",
+        about(
+            "How long creating the slot, and taking the snapshot, wait for running transactions, and for locks that others "
+            "have on the tables."
+        ),
     ] = 300.0
     lock_queue_limit: Annotated[
-        Seconds, "How long other sessions may wait behind the snapshot's table locks before the snapshot ends."
+        Seconds, about("How long other sessions may wait behind the snapshot's table locks before the snapshot ends.")
     ] = 30.0
 
 
@@ -207,11 +265,20 @@ class Verification:
     """Verification."""
 
     verify_tables: Annotated[
-        tuple[str, ...], "Tables that are verified, as [schema.]table with * and ?; empty: all."
+        tuple[str, ...],
+        about("Tables that are verified, as [schema.]table with * and ?; empty: all.", changes="at each use"),
     ] = ()
     verify_sample: Annotated[
-        float, Number(0.000001, 1, "more than 0, up to 1"), "Share of the rows that is verified, chosen by their keys."
+        float,
+        about(
+            "Share of the rows that is verified, chosen by their keys.",
+            allowed="more than 0, up to 1",
+            changes="at each use",
+            ge=0.000001,
+            le=1,
+        ),
     ] = 1.0
-    verify_timeout: Annotated[Seconds, "How long a verification waits for the stream to come up to its snapshot."] = (
-        300.0
-    )
+    verify_timeout: Annotated[
+        Seconds,
+        about("How long a verification waits for the stream to come up to its snapshot.", changes="at each use"),
+    ] = 300.0

@@ -6,14 +6,40 @@ import difflib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+import msgspec
+
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.settings.groups import Connections, Errors, Limits, Pace, Source, Topics, Types, Verification
-from airflow_bottledwater.settings.kinds import Kind, kind_of, sentence_of
+from airflow_bottledwater.settings.groups import (
+    SERVERS,
+    Connections,
+    Errors,
+    Limits,
+    Pace,
+    Source,
+    Topics,
+    Types,
+    Verification,
+)
+from airflow_bottledwater.settings.rules import Changes, convert, said, type_of
+
+#: PostgreSQL's names have at most 63 bytes (NAMEDATALEN), and the second publication's has "_unkeyed" behind it
+MAX_PUBLICATION_BYTES = 54
+
+
+def unknown(name: str, known: Iterable[str]) -> SettingError:
+    """The error for a name that is none of a setting's, with the nearest that is. The value is not shown: it may be a misspelt secret.
+
+    :param known: the names that exist.
+    """
+    near = difflib.get_close_matches(name, known := sorted(known), n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return SettingError(name, None, "one of " + ", ".join(known), problem=f"does not exist{hint}")
 
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
@@ -29,6 +55,11 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Source, Connec
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             object.__setattr__(self, name, setting.take(getattr(self, name)))
+        # what one rule cannot say
+        if len(self.publication.encode(errors="surrogatepass")) > MAX_PUBLICATION_BYTES:
+            SETTINGS["publication"].refuse(self.publication)
+        if not self.kafka.get(SERVERS):
+            SETTINGS["kafka"].refuse(self.kafka)
         if self.output_format == "avro" and not self.registry.get("url"):
             SETTINGS["registry"].refuse(self.registry)
 
@@ -40,10 +71,7 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Source, Connec
         """
         for name in values:
             if name not in SETTINGS:
-                near = difflib.get_close_matches(name, SETTINGS, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                # its value is not shown: it may be a misspelt secret
-                raise SettingError(name, None, "one of " + ", ".join(sorted(SETTINGS)), problem=f"does not exist{hint}")
+                raise unknown(name, SETTINGS)
         return cls(**{"postgres": "", **{name: value for name, value in values.items() if value is not None}})
 
     @property
@@ -103,17 +131,26 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Source, Connec
 class Setting:
     """The description of a setting.
 
-    :param kind: its kind, with the values that are allowed.
+    :param hint: its type with its rule, see :mod:`airflow_bottledwater.settings.rules`.
     :param sentence: what it is for.
+    :param allowed: the allowed values in words.
+    :param changes: when it may be given another value.
     :param default: its default; None if it must be given.
     :param secret: whether its value is never printed.
     """
 
     name: str
-    kind: Kind
+    hint: Any
     sentence: str
+    allowed: str
+    changes: Changes
     default: Any
     secret: bool
+
+    @property
+    def type(self) -> Any:
+        """Its type: bool, int, float, str, tuple, dict or Literal."""
+        return type_of(self.hint)
 
     @classmethod
     def of(cls, field: Field[Any], hint: Any) -> Setting:
@@ -121,7 +158,7 @@ class Setting:
         default = field.default
         if default is MISSING:
             default = None if field.default_factory is MISSING else field.default_factory()
-        return cls(field.name, kind_of(hint), sentence_of(hint), default, not field.repr)
+        return cls(field.name, hint, default=default, secret=not field.repr, **said(hint))
 
     def take(self, value: Any) -> Any:
         """A value, converted to the setting's type.
@@ -129,16 +166,9 @@ class Setting:
         :raises SettingError: it is not allowed.
         """
         try:
-            converted = self.kind.convert(value)
-        except (TypeError, ValueError, OverflowError):
+            return convert(self.hint, value)
+        except msgspec.ValidationError:
             self.refuse(value)
-        try:
-            allowed = self.kind.allows(converted)
-        except ValueError:
-            allowed = False
-        if not allowed:
-            self.refuse(converted)
-        return converted
 
     def refuse(self, value: Any) -> NoReturn:
         """Raise the error for a value that is not allowed, without showing a secret.
@@ -146,10 +176,10 @@ class Setting:
         :raises SettingError: always.
         """
         if not self.secret:
-            raise SettingError(self.name, value, self.kind.allowed) from None
+            raise SettingError(self.name, value, self.allowed) from None
         missing = value in ("", {})
         problem = "is missing" if missing else "has a value that is not allowed (not shown, since it may hold secrets)"
-        raise SettingError(self.name, None, self.kind.allowed, problem=problem) from None
+        raise SettingError(self.name, None, self.allowed, problem=problem) from None
 
 
 #: the groups of settings, in the order of docs/settings.md

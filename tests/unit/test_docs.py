@@ -37,7 +37,7 @@ def rows(text: str, columns: int) -> list[list[str]]:
 # ---------------------------------------------------------------------- settings
 
 DOCUMENTED = {
-    row[0].strip("`"): row for row in rows(SETTINGS_PAGE.replace("|  |", "|   |"), 5) if row[0].startswith("`")
+    row[0].strip("`"): row for row in rows(SETTINGS_PAGE.replace("|  |", "|   |"), 6) if row[0].startswith("`")
 }
 
 
@@ -87,14 +87,19 @@ def test_what_is_allowed_is_in_the_codes_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+def test_when_a_setting_may_change_is_in_the_codes_words(name: str) -> None:
+    assert DOCUMENTED[name][3] == SETTINGS[name].changes
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_settings_meaning_begins_with_the_codes_sentence(name: str) -> None:
-    meaning, sentence = without_markup(DOCUMENTED[name][4]), SETTINGS[name].sentence
+    meaning, sentence = without_markup(DOCUMENTED[name][5]), SETTINGS[name].sentence
     assert meaning == sentence or meaning.startswith(f"{sentence} ")
 
 
 def test_the_settings_options_exist_and_all_options_are_documented() -> None:
     options = {option for parameter in cli.cli.params for option in parameter.opts if option.startswith("--")}
-    named = {option for row in DOCUMENTED.values() for option in re.findall(r"--[a-z-]+", row[3])}
+    named = {option for row in DOCUMENTED.values() for option in re.findall(r"--[a-z-]+", row[4])}
     assert named <= options
     # all that describe a pipeline; the rest is of a run or of the command
     assert options - named == {

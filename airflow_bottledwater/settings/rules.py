@@ -1,0 +1,82 @@
+"""The rules of settings: how a loosely typed value (from a form, a file, an option) is converted, and which values are allowed.
+
+A setting's rule is its annotation, which msgspec checks: ``Annotated[type, about("What it is for.", limits)]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+#: when a setting may be given another value
+Changes = Literal["never", "at the next start", "at each use"]
+
+#: what is allowed, by type, where a rule does not say it in its own words
+_ALLOWED: Mapping[Any, str] = {
+    bool: "true or false",
+    tuple: "a list of texts, or one text with commas",
+    dict: "names with values",
+}
+
+
+def about(sentence: str, *, allowed: str = "", changes: Changes = "at the next start", **limits: Any) -> Meta:
+    """The rule of a setting.
+
+    :param sentence: what it is for.
+    :param allowed: the allowed values in words, where the type does not say it.
+    :param changes: when it may be given another value.
+    :param limits: of :class:`msgspec.Meta`: ``ge``, ``le``, ``pattern`` and so on.
+    """
+    extra = {"changes": changes, **({"allowed": allowed} if allowed else {})}
+    return Meta(description=sentence, extra=extra, **limits)
+
+
+def limited(allowed: str, **limits: Any) -> Meta:
+    """The limits of a type that several settings have, in words and for :class:`msgspec.Meta`."""
+    return Meta(extra={"allowed": allowed}, **limits)
+
+
+def type_of(hint: Any) -> Any:
+    """The type of an annotation without its limits: a class, or Literal."""
+    bare = hint.__origin__ if get_origin(hint) is Annotated else hint
+    return get_origin(bare) or bare
+
+
+def said(hint: Any) -> dict[str, Any]:
+    """What an annotation says about its setting: ``sentence``, ``allowed`` and ``changes``.
+
+    :raises TypeError: it lacks one of these.
+    """
+    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Meta)]
+    found: dict[str, Any] = {}
+    if get_origin(hint) is Annotated and type_of(hint) is Literal:
+        found["allowed"] = " or ".join(get_args(hint.__origin__))
+    elif type_of(hint) in _ALLOWED:
+        found["allowed"] = _ALLOWED[type_of(hint)]
+    for meta in metas:
+        found |= meta.extra or {}
+        if meta.description:
+            found["sentence"] = meta.description
+    if missing := {"sentence", "allowed", "changes"} - found.keys():
+        raise TypeError(f"A setting needs {', '.join(sorted(missing))}: Annotated[{hint!r}, about(...)].")
+    return found
+
+
+def convert(hint: Any, value: Any) -> Any:
+    """A value, converted to the type of an annotation: numbers and switches may be texts, lists one text with commas, and properties
+    without a value (null in a connection's extra) are left out.
+
+    :raises msgspec.ValidationError: it is not allowed.
+    """
+    kind = type_of(hint)
+    if kind is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, list | tuple):
+            # a template makes a number of a table called 2024
+            value = [text for part in parts if (text := str(part).strip())]
+    elif kind is dict and isinstance(value, Mapping):
+        value = {str(name): str(each) for name, each in value.items() if each is not None}
+    return msgspec.convert(value, hint, strict=False)

@@ -54,19 +54,28 @@ class Connections:
     ] = field(repr=False, default_factory=lambda: {"url": DEFAULT_REGISTRY})
 
 
+SlotName = Annotated[
+    str,
+    about(
+        "Name of the replication slot, and so of the pipeline.",
+        allowed="1 to 63 lower-case letters, digits and underscores",
+        changes="never",
+        pattern=SLOT_NAME,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Name:
+    """What it is called."""
+
+    slot: SlotName = "bottledwater"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """What is read."""
 
-    slot: Annotated[
-        str,
-        about(
-            "Name of the replication slot, and so of the pipeline.",
-            allowed="1 to 63 lower-case letters, digits and underscores",
-            changes="never",
-            pattern=SLOT_NAME,
-        ),
-    ] = "bottledwater"
     publication: Annotated[
         str,
         about(
@@ -100,6 +109,16 @@ class Source:
 SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "key.pem", "oauthbearer.config")
 
 
+FormatName = Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """In which format it is published."""
+
+    output_format: FormatName = "avro"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Topics:
     """Where and how it is published."""
@@ -113,7 +132,6 @@ class Topics:
             pattern=f"^[A-Za-z0-9._-]{{0,180}}{_END}",
         ),
     ] = ""
-    output_format: Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")] = "avro"
     create_topics: Annotated[bool, about("Create missing topics.")] = True
     share_topics: Annotated[bool, about("Write to topics that belong to another pipeline.")] = False
     partitions: Annotated[

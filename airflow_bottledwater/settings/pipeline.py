@@ -19,7 +19,9 @@ from airflow_bottledwater.settings.groups import (
     SERVERS,
     Connections,
     Errors,
+    Format,
     Limits,
+    Name,
     Pace,
     Source,
     Topics,
@@ -44,7 +46,7 @@ def unknown(name: str, known: Iterable[str]) -> SettingError:
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Source, Connections):
+class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source, Name, Connections):
     """All settings of a pipeline; see docs/settings.md. Only its :class:`Connections` contain secrets.
 
     Loosely typed values (from a form, a file) are converted: lists to tuples, texts to numbers or switches.

@@ -127,7 +127,7 @@ with DAG(
             type=["object", "null"],
             section="Advanced",
             title="Other settings",
-            description="A JSON object with any other setting of docs/settings.md, for example lanes or engine.",
+            description="A JSON object with any other setting of docs/settings.md, for example lanes.",
         ),
     },
 ) as dag:

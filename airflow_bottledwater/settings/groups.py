@@ -220,7 +220,6 @@ class Errors:
 class Pace:
     """Pace."""
 
-    engine: Annotated[Literal["continuous", "micro-batch"], about("How Spark runs the stream.")] = "continuous"
     lanes: Annotated[int, about("Snapshot tasks in parallel.", allowed="1 to 256", ge=1, le=256)] = 2
     range_bytes: Annotated[
         Bytes, about("Size of a range of the snapshot: the unit of a Kafka transaction and of resuming.")

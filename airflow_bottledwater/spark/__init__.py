@@ -1,1 +1,1 @@
-"""The Spark jobs: thin wrappers around the snapshot and the stream, the stream's data source, and the jobs' submission."""
+"""The Spark jobs: thin wrappers around the snapshot and the stream, and the jobs' submission."""

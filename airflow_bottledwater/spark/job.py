@@ -31,7 +31,6 @@ from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
     from airflow_bottledwater.model.job import Job
 
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED, EXIT_TRANSIENT = 0, 1, 75  # 75: EX_TEMPFAIL of sysexits.h
 
 
-#: texts by which the JVM reports that a Python process of a job (worker, executor, a micro-batch's source) has died
+#: texts by which the JVM reports that a Python process of a job (worker, executor) has died
 _DEATHS = (
     "Python worker exited unexpectedly",
     "ExecutorLostFailure",
@@ -48,7 +47,6 @@ _DEATHS = (
     "Connection reset",
     "EOFException",
     "java.net.SocketException",
-    "(no cause message)",  # of a query; an error raised in Python would have a message
 )
 #: texts by which Spark says that its application was ended from outside: by an operator of the cluster, by its manager, or by a signal
 _ENDS = ("SparkContext was shut down", "Master removed our application")
@@ -123,13 +121,10 @@ def _told(message: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def context(
-    name: str, properties: Mapping[str, str] | None = None, *, with_sql: bool = False
-) -> Iterator[SparkContext]:
-    """The Spark context of a job, which is stopped at the end of the block. A job without SQL needs no session, which would take a
+def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[SparkContext]:
+    """The Spark context of a job, which is stopped at the end of the block. No job uses SQL, so none needs a session, which would take a
     second more.
 
-    :param with_sql: a session will be made of it.
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first.
     """
     from pyspark import SparkConf, SparkContext
@@ -137,7 +132,7 @@ def context(
     conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))
     # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert, pyspark/sql/types.py), and these
     # import pandas, Arrow and protocol buffers if they can: a hundred megabytes that only SQL has a use for
-    with contextlib.nullcontext() if with_sql else _left_out("pandas", "pyarrow", "google.rpc"), _told(_WAITS):
+    with _left_out("pandas", "pyarrow", "google.rpc"), _told(_WAITS):
         made = SparkContext.getOrCreate(conf)
     try:
         made.setLogLevel("ERROR")
@@ -146,15 +141,6 @@ def context(
     finally:
         copies.remove(made)
         made.stop()
-
-
-@contextlib.contextmanager
-def session(name: str, properties: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Like :func:`context`, with an SQL session, for a streaming query."""
-    from pyspark.sql import SparkSession
-
-    with context(name, properties, with_sql=True) as made:
-        yield SparkSession(made)
 
 
 #: how a Python worker says that it lacks a package, when it is given a function of it

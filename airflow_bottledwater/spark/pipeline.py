@@ -32,12 +32,6 @@ _INTERVAL = 0.05
 def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     snapshot.import_driver()
     name = f"bottledwater {pipeline.slot}"
-    if pipeline.engine != "continuous":
-        if _prepared(stopped).snapshot:
-            with job.context(name) as context:
-                snapshot.take(context, pipeline, file, stopped)
-        # a query needs properties that a context has from its beginning
-        return stream.run(pipeline, file, bounded, stopped)
     failed = threading.Event()
     with ThreadPoolExecutor(1, "claim") as pool, _setting(failed):
         claimed = pool.submit(_begin, pipeline, stopped, failed)

@@ -1,55 +1,32 @@
-"""The stream job: claims the slot and runs one of the engines. ``micro-batch`` is here: a streaming query, watched by its state."""
+"""The stream job: claims the slot, and runs the whole stream in one long-lived Spark task, which Spark supervises and starts again."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import Outage, TablesChanged
+from airflow_bottledwater.errors import BottledWaterError, Outage, TablesChanged
+from airflow_bottledwater.memory import give_back
+from airflow_bottledwater.model.stop import interruption
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
+from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
 from airflow_bottledwater.spark.job import SettingsFile
 
 # Spark starts while the rest is imported, which takes a second
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_bottledwater.state.pipeline_state import PipelineState
-    from airflow_bottledwater.state.snapshots import SnapshotRequests
-    from airflow_bottledwater.state.store import Reader
-    from airflow_bottledwater.stream.engine import StreamReport
     from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
-#: properties that shorten Spark's own time for a micro-batch: the commit log on a RAM disk through Hadoop's plain local file system
-#: (20 ms instead of 70), no adaptive planning, no pause between polls (the source waits instead)
-_TUNING = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    "spark.sql.streaming.pollingDelay": "1ms",
-    "spark.sql.streaming.numRecentProgressUpdates": "10",
-    "spark.sql.streaming.minBatchesToRetain": "2",
-    "spark.locality.wait": "0",
-    # errors are handled where a batch is published; a second attempt of a task would only hide what was wrong, and could initialise the
-    # transactional id of a slot that was taken over. A worker that dies ends the job, which may be submitted again.
-    "spark.task.maxFailures": "1",
-    "spark.python.unix.domain.socket.enabled": "true",
-}
+#: seconds that the task has to end in order, once it is asked to stop
+_GRACE = 30.0
 
 
 def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
@@ -70,143 +47,124 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
     :param file: the settings, for executors.
     :param bounded: whether to end once everything is published that was committed at the start, instead of running until stopped.
     """
-    name = f"bottledwater stream {pipeline.slot}"
     with ThreadPoolExecutor(1, "claim") as pool:
         claimed = pool.submit(begin, pipeline, stopped)
-        if pipeline.engine == "continuous":
-            with job.context(name) as context:
-                executors.check(context, pipeline, file)
-                return follow(context, pipeline, file, claimed.result(), bounded, stopped)
-        # a new checkpoint at every start, since only the slot and the state topic count
-        memory = Path("/dev/shm")
-        with (
-            tempfile.TemporaryDirectory(
-                prefix="bottledwater-", dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True
-            ) as checkpoint,
-            job.session(name, _TUNING) as spark,
-        ):
-            executors.check(spark.sparkContext, pipeline, file)
-            start = claimed.result()
-            while True:
-                try:
-                    with tempfile.TemporaryDirectory(dir=checkpoint) as fresh:
-                        return _stream(spark, pipeline, file, start, bounded, stopped, fresh)
-                except TablesChanged as changed:
-                    log.info("%s", changed)
-                    start = begin(pipeline, stopped)
+        with job.context(f"bottledwater stream {pipeline.slot}") as context:
+            executors.check(context, pipeline, file)
+            return follow(context, pipeline, file, claimed.result(), bounded, stopped)
 
 
 def follow(
     context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Stream with the engine ``continuous``, and begin anew where tables are to be taken in; returns position and counters."""
-    from airflow_bottledwater.spark import continuous
-
+    """Stream from a claimed start, and begin anew where tables are to be taken in; returns position and counters."""
     while True:
         try:
-            return continuous.stream(context, pipeline, file, start, bounded, stopped)
+            return run_task(context, pipeline, file, start, bounded, stopped)
         except TablesChanged as changed:
             log.info("%s", changed)
             start = begin(pipeline, stopped)
 
 
-def _stream(
-    spark: SparkSession,
-    pipeline: Pipeline,
-    file: SettingsFile,
-    start: Start,
-    bounded: bool,
-    stopped: threading.Event,
-    checkpoint: str,
+def _follow(file: SettingsFile, start: Start, bounded: bool) -> dict[str, int] | Failure:
+    """Run the stream in the executor, including the job's status and log."""
+    job.log_to_stderr()
+
+    def work() -> dict[str, int]:
+        # the driver, which only watches, does without it and its hundred megabytes
+        from airflow_bottledwater.stream import engine
+
+        pipeline = file.load()
+        job.check_attempt(pipeline, start.state_topic, start.job)
+        return engine.follow(pipeline, start, bounded=bounded)
+
+    return returned(work)
+
+
+def run_task(
+    context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    from airflow_bottledwater.spark.source import FORMAT, Assignment, BottledWaterSource
-    from airflow_bottledwater.state.coverage import CoverageWatch
-    from airflow_bottledwater.state.pipeline_state import PipelineState
-    from airflow_bottledwater.state.snapshots import SnapshotRequests
-    from airflow_bottledwater.state.store import Reader
-    from airflow_bottledwater.stream import engine
+    """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns position and counters.
 
-    with (
-        engine.reported(pipeline, start, stopped) as controller,
-        contextlib.closing(CoverageWatch(pipeline, start.state, start.not_taken)) as watch,
-        contextlib.closing(Reader(pipeline.kafka, start.state_topic)) as records,
-        contextlib.closing(SnapshotRequests(pipeline, start.cluster.pipeline(pipeline.slot))) as requests,
-    ):
-        target = engine.flush_target(pipeline) if bounded else None
-        assignment = Assignment(file, start, bounded)
-        spark.dataSource.register(BottledWaterSource)
-        frame = spark.readStream.format(FORMAT).option("assignment", assignment.to_option()).load()
-        query = frame.writeStream.format("noop").option("checkpointLocation", f"file://{checkpoint}").start()
-        log.info("Streaming from %s.", start.position)
-        report = engine.StreamReport(controller, watch, start.position)
-        presence = executors.Presence(spark.sparkContext, pipeline)
+    :raises BottledWaterError: the task's own error, or an :class:`Outage` if its worker died, or no executor is left; none is raised after
+        a stop.
+    """
+    from airflow_bottledwater.state.claim import read_state
+
+    outcome: list[dict[str, int] | BaseException] = []
+
+    def work() -> None:
         try:
-            while (
-                query.isActive
-                and not controller.stopped.is_set()
-                and (target is None or report.position.lsn < target or _asked(requests))
-            ):
-                records.poll(0.2)
-                presence.check()
-                watch.check(report.position)
-                _report(report, PipelineState(records.values), query)
-            if not controller.stopped.is_set():
-                watch.check(report.position)
-            if (error := query.exception()) is not None:
-                raise error
-        except Exception as error:
-            raise job.translate(error) from error
-        finally:
-            _stop(query)
-        found = _read_on(pipeline, start, records)
-        _report(report, found, query)
-        engine.acknowledge(pipeline, found)
-        return {"position": str(found.position or start.position), **controller.status.counters}
-    return {}
+            task = context.parallelize([start], 1).map(lambda claimed: _follow(file, claimed, bounded))
+            outcome.append(received(task.collect()[0]))
+        except BaseException as error:
+            outcome.append(error)
 
-
-def _read_on(pipeline: Pipeline, start: Start, records: Reader) -> PipelineState:
-    """The state with what the query published while it was being stopped. In an outage, the state as it was read last."""
-    from airflow_bottledwater.kafka.topics import Topics
-    from airflow_bottledwater.state.pipeline_state import PipelineState
-
+    thread = threading.Thread(target=work, name="stream task", daemon=True)
+    thread.start()
+    give_back()  # of what the claim and a snapshot have left: from now on this process only watches
+    log.info("Streaming from %s.", start.position)
+    result: dict[str, int] | BaseException | None
     try:
-        end = Topics(pipeline.kafka).ends(start.state_topic, 1, committed=True)[0]
-        return PipelineState(records.read_to(end, timeout=10))
-    except Outage as error:
-        log.info("The last position could not be read (%s); the next run confirms it to PostgreSQL.", error)
-        return PipelineState(records.values)
+        _watch(context, pipeline, start, stopped, thread)
+    except Outage as error:  # no executor is left
+        context.cancelAllJobs()
+        result, dead = error, True
+    else:
+        result = outcome[0] if outcome else None
+        dead = not isinstance(result, BottledWaterError) and unpack(str(result)) is None
+    if isinstance(result, BaseException):
+        if dead:
+            _report_death(pipeline, start, result, stopped)
+        if not stopped.is_set():
+            raise job.translate(result) from result
+    found = read_state(pipeline, start.state_topic)
+    return {"position": str(found.position or start.position), **found.counters}
 
 
-def _asked(requests: SnapshotRequests) -> bool:
-    """Whether a live snapshot is asked for, which a bounded run does, too."""
-    requests.read()
-    return requests.active
+def _watch(
+    context: SparkContext, pipeline: Pipeline, start: Start, stopped: threading.Event, thread: threading.Thread
+) -> None:
+    """Wait for the task's end, and pass a stop on. The task itself reports its progress: a reader of the state topic in the driver would
+    slow down every commit.
+
+    :raises Outage: no executor is left.
+    """
+    from airflow_bottledwater.state import control
+
+    asked = 0.0
+    presence = executors.Presence(context, pipeline)
+    while thread.is_alive():
+        thread.join(0.2)
+        if not stopped.is_set():
+            presence.check()
+        now = time.monotonic()
+        if stopped.is_set() and not asked:
+            asked = now
+            try:
+                signalled = interruption(stopped)
+                control.request_stop_of(
+                    pipeline, start.cluster, start.job, interrupted=signalled.signum if signalled else 0
+                )
+            except BottledWaterError as error:
+                log.warning("The task could not be asked to stop: %s", error)
+                context.cancelAllJobs()
+        elif asked and now - asked > _GRACE:
+            context.cancelAllJobs()
+            thread.join(5)
+            return
 
 
-def _report(report: StreamReport, found: PipelineState, query: StreamingQuery) -> None:
-    """Report P and the counters from the state, and the statistics of the reader from its offsets."""
-    statistics = _statistics(query)
-    skipped_by_table = statistics.pop("skipped_by_table", {})
-    report.update(found.position or report.position, {**found.counters, **statistics}, skipped_by_table)
+def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopped: threading.Event) -> None:
+    """Write the last status for a worker that died, and so could not write it itself."""
+    from airflow_bottledwater.state import control
 
-
-def _statistics(query: StreamingQuery) -> dict[str, Any]:
-    """The reader's statistics, which are sent to the driver in its offsets."""
-    progress = query.lastProgress
-    if progress is None or not progress.sources:
-        return {}
-    end = progress.sources[0].endOffset
-
-    parsed = json.loads(end) if isinstance(end, str) else {}
-    return {k: v for k, v in parsed.items() if k not in ("lsn", "ordinal", "beat")}
-
-
-def _stop(query: StreamingQuery) -> None:
-    try:
-        query.stop()
-    except Exception as error:
-        log.warning("Stopping the query: %s", error)
+    cause = interruption(stopped) or job.translate(error)
+    controller = control.Controller(pipeline, start.cluster, start.job)
+    if stopped.is_set() and interruption(stopped) is None:
+        controller.finish("stopped")
+    else:
+        controller.finish("failed", cause, permanent=not transient(cause))
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class Controller(Reporter):
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
         super().__init__(pipeline, "status")
         self.name = cluster.pipeline(pipeline.slot)
-        self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, pipeline.engine)
+        self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error)
         self.status.heartbeat = pipeline.heartbeat_interval
         self.stopped = threading.Event()
         self.problems = Problems()

@@ -105,7 +105,6 @@ class StatusRecord:
     job: Job
     slot: str = ""
     on_error: str = ""
-    engine: str = ""
     position: str = ""
     counters: dict[str, int] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)

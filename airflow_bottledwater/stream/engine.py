@@ -1,4 +1,4 @@
-"""The stream's whole path in one process, without a JVM; the jobs of both engines are thin wrappers around it."""
+"""The stream's whole path in one process, without a JVM; the Spark job is a thin wrapper around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
-    BottledWaterError,
     CredentialsRefused,
     StopRequested,
     TablesChanged,
@@ -22,13 +21,10 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import session, stoppable
-from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.coverage import CoverageWatch
-from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start, begin
@@ -176,26 +172,3 @@ def flush_target(pipeline: Pipeline) -> int:
         row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return parse_lsn(row[0])
-
-
-def acknowledge(pipeline: Pipeline, known: PipelineState) -> None:
-    """Confirm P to PostgreSQL after a run whose connection is already closed. A failure is only logged: the next run confirms it."""
-    record, position = known.slot, known.position
-    if record is None or position is None or position.ordinal:
-        return
-    try:
-        with session(
-            pipeline.postgres, "Confirming the position", application="bottledwater acknowledge"
-        ) as connection:
-            slot.wait_free(connection, record.name, timeout=10)
-        stream = ReplicationStream(
-            pipeline.postgres,
-            record.name,
-            publication.names(pipeline.publication_name),
-            position.lsn,
-            buffer_bytes=1 << 20,
-        )
-        stream.acknowledge(position.lsn)
-        stream.close()
-    except BottledWaterError as error:
-        log.info("P was not confirmed to PostgreSQL (%s); the next run does it.", error)

@@ -23,7 +23,6 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg import sql
 
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import programs
 from airflow_bottledwater.local.stack import DataStack
@@ -44,8 +43,10 @@ log = logging.getLogger("bench")
 SCALE = float(os.environ.get("BENCH_SCALE", "1"))
 MASTER = "local[2]"
 VERSION = os.environ.get("BOTTLEDWATER_TEST_POSTGRES", "16")
-#: the stream without Spark: what an engine costs beside it
+#: the stream without Spark: what Spark costs beside it
 RUNNER = "runner"
+#: how the stream is run
+ENGINES = ("spark", RUNNER)
 _HERE = Path(__file__).parent
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -88,15 +89,6 @@ END $$"""
 def scaled(full: int, least: int = 1) -> int:
     """A size, smaller or larger by BENCH_SCALE."""
     return max(least, round(full * SCALE))
-
-
-def engines() -> list[str]:
-    """The stream's engines: what the setting takes."""
-    try:
-        Pipeline.of(postgres="host=db", engine=object())
-    except SettingError as error:
-        return error.allowed.split(" or ")
-    raise AssertionError("every engine is accepted")
 
 
 def emit(
@@ -270,14 +262,12 @@ class Job:
     """A submitted job: ``spark-submit`` under the package's own supervisor, as the command and Airflow start it.
 
     :param name: snapshot or stream.
-    :param engine: of the stream; :data:`RUNNER` is a plain process without Spark.
+    :param engine: :data:`RUNNER` is the stream in a plain process without Spark.
     """
 
     def __init__(self, pipeline: Pipeline, name: str, *, engine: str | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bottledwater-bench-job-")
         self.run = Path(self._folder.name)
-        if engine is not None and engine != RUNNER:
-            pipeline = pipeline.with_(engine=engine)
         settings = pipeline.write(self.run)
         environment = submit.environment()
         if engine == RUNNER:

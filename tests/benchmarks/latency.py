@@ -23,14 +23,13 @@ from confluent_kafka import Consumer
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.stack import DataStack
 from tests.benchmarks.common import (
-    RUNNER,
+    ENGINES,
     Cpu,
     Follower,
     Job,
     Workload,
     consumer,
     emit,
-    engines,
     log,
     percentiles,
     scaled,
@@ -182,7 +181,7 @@ def run(stack: DataStack) -> None:
     log.info("with a cold broker, plain script: %s", _reference(stack))
     reference = _reference(stack)
     log.info("plain script: %s", reference)
-    for engine in [*engines(), RUNNER]:
+    for engine in ENGINES:
         source = Workload(stack, skip_snapshot=True)
         source.create()
         follower = Follower(source)

@@ -17,7 +17,7 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
-from tests.benchmarks.common import TABLE, Job, Workload, copy_all, drain, emit, engines, percentiles, scaled
+from tests.benchmarks.common import TABLE, Job, Workload, copy_all, drain, emit, percentiles, scaled
 from tests.benchmarks.latency import avro_id, measure, observe
 from tests.support.waiting import until
 
@@ -34,34 +34,33 @@ def _end(source: Workload, name: str, request_id: str) -> SnapshotReport | None:
 def run(stack: DataStack) -> None:
     """See the module."""
     rows = scaled(_ROWS, 100_000)
-    for engine in engines():
-        source = Workload(stack, skip_snapshot=True, tables="bench,ticks")
-        source.execute(TABLE.replace("bench", "ticks"))
-        source.insert(rows)
-        source.execute("VACUUM ANALYZE bench")
-        source.create()
-        began = time.perf_counter()
-        assert drain(source.dsn, copy_all(source.table())) == rows
-        raw = rows / (time.perf_counter() - began)
-        ticks = f"{source.pipeline.topic_prefix}.ticks"
-        with connect(source.dsn) as connection:
-            name = identify(connection).pipeline(source.pipeline.slot)
-        with Job(source.pipeline, "stream", engine=engine) as job:
-            source.walsender()
-            measure(source, ticks, avro_id, 1, job, table="ticks")
-            alone = measure(source, ticks, avro_id, 1_000_000, job, table="ticks")
-            request_id, asked = uuid.uuid4().hex[:12], time.time() + _BEFORE
-            ask = functools.partial(snapshots.ask, source.pipeline, name, request_id, SnapshotRequest(("bench",)))
-            threading.Timer(_BEFORE, ask).start()
-            _, delays, _ = observe(source, ticks, avro_id, 2_000_000, job, table="ticks")
-            report = until(functools.partial(_end, source, name, request_id), "the live snapshot", 1200, pause=0.5)
-            assert (report.state, report.rows) == ("finished", rows)
-        beside = percentiles([ms for at, ms in delays if asked <= at <= report.at])
-        emit(
-            "live", rows / (report.at - asked), "rows/s",
-            {"raw_rows_per_second": raw, "alone_p50_ms": alone["p50_ms"], "alone_p99_ms": alone["p99_ms"]},
-            engine=engine, rows=rows, seconds=report.at - asked, p50_ms=beside[50], p99_ms=beside[99],
-            ratio_p99=beside[99] / alone["p99_ms"],
-        )  # fmt: skip
-        source.released()
-        source.drop()
+    source = Workload(stack, skip_snapshot=True, tables="bench,ticks")
+    source.execute(TABLE.replace("bench", "ticks"))
+    source.insert(rows)
+    source.execute("VACUUM ANALYZE bench")
+    source.create()
+    began = time.perf_counter()
+    assert drain(source.dsn, copy_all(source.table())) == rows
+    raw = rows / (time.perf_counter() - began)
+    ticks = f"{source.pipeline.topic_prefix}.ticks"
+    with connect(source.dsn) as connection:
+        name = identify(connection).pipeline(source.pipeline.slot)
+    with Job(source.pipeline, "stream") as job:
+        source.walsender()
+        measure(source, ticks, avro_id, 1, job, table="ticks")
+        alone = measure(source, ticks, avro_id, 1_000_000, job, table="ticks")
+        request_id, asked = uuid.uuid4().hex[:12], time.time() + _BEFORE
+        ask = functools.partial(snapshots.ask, source.pipeline, name, request_id, SnapshotRequest(("bench",)))
+        threading.Timer(_BEFORE, ask).start()
+        _, delays, _ = observe(source, ticks, avro_id, 2_000_000, job, table="ticks")
+        report = until(functools.partial(_end, source, name, request_id), "the live snapshot", 1200, pause=0.5)
+        assert (report.state, report.rows) == ("finished", rows)
+    beside = percentiles([ms for at, ms in delays if asked <= at <= report.at])
+    emit(
+        "live", rows / (report.at - asked), "rows/s",
+        {"raw_rows_per_second": raw, "alone_p50_ms": alone["p50_ms"], "alone_p99_ms": alone["p99_ms"]},
+        rows=rows, seconds=report.at - asked, p50_ms=beside[50], p99_ms=beside[99],
+        ratio_p99=beside[99] / alone["p99_ms"],
+    )  # fmt: skip
+    source.released()
+    source.drop()

@@ -12,13 +12,12 @@ from typing import Self
 
 from airflow_bottledwater.local.stack import DataStack
 from tests.benchmarks.common import (
-    RUNNER,
+    ENGINES,
     Follower,
     Job,
     Workload,
     emit,
     empty_job,
-    engines,
     is_jvm,
     log,
     paused,
@@ -76,7 +75,7 @@ class Peak:
 def run(stack: DataStack) -> None:
     """See the module."""
     empty_job()  # its files are in the page cache then
-    for engine in [*engines(), RUNNER]:
+    for engine in ENGINES:
         source = Workload(stack, skip_snapshot=True)
         source.insert(600)
         source.create()

@@ -10,7 +10,7 @@ import statistics
 import time
 
 from airflow_bottledwater.local.stack import DataStack
-from tests.benchmarks.common import RUNNER, Job, Workload, consumer, emit, empty_job, engines, log, scaled
+from tests.benchmarks.common import ENGINES, Job, Workload, consumer, emit, empty_job, log, scaled
 from tests.support.waiting import until
 
 _STARTS = 5
@@ -33,7 +33,7 @@ def run(stack: DataStack) -> None:
     """See the module."""
     starts = scaled(_STARTS)
     empty_job()  # the files are in the page cache then, for everybody
-    for engine in [*engines(), RUNNER]:
+    for engine in ENGINES:
         source = Workload(stack, skip_snapshot=True)
         source.create()
         seconds, empty = [], []

@@ -23,14 +23,13 @@ from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import XLOG_HEADER, ReplicationStream
 from tests.benchmarks.common import (
     CHANGES_PER_TRANSACTION,
-    RUNNER,
+    ENGINES,
     Cpu,
     Follower,
     Job,
     Workload,
     emit,
     empty_job,
-    engines,
     log,
     paused,
     recvlogical,
@@ -73,7 +72,7 @@ def receive(source: Workload, slot: str, changes: int, *, keep: bool = False) ->
 def run(stack: DataStack) -> None:
     """See the module."""
     empty_job()  # its files are in the page cache then
-    for engine in [*engines(), RUNNER]:
+    for engine in ENGINES:
         for single in (False, True):
             _measure(stack, engine, single)
 

@@ -28,11 +28,6 @@ pytestmark = pytest.mark.long
 TABLES = ("a", "b")
 ROWS = 3000
 HABITS = (Habit(open_for=(0.05, 0.3)), SHORT, PREPARING)
-ENGINES = ["continuous", "micro-batch"]
-#: who of a job; the source process exists for micro-batches only
-STREAM = [(engine, victim) for engine in ENGINES for victim in ("driver", "jvm", "worker")] + [
-    ("micro-batch", "source")
-]
 
 
 class SparkJob:
@@ -63,9 +58,9 @@ class SparkJob:
         return []
 
     def processes(self, victim: str) -> list[psutil.Process]:
-        """Those of one kind: driver (Python), jvm, worker (forked from Spark's daemon), source (of micro-batches)."""
+        """Those of one kind: driver (Python), jvm, worker (forked from Spark's daemon)."""
         driver = json.loads((self.run / "driver.json").read_text())["pid"]
-        found: dict[str, list[psutil.Process]] = {"driver": [], "jvm": [], "worker": [], "source": []}
+        found: dict[str, list[psutil.Process]] = {"driver": [], "jvm": [], "worker": []}
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 arguments = " ".join(process.cmdline())
@@ -76,8 +71,6 @@ class SparkJob:
                     found["jvm"].append(process)
                 elif "pyspark.daemon" in arguments and parent is not None and parent.name() != "java":
                     found["worker"].append(process)
-                elif "streaming_source_runner" in arguments:
-                    found["source"].append(process)
         return found[victim]
 
     @property
@@ -118,9 +111,9 @@ def _more(reader: LiveReader, job: SparkJob, count: int = 50, seconds: float = 1
 
 
 @contextlib.contextmanager
-def _streaming(make_flow: MakeFlow, submitted: Submitted, engine: str) -> Iterator[tuple[Flow, LiveReader, SparkJob]]:
+def _streaming(make_flow: MakeFlow, submitted: Submitted) -> Iterator[tuple[Flow, LiveReader, SparkJob]]:
     """A stream job that publishes what writers do; behind it the rest is streamed, and everything must be there once."""
-    flow = make_flow(tables=TABLES, engine=engine)
+    flow = make_flow(tables=TABLES)
     make_tables(flow, TABLES, ROWS)
     flow.create()
     with _writers(flow):
@@ -134,9 +127,9 @@ def _streaming(make_flow: MakeFlow, submitted: Submitted, engine: str) -> Iterat
     audit(flow, TABLES).check()
 
 
-@pytest.mark.parametrize(("engine", "victim"), STREAM)
-def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str) -> None:
-    with _streaming(make_flow, submitted, engine) as (flow, reader, job):
+@pytest.mark.parametrize("victim", ["driver", "jvm", "worker"])
+def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submitted, victim: str) -> None:
+    with _streaming(make_flow, submitted) as (flow, reader, job):
         time.sleep(random.uniform(0.0, 0.5))
         killed = job.processes(victim)
         assert killed, [p.cmdline() for p in job._processes()]
@@ -152,11 +145,11 @@ def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submit
         job.stop()
 
 
-@pytest.mark.parametrize(("engine", "victim"), [pair for pair in STREAM if pair[1] != "jvm"])
+@pytest.mark.parametrize("victim", ["driver", "worker"])
 def test_a_stream_that_stood_still_and_was_replaced_ends(
-    make_flow: MakeFlow, submitted: Submitted, engine: str, victim: str
+    make_flow: MakeFlow, submitted: Submitted, victim: str
 ) -> None:
-    with _streaming(make_flow, submitted, engine) as (flow, reader, zombie):
+    with _streaming(make_flow, submitted) as (flow, reader, zombie):
         stopped = zombie.processes(victim)
         assert stopped, [p.cmdline() for p in zombie._processes()]
         for process in stopped:
@@ -180,11 +173,8 @@ def _epochs(flow: Flow) -> set[int]:
     return {value["epoch"] for value in streamed}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_stream_whose_broker_dies_goes_on(
-    make_flow: MakeFlow, submitted: Submitted, kafka: KafkaBroker, engine: str
-) -> None:
-    with _streaming(make_flow, submitted, engine) as (_, reader, job):
+def test_a_stream_whose_broker_dies_goes_on(make_flow: MakeFlow, submitted: Submitted, kafka: KafkaBroker) -> None:
+    with _streaming(make_flow, submitted) as (_, reader, job):
         kafka.kill()
         time.sleep(5.0)
         kafka.start()
@@ -193,12 +183,11 @@ def test_a_stream_whose_broker_dies_goes_on(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("engine", ENGINES)
 def test_rows_are_read_again_while_their_tables_are_written_truncated_and_altered(
-    make_flow: MakeFlow, submitted: Submitted, engine: str, seed: int
+    make_flow: MakeFlow, submitted: Submitted, seed: int
 ) -> None:
     """Two live snapshots beside the stream; the job is killed in the second one, and the next one goes on with it."""
-    flow = make_flow(tables=TABLES, engine=engine, batch_bytes=1 << 20)
+    flow = make_flow(tables=TABLES, batch_bytes=1 << 20)
     make_tables(flow, TABLES, 4 * ROWS)
     flow.create()
     with Writers(flow.dsn, TABLES, seed, 4 * ROWS, HABITS, (0.01, 0.1)):

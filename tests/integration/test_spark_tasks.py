@@ -1,4 +1,4 @@
-"""Spark's tasks and workers: which errors of ours it sees as failures, and what a worker remembers of a stream."""
+"""Spark's tasks and workers: which errors of ours it sees as failures, and what a task that is started again does."""
 
 from __future__ import annotations
 
@@ -17,24 +17,20 @@ import pytest
 from confluent_kafka import Producer
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
-from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import Outage, Refused, StaleBatch, TakenOver
+from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.local import artifacts
-from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.spark import continuous, error_codec, job, snapshot, source, submit, verify
-from airflow_bottledwater.spark import stream as micro_batch
+from airflow_bottledwater.spark import error_codec, job, snapshot, stream, submit, verify
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.submit import LOCAL_CONF
 from airflow_bottledwater.stream import engine
-from airflow_bottledwater.stream.source import ChangeSource
 from airflow_bottledwater.verify import driver
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.topics import MakeFlow
 
 # Spark's workers do not have this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_job_without_sql_imports_neither_pandas_nor_arrow() -> None:
+def test_a_job_imports_neither_pandas_nor_arrow() -> None:
     code = (
         "import sys; from airflow_bottledwater.spark import job\n"
         "with job.context('x', {'spark.master': 'local[1]', 'spark.ui.enabled': 'false'}) as context:\n"
@@ -130,15 +126,13 @@ def test_a_lanes_permanent_error_is_not_tried_again(context: SparkContext) -> No
     assert failed_attempts(context, lanes) == 0
 
 
-def test_a_continuous_streams_permanent_error_is_not_tried_again(context: SparkContext) -> None:
-    def stream() -> None:
+def test_a_streams_permanent_error_is_not_tried_again(context: SparkContext) -> None:
+    def act() -> None:
         nothing: Any = None
         with pytest.raises(Refused, match="/nowhere"):
-            continuous.stream(
-                context, nothing, SettingsFile("/nowhere/pipeline.json"), NOWHERE, False, threading.Event()
-            )
+            stream.run_task(context, nothing, SettingsFile("/nowhere/pipeline.json"), NOWHERE, False, threading.Event())
 
-    assert failed_attempts(context, stream) == 0
+    assert failed_attempts(context, act) == 0
 
 
 def _away(_: int) -> Any:
@@ -175,78 +169,18 @@ def test_one_lane_that_fails_ends_the_others(context: SparkContext, monkeypatch:
     assert time.monotonic() - begun < 60
 
 
-# ------------------------------------------------------------------ what a worker remembers
-@pytest.fixture
-def batches(database: str, kafka: KafkaBroker, tmp_path: Path) -> Iterator[tuple[Flow, source.Assignment, Any]]:
-    """A claimed stream, and a function that gives its next batch."""
-    flow = Flow(database, kafka, None, skip_snapshot=True, engine="micro-batch")
-    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+def test_a_task_that_is_started_again_looks_first_whose_the_slot_is(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow(skip_snapshot=True)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY)")
     flow.create()
     start = engine.begin(flow.pipeline)
-    changes = ChangeSource(flow.pipeline, start.state, start.position, Backoff(10))
-    assignment = source.Assignment(SettingsFile(str(flow.pipeline.write(tmp_path))), start, False)
-    assert source.Assignment.from_option(assignment.to_option()) == assignment
-
-    def take(n: int) -> Any:
-        flow.execute(f"INSERT INTO a VALUES ({n}, 0)")
-        while (batch := changes.next(5.0)) is not None and not len(batch):
-            source._publish(assignment, batch)
-        assert batch is not None
-        return batch
-
-    source._publisher = None
-    yield flow, assignment, take
-    changes.close()
-    if source._publisher is not None:
-        source._publisher[1].close()
-        source._publisher = None
-
-
-def test_a_worker_goes_on_behind_another_worker(batches: tuple[Flow, source.Assignment, Any]) -> None:
-    """Spark gives each batch to any executor: what a worker remembers of the stream's position may be old."""
-    flow, assignment, take = batches
-    workers: list[Any] = [None, None]
-    for n, worker in enumerate((0, 1, 1, 0, 0, 1)):
-        batch = take(n)
-        source._publisher = workers[worker]
-        assert source._publish(assignment, batch) == batch.end
-        workers[worker] = source._publisher
-    # a batch that was published is not published again, by whom ever
-    for worker in (0, 1):
-        source._publisher = workers[worker]
-        assert source._publish(assignment, batch) == batch.end
-        workers[worker] = source._publisher
-    source._publisher = None
-    for publisher in workers:
-        publisher[1].close()
-    messages = flow.read("a")
-    assert_exactly_once_in_order(messages)
-    assert [m.key["id"] for m in messages] == list(range(6))
-
-
-def test_a_batch_that_is_really_stale_is_refused(batches: tuple[Flow, source.Assignment, Any]) -> None:
-    _, assignment, take = batches
-    first, second, third = take(1), take(2), take(3)
-    source._publish(assignment, first)
-    with pytest.raises(StaleBatch):
-        source._publish(assignment, third)
-    assert source._publish(assignment, second) == second.end
-
-
-def test_a_batch_has_one_attempt() -> None:
-    assert micro_batch._TUNING["spark.task.maxFailures"] == "1"
-
-
-def test_a_task_that_is_started_again_looks_first_whose_the_slot_is(
-    batches: tuple[Flow, source.Assignment, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flow, assignment, _ = batches
-    claimed = assignment.start.job
     attempt = SimpleNamespace(attemptNumber=lambda: 0)
     monkeypatch.setattr(TaskContext, "get", lambda: attempt)
-    job.check_attempt(flow.pipeline, assignment.start.state_topic, claimed)
+    job.check_attempt(flow.pipeline, start.state_topic, start.job)
     attempt.attemptNumber = lambda: 1
-    job.check_attempt(flow.pipeline, assignment.start.state_topic, claimed)
+    job.check_attempt(flow.pipeline, start.state_topic, start.job)
     engine.begin(flow.pipeline)
     with pytest.raises(TakenOver):
-        job.check_attempt(flow.pipeline, assignment.start.state_topic, claimed)
+        job.check_attempt(flow.pipeline, start.state_topic, start.job)

@@ -1286,13 +1286,6 @@ MUTANTS = (
         f"{_TASKS}::test_a_task_that_is_started_again_looks_first_whose_the_slot_is",
     ),
     Mutant(
-        "a worker asks the state before it calls a batch stale",
-        "spark/source.py",
-        "if kept and isinstance(error, StaleBatch):",
-        "if False:",
-        f"{_TASKS}::test_a_worker_goes_on_behind_another_worker",
-    ),
-    Mutant(
         "a cluster's driver finds its settings",
         "spark/copies.py",
         "Path.cwd() / original.name, ",
@@ -2647,7 +2640,7 @@ MUTANTS = (
         "spark/job.py",
         '"pandas", "pyarrow", "google.rpc"',
         '"pandas", "pyarrow"',
-        "tests/integration/test_spark_tasks.py::test_a_job_without_sql_imports_neither_pandas_nor_arrow",
+        "tests/integration/test_spark_tasks.py::test_a_job_imports_neither_pandas_nor_arrow",
     ),
     Mutant(
         "Spark's classes are not kept where options cannot say it",

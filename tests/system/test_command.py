@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from airflow_bottledwater import processes
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.state import status
@@ -71,16 +69,12 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> Non
         time.sleep(0.3)
 
 
-@pytest.mark.parametrize("engine", ["micro-batch", "continuous"])
-def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
-    database: str, kafka: KafkaBroker, engine: str
-) -> None:
-    stream = (*_STREAM, "--set", f"engine={engine}")
+def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(database: str, kafka: KafkaBroker) -> None:
     flow = Flow(database, kafka, None, tables="a")
     flow.execute(
         "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 1000) g"
     )
-    process = _start(flow, *stream)
+    process = _start(flow, *_STREAM)
     try:
         _until(lambda: status.report(flow.pipeline).complete, process)
         flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
@@ -102,7 +96,7 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(
     verification = start_command(flow)
     try:
         _until(lambda: holds_snapshot(flow.execute, "a"), verification)
-        _run(flow, *stream, "--bounded")
+        _run(flow, *_STREAM, "--bounded")
         assert ended_equal(verification).rows == 999
     finally:
         verification.kill()
@@ -163,7 +157,7 @@ def test_as_a_service_the_command_starts_a_killed_job_again_and_probes_are_answe
     flow.execute(
         "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 100) g"
     )
-    process = _start(flow, *_STREAM, "--set", "engine=continuous", "--restart", "--log-format", "json")
+    process = _start(flow, *_STREAM, "--restart", "--log-format", "json")
     try:
         _until(lambda: status.report(flow.pipeline).complete, process)
         flow.execute("UPDATE a SET n = 1 WHERE id <= 10")

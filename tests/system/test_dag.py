@@ -312,9 +312,9 @@ class Writers(threading.Thread):
 class Stream:
     """One continuous run, and what is known of it."""
 
-    def __init__(self, system: System, engine: str) -> None:
-        self.system, self.engine = system, engine
-        self.slot = self._prefix = f"life_{engine.replace('-', '_')}"
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.slot = self._prefix = "life"
         system.execute(
             "CREATE TABLE public.orders (id bigint PRIMARY KEY, name text)",
             "CREATE TABLE public.ticks (id int PRIMARY KEY, n int)",
@@ -334,7 +334,6 @@ class Stream:
             "slot": self.slot,
             "topic_prefix": self._prefix,
             "drop_slot": drop_slot,
-            "settings": {"engine": self.engine},
         }
         self.run_id = self.system.client.trigger(DAG, conf)
         self.deferred()
@@ -409,10 +408,10 @@ class Stream:
         return rows[0] if rows else (0, 0)
 
 
-@pytest.fixture(scope="module", params=["continuous", "micro-batch"])
-def stream(system: System, request: pytest.FixtureRequest) -> Iterator[Stream]:
-    """A stream that runs while its tables are written to; one after the other with each engine."""
-    started = Stream(system, request.param)
+@pytest.fixture(scope="module")
+def stream(system: System) -> Iterator[Stream]:
+    """A stream that runs while its tables are written to."""
+    started = Stream(system)
     yield started
     started.writers.end()
     started.topics.close()
@@ -429,7 +428,7 @@ def test_a_stream_that_is_deferred_shows_no_password(system: System, stream: Str
     kept = {path: text if text.startswith("{") else decrypt(text.encode()).decode() for path, text in rows}
     assert folder in kept["airflow_bottledwater.triggers.job.JobTrigger"]
     assert not any(MARKER in text for text in kept.values())
-    # supervisor, JVM, driver, the source and the worker at least
+    # supervisor, JVM, driver, Spark's daemon and the worker at least
     assert len(system.jobs()) >= 5
     for pid in system.jobs():
         assert proc(pid, "environ") and MARKER.encode() not in proc(pid, "environ") + proc(pid, "cmdline")

@@ -46,8 +46,6 @@ INVALID: list[tuple[str, Any]] = [
     ("on_error", "ignore"),
     ("on_error", True),
     ("on_truncate", "delete"),
-    ("engine", "batch"),
-    ("engine", ""),
     ("allow_unkeyed", "perhaps"),
     ("allow_unkeyed", "yes"),
     ("adopt_slot", "on"),

@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.xdist_group("standalone"),
 ]
 
-ENGINES = ["continuous", "micro-batch"]
 #: for executors of a small cluster, and so that a lost one is noticed within the test
 CONF = {
     "spark.executor.memory": "512m",
@@ -118,7 +117,7 @@ def _executors(host: Host) -> list[int]:
 
 
 def _streams_on(network: Network, flow: Flow) -> Host:
-    """The host on which the continuous stream's task runs: by the connection that its reader has."""
+    """The host on which the stream's task runs: by the connection that its reader has."""
     (row,) = until(
         lambda: flow.execute(
             "SELECT client_addr::text FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid"
@@ -161,38 +160,34 @@ def test_the_snapshot_is_taken_on_both_hosts(
         assert len(modes) == 2 and set(modes.values()) == {0o600} and _copies(standalone) == {}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_stream_goes_on_without_the_executor_that_was_killed(
-    servers: ReachableServers, network: Network, start: Start, engine: str
+    servers: ReachableServers, network: Network, start: Start
 ) -> None:
-    flow = make_flow(servers, engine=engine)
+    flow = make_flow(servers)
     with live(flow) as reader:
         flow.snapshot()
         job = start(flow, "stream")
         until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
         _more(reader, job)
-        for host in network if engine == "micro-batch" else [_streams_on(network, flow)]:
-            for pid in _executors(host):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in _executors(_streams_on(network, flow)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         job = _goes_on(reader, job, flow, start)
         assert supervise.stop(job.run)
         assert "StaleBatch" not in job.log
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_an_executor_that_was_lost_but_lives_publishes_nothing(
-    servers: ReachableServers, network: Network, start: Start, engine: str
+    servers: ReachableServers, network: Network, start: Start
 ) -> None:
-    """Its host freezes, Spark runs the task elsewhere (micro-batches: the job ends, and is submitted again), and the host wakes up with
-    the task's process as it was."""
-    flow = make_flow(servers, engine=engine)
+    """Its host freezes, Spark runs the task elsewhere, and the host wakes up with the task's process as it was."""
+    flow = make_flow(servers)
     with live(flow) as reader:
         flow.snapshot()
         job = start(flow, "stream")
         until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
         _more(reader, job)
-        lost = _streams_on(network, flow) if engine == "continuous" else network[0]
+        lost = _streams_on(network, flow)
         lost.freeze()
         try:
             # its walsender does not know that nobody listens any more
@@ -256,15 +251,14 @@ def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
         assert supervise.stop(job.run)
 
 
-@pytest.mark.parametrize("kind", [*ENGINES, "snapshot"])
+@pytest.mark.parametrize("kind", ["stream", "snapshot"])
 def test_a_job_whose_executors_are_all_lost_says_so(
     standalone: StandaloneCluster, servers: ReachableServers, network: Network, start: Start, kind: str
 ) -> None:
     """Spark itself would wait for others for ever. When the cluster is back, a new job goes on."""
-    engine = kind if kind in ENGINES else "continuous"
-    flow = make_flow(servers, engine=engine, executor_timeout=120.0)
-    with live(flow, ROWS if kind in ENGINES else 20 * ROWS) as reader:
-        if kind in ENGINES:
+    flow = make_flow(servers, executor_timeout=120.0)
+    with live(flow, ROWS if kind == "stream" else 20 * ROWS) as reader:
+        if kind == "stream":
             flow.snapshot()
             job = start(flow, "stream")
             until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")

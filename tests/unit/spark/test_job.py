@@ -112,7 +112,7 @@ def test_speculative_execution_is_refused(value: str, refused: bool) -> None:
 def test_a_driver_does_without_compiled_code() -> None:
     """It decides and watches; what encodes takes a hundred megabytes."""
     code = (
-        "import sys; from airflow_bottledwater.spark import pipeline, snapshot, stream, continuous\n"
+        "import sys; from airflow_bottledwater.spark import pipeline, snapshot, stream\n"
         "import airflow_bottledwater.stream.start, airflow_bottledwater.snapshot.driver\n"
         "print([m for m in ('numba', 'numpy') if m in sys.modules])"
     )

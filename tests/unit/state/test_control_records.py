@@ -25,7 +25,7 @@ JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "star
 
 #: each record as the versions before this module have written it
 STATUS = {
-    "state": "streaming", "job": JOB, "slot": "orders", "on_error": "exit", "engine": "continuous",
+    "state": "streaming", "job": JOB, "slot": "orders", "on_error": "exit",
     "position": "00000000016B3748/0000000C", "counters": {"published": 7, "dead_letters": 0},
     "progress": {"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]}, "problems": [], "error": "", "permanent": False, "retired": False,
     "at": 1700000001.25,
@@ -41,7 +41,6 @@ RECORDS: list[tuple[dict[str, Any], ControlRecord]] = [
             Job(3, "5f1c", "stream", "h", 17, 1700000000.5),
             slot="orders",
             on_error="exit",
-            engine="continuous",
             position="00000000016B3748/0000000C",
             counters={"published": 7, "dead_letters": 0},
             progress={"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]},

@@ -36,14 +36,20 @@ class SettingError(BottledWaterError):
     :param value: the value; None where it is not shown.
     :param allowed: what is allowed, as the rest of a sentence.
     :param problem: what is wrong, as the rest of a sentence about the setting; empty: its value.
+    :param file: the path of the file that has it; empty if it is not from a file.
     """
 
-    def __init__(self, setting: str, value: object, allowed: str, problem: str = "") -> None:
-        super().__init__(f"Setting {setting!r} {problem or f'cannot be {value!r}'}.", f"Allowed: {allowed}.")
-        self.setting, self.value, self.allowed, self.problem = setting, value, allowed, problem
+    def __init__(self, setting: str, value: object, allowed: str, problem: str = "", file: str = "") -> None:
+        where = f"{file}: setting" if file else "Setting"
+        super().__init__(f"{where} {setting!r} {problem or f'cannot be {value!r}'}.", f"Allowed: {allowed}.")
+        self.setting, self.value, self.allowed, self.problem, self.file = setting, value, allowed, problem, file
 
-    def __reduce__(self) -> tuple[type[SettingError], tuple[str, object, str, str]]:
-        return type(self), (self.setting, self.value, self.allowed, self.problem)
+    def within(self, file: str) -> SettingError:
+        """The same error, of a setting in a file."""
+        return SettingError(self.setting, self.value, self.allowed, self.problem, file)
+
+    def __reduce__(self) -> tuple[type[SettingError], tuple[str, object, str, str, str]]:
+        return type(self), (self.setting, self.value, self.allowed, self.problem, self.file)
 
 
 class PreflightError(BottledWaterError):

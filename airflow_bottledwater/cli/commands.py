@@ -14,7 +14,7 @@ from rich.console import Console
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report, stopping
 from airflow_bottledwater.cli.log import setup_log
-from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_options
+from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.local.commands import COMMANDS
@@ -36,7 +36,7 @@ click.UsageError.exit_code = 1
 def cli(
     context: click.Context,
     /,
-    master: str,
+    master: str | None,
     spark_conf: dict[str, str],
     bounded: bool,
     restart: bool,
@@ -54,7 +54,8 @@ def cli(
     else:
         if assume_snapshot_complete != (position is not None):
             raise click.UsageError("--assume-snapshot-complete and --position belong together")
-        jobs.run(pipeline_of(values), master, spark_conf, bounded, position, restart)
+        where = spark_of(values["config"], master, spark_conf)
+        jobs.run(pipeline_of(values), *where, bounded, position, restart)
 
 
 def _refuse_misplaced(context: click.Context) -> None:
@@ -176,14 +177,15 @@ def redrive_letters(**values: Any) -> None:
 @click.option("--sample", "verify_sample", help="Share of the rows, chosen by their keys, such as 0.01.  [default: 1]")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @spark_options
-def verify(as_json: bool, master: str, spark_conf: dict[str, str], **values: Any) -> None:
+def verify(as_json: bool, master: str | None, spark_conf: dict[str, str], **values: Any) -> None:
     """Prove that the topics equal their tables, while the stream runs.
 
     Exits with 0 if they do, with 2 if a topic differs, and with 75 if keys were changed whenever they were looked at.
     """
     from airflow_bottledwater.cli import verify as verification
 
-    verification.run(pipeline_of(values), master, spark_conf, as_json=as_json)
+    where = spark_of(values["config"], master, spark_conf)
+    verification.run(pipeline_of(values), *where, as_json=as_json)
 
 
 cli.add_command(snapshot)

@@ -14,6 +14,8 @@ from psycopg import conninfo
 
 from airflow_bottledwater.cli.log import FORMATS, name_slot, use_format
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline.description import Description, Spark
+from airflow_bottledwater.pipeline.file import load
 from airflow_bottledwater.restarts import RESTARTS
 from airflow_bottledwater.settings import (
     DEFAULT_BROKER,
@@ -22,7 +24,6 @@ from airflow_bottledwater.settings import (
     SETTINGS,
     Pipeline,
     merge,
-    read_config_file,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,10 +79,10 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
     _setting("-p", "--topic-prefix"),
     _properties("-C", "--kafka-config", text="A librdkafka property"),
     click.option(
-        "-g",
-        "--config-file",
+        "-c",
+        "--config",
         type=click.Path(path_type=Path),
-        help="INI file with sections bottledwater, kafka, topic, schema-registry.",
+        help="YAML file that describes the pipeline (docs/settings.md); options win over it.",
     ),
     _properties("--set", "settings", text="Any setting of docs/settings.md", metavar="SETTING=VALUE"),
     click.option(
@@ -101,7 +102,7 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
 )
 
 _OF_SPARK: tuple[Option[Any], ...] = (
-    click.option("--master", default="local[*]", show_default=True, help="Where Spark runs the jobs."),
+    click.option("--master", help=f"Where Spark runs the jobs.  [default: the file's, or {Spark().master}]"),
     _properties("--spark-conf", text="A Spark property"),
 )
 
@@ -157,12 +158,12 @@ def pipeline_of(values: dict[str, Any]) -> Pipeline:
     """
     values = dict(values)
     force = values.pop("allow_password_argument")
-    path = values.pop("config_file")
+    path = values.pop("config")
     broker, registry = values.pop("broker"), values.pop("schema_registry")
     settings = values.pop("settings")
     for name in ("kafka", "postgres", "registry"):
         if name in settings:
-            raise SettingError(name, None, "-d, -b and -C, -r or --config-file", problem="cannot be given with --set")
+            raise SettingError(name, None, "-d, -b and -C, -r or --config", problem="cannot be given with --set")
     given: dict[str, Any] = {
         **settings,
         **{k: v for k, v in values.items() if v is not None and v != {}},
@@ -174,12 +175,22 @@ def pipeline_of(values: dict[str, Any]) -> Pipeline:
     if registry and given.get("output_format") == "json":
         raise click.UsageError("Specifying --schema-registry doesn't make sense for --output-format=json")
     defaults = {name: SETTINGS[name].default for name in ("kafka", "registry")}
-    merged = merge(defaults, read_config_file(path) if path else {}, given)
+    described = load(path, Description) if path else Description()
+    merged = merge(defaults, described.settings() | described.connections(), given)
     if not merged.get("postgres"):
-        raise click.UsageError("--postgres is required (or postgres in the configuration file)")
+        raise click.UsageError("--postgres is required (or source.dsn in the file of --config)")
     pipeline = Pipeline.of(**merged)
     name_slot(pipeline.slot)
     return pipeline
+
+
+def spark_of(config: Path | None, master: str | None, conf: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """Spark's master and properties, by the options, else by the file.
+
+    :raises SettingError: the file is not one that describes a pipeline.
+    """
+    spark = load(config, Description).spark if config else Spark()
+    return master or spark.master, {**spark.conf, **conf}
 
 
 def _refuse_secrets(given: dict[str, Any]) -> None:
@@ -192,12 +203,12 @@ def _refuse_secrets(given: dict[str, Any]) -> None:
     except Exception:
         parsed = {}
     if parsed.get("password") or parsed.get("sslpassword"):
-        _refuse_secret("postgres", "a password", "~/.pgpass, a service file, PGPASSWORD, --config-file")
+        _refuse_secret("postgres", "a password", "~/.pgpass, a service file, PGPASSWORD, --config")
     for name, value in given["kafka"].items():
         if value and any(word in name for word in SECRET_PROPERTIES):
-            _refuse_secret("kafka", f"the secret {name}", "--config-file")
+            _refuse_secret("kafka", f"the secret {name}", "--config")
     if "@" in given["registry"].get("url", ""):
-        _refuse_secret("registry", "a password", "--config-file")
+        _refuse_secret("registry", "a password", "--config")
 
 
 def _refuse_secret(setting: str, what: str, instead: str) -> None:

@@ -2,11 +2,11 @@
 
 The settings are in :mod:`~airflow_bottledwater.settings.groups`, each with its type, its rule, its sentence and its default.
 :mod:`~airflow_bottledwater.settings.rules` checks the rules, :mod:`~airflow_bottledwater.settings.pipeline` the whole description,
-and :mod:`~airflow_bottledwater.settings.layers` the configuration file.
+and :mod:`~airflow_bottledwater.settings.layers` merges them.
 """
 
 from airflow_bottledwater.settings.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES
-from airflow_bottledwater.settings.layers import merge, read_config_file
+from airflow_bottledwater.settings.layers import merge
 from airflow_bottledwater.settings.pipeline import GROUPS, SETTINGS, Pipeline, Setting
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "Pipeline",
     "Setting",
     "merge",
-    "read_config_file",
 ]

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -34,14 +34,15 @@ from airflow_bottledwater.settings.rules import Changes, convert, said, type_of
 MAX_PUBLICATION_BYTES = 54
 
 
-def unknown(name: str, known: Iterable[str]) -> SettingError:
+def unknown(name: str, known: Iterable[str], *, prefix: str = "") -> SettingError:
     """The error for a name that is none of a setting's, with the nearest that is. The value is not shown: it may be a misspelt secret.
 
     :param known: the names that exist.
+    :param prefix: put before the name: the path of the section that it is in.
     """
     near = difflib.get_close_matches(name, known := sorted(known), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return SettingError(name, None, "one of " + ", ".join(known), problem=f"does not exist{hint}")
+    return SettingError(f"{prefix}{name}", None, "one of " + ", ".join(known), problem=f"does not exist{hint}")
 
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
@@ -155,12 +156,12 @@ class Setting:
         return type_of(self.hint)
 
     @classmethod
-    def of(cls, field: Field[Any], hint: Any) -> Setting:
-        """Make the description from a field of :class:`Pipeline` and its annotation."""
+    def of(cls, field: Field[Any], hint: Any, *, prefix: str) -> Setting:
+        """Make the description from a field and its annotation."""
         default = field.default
         if default is MISSING:
             default = None if field.default_factory is MISSING else field.default_factory()
-        return cls(field.name, hint, default=default, secret=not field.repr, **said(hint))
+        return cls(f"{prefix}{field.name}", hint, default=default, secret=not field.repr, **said(hint))
 
     def take(self, value: Any) -> Any:
         """A value, converted to the setting's type.
@@ -188,10 +189,18 @@ class Setting:
 GROUPS: tuple[type, ...] = Pipeline.__bases__[::-1]
 
 
-def _described() -> dict[str, Setting]:
-    hints = get_type_hints(Pipeline, include_extras=True)
-    return {field.name: Setting.of(field, hints[field.name]) for field in fields(Pipeline)}
+def described(kind: Any, names: Collection[str], *, prefix: str = "") -> dict[str, Setting]:
+    """The descriptions of settings by name.
+
+    :param kind: the class whose fields they are.
+    :param names: the fields that are settings.
+    :param prefix: put before their names in messages.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: Setting.of(field, hints[field.name], prefix=prefix) for field in fields(kind) if field.name in names
+    }
 
 
 #: all settings by their names
-SETTINGS = _described()
+SETTINGS = described(Pipeline, [field.name for field in fields(Pipeline)])

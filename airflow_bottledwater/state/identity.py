@@ -57,7 +57,7 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
             raise StateError(
                 f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say {asked or '(none)'}. Nothing was "
                 "changed.",
-                "Give the settings with which the pipeline was made (on the command line, best in a file: --config-file). For other ones, "
+                "Give the settings with which the pipeline was made (on the command line, best in a file: --config). For other ones, "
                 "make another pipeline, with a slot and a topic_prefix of its own.",
             )
 

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.drop import drop
@@ -251,18 +253,26 @@ def test_the_command_and_its_jobs_show_no_secret(
         folder.mkdir()
     (own / "passwords").touch(mode=0o600)
     (own / "passwords").write_text(f"*:*:*:{flow.user}:{POSTGRES_PASSWORD}\n")
-    kafka = "\n".join(f"{name} = {value}" for name, value in flow.pipeline.kafka.items())
-    (own / "shop.ini").write_text(
-        f"[bottledwater]\npostgres = {flow.role(passfile=str(own / 'passwords'))}\nslot = {flow.pipeline.slot}\n"
-        f"topic_prefix = {flow.pipeline.topic_prefix}\ntables = sales.a\ncreate_publication = false\n"
-        f"on_error = log\nreplication_factor = 1\n[kafka]\n{kafka}\n"
-        f"[schema-registry]\nurl = {servers.registry.url}\n"
-        f"basic.auth.user.info = {REGISTRY_USER}:{REGISTRY_PASSWORD}\n[topic]\nmax.message.bytes = 2000\n"
+    described = Description(
+        flow.pipeline.slot,
+        source=Source(dsn=flow.role(passfile=str(own / "passwords")), tables=("sales.a",), create_publication=False),
+        kafka=Kafka(
+            topic_prefix=flow.pipeline.topic_prefix,
+            replication_factor=1,
+            properties=dict(flow.pipeline.kafka),
+            registry_properties={
+                "url": servers.registry.url,
+                "basic.auth.user.info": f"{REGISTRY_USER}:{REGISTRY_PASSWORD}",
+            },
+            topic_config={"max.message.bytes": "2000"},
+        ),
+        on_error="log",
     )
+    (own / "shop.yaml").write_bytes(msgspec.yaml.encode(described.as_dict(secrets=True)))
     # a record that becomes a dead letter
     flow.execute("INSERT INTO sales.a SELECT 1000, string_agg(md5(g::text), '') FROM generate_series(1, 200) g")
     monkeypatch.setenv("TMPDIR", str(scratch))
-    command = [str(Path(sys.executable).parent / "bottledwater"), "--config-file", str(own / "shop.ini")]
+    command = [str(Path(sys.executable).parent / "bottledwater"), "--config", str(own / "shop.yaml")]
     command += ["--master", "local[2]", "--bounded"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     start = processes.started(process.pid)

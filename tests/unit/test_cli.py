@@ -21,6 +21,7 @@ from rich.console import Console
 
 from airflow_bottledwater import cli, processes
 from airflow_bottledwater.cli import jobs, report
+from airflow_bottledwater.cli.options import spark_of
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import SETTINGS
@@ -146,7 +147,7 @@ def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(
     assert isinstance(error, SettingError)
     assert re.fullmatch(
         r"Setting '\w+' must not have (a password|the secret \S+) on the command line, where other users can see it\. "
-        r"Allowed: .*--config-file, or the option --allow-password-argument\.",
+        r"Allowed: .*--config, or the option --allow-password-argument\.",
         str(error),
     )
     assert "Ma9ker" not in f"{error}{output}"
@@ -156,7 +157,7 @@ def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(
 
 
 @pytest.mark.parametrize(
-    "option", [["-s", "shop"], ["--slot", "shop"], ["-g", "shop.ini"], ["-C", "a=b"], ["--bounded"]]
+    "option", [["-s", "shop"], ["--slot", "shop"], ["-c", "shop.yaml"], ["-C", "a=b"], ["--bounded"]]
 )
 def test_an_option_before_a_subcommand_is_refused(option: list[str]) -> None:
     """It would not reach the subcommand, which would drop the slot of the default name, say."""
@@ -187,24 +188,29 @@ def test_a_subcommand_that_is_interrupted_is_not_a_failure_for_good(
 def test_a_probe_shows_nothing_of_a_password_that_is_not_quoted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    file = tmp_path / "bw.ini"
-    file.write_text(f"[bottledwater]\npostgres = {text}\n")
-    code, output, error = _invoke("status", "--check", "-g", str(file), "--timeout", "1")
+    file = tmp_path / "bw.yaml"
+    file.write_text(f"source: {{dsn: {text}}}\n")
+    code, output, error = _invoke("status", "--check", "-c", str(file), "--timeout", "1")
     said = f"{output}{error}{caplog.text}"
     assert code == 1 and "connection string is not valid" in said
     assert "Ma9ker" not in said and "horse" not in said
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path, chosen: list[object]) -> None:
-    file = tmp_path / "bw.ini"
+    file = tmp_path / "bw.yaml"
     file.write_text(
-        "[bottledwater]\npostgres = host=db password=secret\nslot = from_file\ntopic-prefix = f\n"
-        "[kafka]\nbootstrap.servers = k:1\nsasl.password = secret\n[schema-registry]\nurl = http://r\n"
+        "name: from_file\nsource: {dsn: host=db password=secret, tables: [a, b]}\n"
+        "kafka:\n  topic_prefix: f\n  properties: {bootstrap.servers: 'k:1', sasl.password: secret}\n"
+        "  registry_properties: {url: 'http://r'}\n"
+        "spark: {master: 'local[3]', conf: {a: 1, b: 2}}\n"
     )
-    code, output, error = _invoke("-g", str(file), "-s", "from_line")
+    code, output, error = _invoke("-c", str(file), "-s", "from_line")
     assert code == 0, (output, error)
     (pipeline,) = chosen
-    assert (pipeline.slot, pipeline.topic_prefix) == ("from_line", "f")
+    assert (pipeline.slot, pipeline.topic_prefix, pipeline.tables) == ("from_line", "f", ("a", "b"))
+    assert spark_of(file, None, {"b": "3"}) == ("local[3]", {"a": "1", "b": "3"})
+    assert spark_of(file, "yarn", {})[0] == "yarn"
+    assert spark_of(None, None, {}) == ("local[*]", {})
     assert pipeline.kafka == {"bootstrap.servers": "k:1", "sasl.password": "secret"}
     assert pipeline.registry == {"url": "http://r"}
 

@@ -75,6 +75,7 @@ CONTROL = (
 )  # fmt: skip
 #: what nobody imports, and why it is declared
 NOT_IMPORTED = {
+    "pyyaml": "msgspec.yaml reads pipelines' files with it",
     "apache-airflow-providers-postgres": "the type of the Postgres connection",
     "apache-airflow-providers-apache-kafka": "the type of the Kafka connection",
     "pyspark-client": "required by Airflow's Spark provider, and to have pyspark's version",

@@ -103,7 +103,7 @@ def test_the_settings_options_exist_and_all_options_are_documented() -> None:
     assert named <= options
     # all that describe a pipeline; the rest is of a run or of the command
     assert options - named == {
-        "--config-file", "--allow-password-argument", "--set", "--master", "--spark-conf", "--bounded", "--version",
+        "--config", "--allow-password-argument", "--set", "--master", "--spark-conf", "--bounded", "--version",
         "--assume-snapshot-complete", "--position", "--restart", "--log-format",
     }  # fmt: skip
 

@@ -101,8 +101,8 @@ def test_the_unit_runs_a_command_that_is_accepted_and_has_no_secret_in_it() -> N
     arguments = shlex.split(service["ExecStart"].replace("$BOTTLEDWATER_OPTIONS", "").replace("%d", "/run"))
     parsed(arguments)
     assert "--restart" in arguments
-    assert "%d/settings.ini" in service["ExecStart"]
-    assert service["LoadCredential"].startswith("settings.ini:")
+    assert "%d/pipeline.yaml" in service["ExecStart"]
+    assert service["LoadCredential"].startswith("pipeline.yaml:")
 
 
 def test_the_units_hardening_leaves_what_a_job_needs() -> None:
@@ -292,7 +292,7 @@ def test_the_deployment_is_one_job_that_is_probed_and_has_its_settings() -> None
     assert volume["secret"]["secretName"] == secret["metadata"]["name"]
     (mount,) = container["volumeMounts"]
     (name,) = secret["stringData"]
-    assert f"--config-file={mount['mountPath']}/{name}" in container["args"]
+    assert f"--config={mount['mountPath']}/{name}" in container["args"]
     ports = {str(port["port"]) for port in service["spec"]["ports"]}
     assert {arg.rpartition("=")[2] for arg in container["args"] if ".port=" in arg} == ports
     assert f"--spark-conf=spark.driver.host={service['metadata']['name']}" in container["args"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
-from airflow_bottledwater.settings import SETTINGS, Pipeline, merge, read_config_file
+from airflow_bottledwater.settings import SETTINGS, Pipeline, merge
 from airflow_bottledwater.settings.rules import about, said
 
 DSN = "host=db dbname=shop user=cdc password=hunter2"
@@ -263,35 +263,6 @@ def test_a_setting_without_a_rule_or_a_sentence_is_an_error_of_its_author() -> N
         said(Annotated[int, about("How many.")])
     with pytest.raises(TypeError, match="needs changes, sentence: "):
         said(bool)
-
-
-def test_an_ini_file_gives_settings_and_the_properties_of_others(tmp_path: Path) -> None:
-    file = tmp_path / "p.ini"
-    file.write_text(
-        "[bottledwater]\npostgres = host=db dbname=100%\non-error = log\npartitions = 2\n"
-        "[kafka]\nbootstrap.servers = k:9092\nssl.CA = x\n[topic]\nretention.ms = 5\n[schema-registry]\nurl = http://r\n"
-    )
-    made = Pipeline.of(**read_config_file(file))
-    assert (made.on_error, made.partitions, made.postgres) == ("log", 2, "host=db dbname=100%")
-    assert made.kafka == {"bootstrap.servers": "k:9092", "ssl.CA": "x"}
-    assert made.topic_config == {"retention.ms": "5"}
-    assert made.registry == {"url": "http://r"}
-
-
-@pytest.mark.parametrize("text", ["[other]\n", "no section\n", "[kafka]\na=1\na=2\n", "[DEFAULT]\na=1\n", "[kafka\n"])
-def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "p.ini"
-    file.write_text(text)
-    with pytest.raises(SettingError, match="config_file"):
-        read_config_file(file)
-
-
-def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="config_file"):
-        read_config_file(tmp_path / "none.ini")
-    (tmp_path / "b.ini").write_bytes(b"[kafka]\n\xff\xfe=1\n")
-    with pytest.raises(SettingError, match="config_file"):
-        read_config_file(tmp_path / "b.ini")
 
 
 def test_later_layers_win_and_dictionaries_are_merged() -> None:

@@ -1,0 +1,172 @@
+"""The description of a pipeline, as objects and as a file."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline import file
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark, Types
+from airflow_bottledwater.settings import SETTINGS, Pipeline
+
+SHOP = Description(
+    "shop",
+    source=Source("shop_postgres", tables="orders, sales.*", dsn="host=db password=hunter2"),
+    kafka=Kafka(
+        "shop_kafka",
+        registry="shop_registry",
+        topic_prefix="shop",
+        partitions="6",  # type: ignore[arg-type]
+        properties={"bootstrap.servers": "k", "sasl.password": "hunter3"},
+        registry_properties={"url": "http://me:hunter4@r"},
+    ),
+    types=Types(numeric="string"),
+    spark=Spark("shop_spark", conf={"spark.executor.memory": "2g"}),
+    on_error="log",
+    outage_timeout=600,
+)
+
+YAML = """
+name: shop
+source: {conn_id: shop_postgres, tables: [orders, sales.*], dsn: host=db password=hunter2}
+kafka:
+  conn_id: shop_kafka
+  registry: shop_registry
+  topic_prefix: shop
+  partitions: 6
+  properties: {bootstrap.servers: k, sasl.password: hunter3}
+  registry_properties: {url: "http://me:hunter4@r"}
+types: {numeric: string}
+spark: {conn_id: shop_spark, conf: {spark.executor.memory: 2g}}
+on_error: log
+outage_timeout: 600
+"""
+
+
+def written(folder: Path, text: str, name: str = "shop.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_file_describes_what_the_objects_describe(tmp_path: Path) -> None:
+    assert file.load(written(tmp_path, YAML), Description) == SHOP
+
+
+def test_it_has_the_settings_of_a_pipeline_and_only_what_was_given() -> None:
+    assert SHOP.settings() == {
+        "slot": "shop",
+        "tables": ("orders", "sales.*"),
+        "topic_prefix": "shop",
+        "partitions": 6,
+        "numeric": "string",
+        "on_error": "log",
+        "outage_timeout": 600.0,
+    }
+    pipeline = Pipeline.of(**SHOP.settings(), **SHOP.connections())
+    assert (pipeline.slot, pipeline.partitions, pipeline.kafka["sasl.password"]) == ("shop", 6, "hunter3")
+
+
+def test_every_setting_has_a_place() -> None:
+    sections = [Description, *Description.parts().values()]
+    placed = [name for section in sections for name in section.described()]
+    renamed = {"name": "slot", "format": "output_format"}
+    secret = {name for name, setting in SETTINGS.items() if setting.secret}
+    assert {renamed.get(name, name) for name in placed} >= SETTINGS.keys() - secret
+
+
+def test_as_values_it_is_what_was_given_without_secrets_and_can_be_made_again() -> None:
+    values = SHOP.as_dict()
+    assert "hunter" not in json.dumps(values) + repr(SHOP) + str(SHOP)
+    assert values["source"] == {"conn_id": "shop_postgres", "tables": ["orders", "sales.*"]}
+    assert Description.of(values).settings() == SHOP.settings()
+    assert Description.of(SHOP.as_dict(secrets=True)) == SHOP
+    assert pickle.loads(pickle.dumps(SHOP)) == SHOP
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"sorce": {}}, r"'sorce' does not exist \(did you mean 'source'\?\)"),
+        ({"source": {"tabels": []}}, r"'source.tabels' does not exist \(did you mean 'tables'\?\).*allow_unkeyed"),
+        ({"source": 5}, r"'source' cannot be 5. Allowed: the keys .*tables"),
+        ({"kafka": {"partitions": 0}}, r"'kafka.partitions' cannot be 0. Allowed: 1 to 10000"),
+        ({"kafka": {"format": "xml"}}, r"'kafka.format' cannot be 'xml'. Allowed: avro or json"),
+        ({"kafka": {"output_format": "avro"}}, r"'kafka.output_format' does not exist"),
+        (
+            {"spark": {"deploy_mode": "pod"}},
+            r"'spark.deploy_mode' cannot be 'pod'. Allowed: client, cluster or nothing",
+        ),
+        ({"name": "Shop"}, r"'name' cannot be 'Shop'. Allowed: 1 to 63"),
+        ({"postgres": "host=db"}, r"'postgres' does not exist"),
+        ({1: 2}, r"'1' does not exist"),
+    ],
+)
+def test_what_is_wrong_is_named_by_file_and_path_with_what_is_allowed(
+    tmp_path: Path, values: dict[Any, Any], problem: str
+) -> None:
+    with pytest.raises(SettingError, match=problem):
+        Description.of(values)
+    path = written(tmp_path, json.dumps(values) if 1 not in values else "1: 2")
+    with pytest.raises(SettingError, match=f"^{path}: setting {problem}"):
+        file.load(path, Description)
+
+
+def test_an_object_is_checked_when_it_is_made() -> None:
+    with pytest.raises(SettingError, match=r"'source.new_tables' cannot be 'no'"):
+        Source(new_tables="no")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"'source' cannot be 'shop_postgres'. Allowed: a Source"):
+        Description("shop", source="shop_postgres")  # type: ignore[arg-type]
+
+
+def test_an_error_in_a_secret_does_not_print_it() -> None:
+    with pytest.raises(SettingError) as caught:
+        Kafka(properties="sasl.password=hunter5")  # type: ignore[arg-type]
+    assert "hunter" not in str(caught.value) + repr(caught.value)
+
+
+def test_a_template_is_checked_when_it_is_rendered() -> None:
+    made = Description("{{ params.slot }}", kafka=Kafka(partitions="{{ params.partitions }}"))  # type: ignore[arg-type]
+    assert made.as_dict() == {"name": "{{ params.slot }}", "kafka": {"partitions": "{{ params.partitions }}"}}
+    with pytest.raises(SettingError, match=r"'kafka.partitions' cannot be 0"):
+        Description.of({"name": "shop", "kafka": {"partitions": 0}})
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [\n", "", "\x00"])
+def test_what_is_no_description_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingError, match=r"shop.yaml' (cannot be read|is no mapping)"):
+        file.load(written(tmp_path, text), Description)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"none.yaml' cannot be read \(No such file or directory\)"):
+        file.load(tmp_path / "none.yaml", Description)
+
+
+def test_a_folder_has_a_pipeline_a_file(tmp_path: Path) -> None:
+    written(tmp_path, "name: b\non_error: log", "b.yml")
+    written(tmp_path, "name: c", "a.yaml")
+    written(tmp_path, "no yaml", "readme.md")
+    assert [(each.name, each.on_error) for each in file.load_folder(tmp_path, Description)] == [
+        ("c", "exit"),
+        ("b", "log"),
+    ]
+    written(tmp_path, "name: b", "d.yaml")
+    with pytest.raises(SettingError, match=r"d.yaml: setting 'name' is used twice"):
+        file.load_folder(tmp_path, Description)
+
+
+def test_the_schema_of_the_wheel_is_that_of_the_objects(tmp_path: Path) -> None:
+    shipped = json.loads(file.SCHEMA.read_text())
+    assert shipped == file.schema(), "run: python -m airflow_bottledwater.pipeline.file"
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    validator = jsonschema.Draft202012Validator(shipped)
+    validator.validate(SHOP.as_dict(secrets=True))
+    for wrong in ({"sorce": {}}, {"kafka": {"partitions": 0}}, {"kafka": {"format": "xml"}}, {"name": "a\n"}):
+        assert list(validator.iter_errors(wrong))

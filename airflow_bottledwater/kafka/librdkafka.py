@@ -106,12 +106,12 @@ _ARGUMENT = np.dtype(
         "itemsize": 72,
     }
 )
-#: the arguments of one record: topic, flags, number, partition, time, key, value and five headers
-_ARGUMENTS = 12
+#: the arguments of one record: topic, flags, number, partition, time, key, value and six headers
+_ARGUMENTS = 13
 #: records that are handed over by one call, each as an rd_kafka_message_t
 _BATCH = 512
-#: bytes for the texts of a position, an op and a transaction id
-_TEXT_BYTES = 48
+#: bytes for the texts of a position, an op, a time (of up to 19 digits, up to this place) and a transaction id (of up to 10)
+_TEXT_BYTES, _TIME_END = 72, 56
 _POSITION_BYTES = 25
 _COPY, _PARTITION = 0x2, 0x8  # RD_KAFKA_MSG_F_COPY, _PARTITION (each message's own)
 
@@ -134,8 +134,8 @@ msg_partitioner_murmur2 = external(
 )  # fmt: skip
 
 #: names and constant values of headers, as C strings, at these places
-_STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0snapshot\0", dtype=np.uint8)
-_AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID, _AT_SNAPSHOT = 0, 3, 7, 13, 20, 24
+_STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0snapshot\0time\0", dtype=np.uint8)
+_AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID, _AT_SNAPSHOT, _AT_TIME = 0, 3, 7, 13, 20, 24, 33
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
 #: the counters of the callbacks
@@ -195,26 +195,23 @@ class Handles(NamedTuple):
 
     :param producer: the address of the rd_kafka_t.
     :param topics: the addresses of the rd_kafka_topic_t, by the topic's number.
+    :param timed: for each topic, whether its records may have the commit time as their timestamp; else they get it as a header.
     :param messages: scratch memory for a batch of records.
     :param arguments: scratch memory for a record with headers or a time of its own; ``texts`` is that for the values of its headers.
     """
 
     producer: int
     topics: npt.NDArray[np.int64]
+    timed: npt.NDArray[np.bool_]
     messages: Rows
     arguments: Rows
     texts: npt.NDArray[np.uint8]
 
 
-def handles(producer: int, topics: npt.NDArray[np.int64]) -> Handles:
+def handles(producer: int, topics: npt.NDArray[np.int64], timed: npt.NDArray[np.bool_]) -> Handles:
     """The handles of a producer and its topics, with scratch memory of their own."""
-    return Handles(
-        producer,
-        topics,
-        np.zeros(_BATCH, dtype=MESSAGE),
-        np.zeros(_ARGUMENTS, dtype=_ARGUMENT),
-        np.zeros(_TEXT_BYTES, dtype=np.uint8),
-    )
+    messages, arguments = np.zeros(_BATCH, dtype=MESSAGE), np.zeros(_ARGUMENTS, dtype=_ARGUMENT)
+    return Handles(producer, topics, timed, messages, arguments, np.zeros(_TEXT_BYTES, dtype=np.uint8))
 
 
 @compiled
@@ -264,8 +261,19 @@ def _write_position(lsn, ordinal, texts):
 
 
 @compiled
-def _add_headers(record, headers, label, arguments, n, texts):
-    """Add the headers op, pos, toast, xid and snapshot to the arguments; returns how many arguments there are then."""
+def _write_number(number, end, texts):
+    """Write a number in decimal, up to the place ``end``; returns where it begins."""
+    at = end
+    while number > 0:
+        at -= 1
+        texts[at] = np.uint8(48 + number % 10)
+        number //= 10
+    return at
+
+
+@compiled
+def _add_headers(record, headers, label, timed, arguments, n, texts):
+    """Add the headers op, pos, toast, xid, time and snapshot to the arguments; returns how many arguments there are then."""
     names, values = _STRINGS.ctypes.data, texts.ctypes.data
     if label.size:
         _argument(arguments[n], _VT_HEADER, names + _AT_SNAPSHOT, label.ctypes.data, label.size)
@@ -283,12 +291,12 @@ def _add_headers(record, headers, label, arguments, n, texts):
         n += 1
     xid = record.flags >> FLAG_XID_SHIFT
     if headers & HEADER_XID and xid > 0:
-        at = texts.size
-        while xid > 0:
-            at -= 1
-            texts[at] = np.uint8(48 + xid % 10)
-            xid //= 10
+        at = _write_number(xid, texts.size, texts)
         _argument(arguments[n], _VT_HEADER, names + _AT_XID, values + at, texts.size - at)
+        n += 1
+    if record.time > 0 and not timed:
+        at = _write_number(record.time, _TIME_END, texts)
+        _argument(arguments[n], _VT_HEADER, names + _AT_TIME, values + at, _TIME_END - at)
         n += 1
     return n
 
@@ -297,7 +305,8 @@ def _add_headers(record, headers, label, arguments, n, texts):
 def _single(handles, record, i, base, headers, label, now, latest):
     """Hand over one record with its headers and time; returns an error code."""
     arguments = handles.arguments
-    time = record.time if 0 < record.time <= latest else now
+    timed = handles.timed[record.topic]
+    time = record.time if timed and 0 < record.time <= latest else now
     _argument(arguments[0], _VT_RKT, handles.topics[record.topic], 0, 0)
     _argument(arguments[1], _VT_FLAGS, _COPY, 0, 0)
     _argument(arguments[2], _VT_OPAQUE, i, 0, 0)
@@ -310,7 +319,7 @@ def _single(handles, record, i, base, headers, label, now, latest):
     if record.value_length >= 0:
         _argument(arguments[n], _VT_VALUE, base + record.value, record.value_length, 0)
         n += 1
-    n = _add_headers(record, headers, label, arguments, n, handles.texts)
+    n = _add_headers(record, headers, label, timed, arguments, n, handles.texts)
     error = _produceva(handles.producer, arguments.ctypes.data, n)
     if error == 0:
         return np.int64(0)
@@ -327,7 +336,7 @@ def produce(handles, records, start, data, headers, label, now, latest):
     :param data: the bytes that the records point into.
     :param headers: 0 for none; otherwise ``op`` and ``pos`` are written, and with ``HEADER_XID`` also the transaction's id.
     :param label: the value of the header ``snapshot``; without it, its size is 0.
-    :param now: milliseconds since 1970; the timestamp of records that have none, or one after ``latest``, which the broker would refuse.
+    :param now: milliseconds since 1970: the timestamp of records that have none, or one after ``latest``, which the broker would refuse.
     """
     base = data.ctypes.data
     i = start

@@ -46,8 +46,8 @@ _ROOM, _PARTITIONS = 0.95, 8
 _LINGER_MS = 500
 #: milliseconds without a confirmation after which a full queue is sent, at first; then twice as many each time
 _FULL_MS = 2
-#: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers
-RECORD_OVERHEAD = 61 + 21 + 64
+#: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers (of which 19 are the time's)
+RECORD_OVERHEAD = 61 + 21 + 64 + 19
 
 
 class _Undone(Exception):
@@ -117,6 +117,7 @@ class Publisher:
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
     :param partitions: how many partitions of other topics than the state topic there are; each may have a batch under way.
+    :param timed: for each topic, whether its records may have the commit time as their timestamp; by default, all.
     :raises Refused: a property is no number.
     """
 
@@ -129,6 +130,7 @@ class Publisher:
         transaction_timeout: float,
         waiting: Waiting,
         partitions: int = 1,
+        timed: Sequence[bool] | None = None,
     ) -> None:
         self.transactional_id = transactional_id
         self._topics = list(topics)
@@ -148,7 +150,8 @@ class Publisher:
         self._counts = rd.counters()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._handles = rd.handles(0, self._rkts)
+        self._timed = np.array([True] * len(topics) if timed is None else timed, dtype=np.bool_)
+        self._handles = rd.handles(0, self._rkts, self._timed)
         self._sent = 0
 
     # ------------------------------------------------------------------ life
@@ -166,7 +169,7 @@ class Publisher:
         except rd.ConfigRefused as error:
             raise unknown_property(str(error)) from None
         self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
-        self._handles = rd.handles(self._handle, self._rkts)
+        self._handles = rd.handles(self._handle, self._rkts, self._timed)
         # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction
         topics = list(zip(self._topics, self._rkts, strict=True))
         # one topic is fetched twice: after the first answer, which names the brokers, librdkafka moves from the bootstrap server to one

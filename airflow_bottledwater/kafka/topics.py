@@ -41,6 +41,8 @@ class Topic:
     :param id: Kafka's id of the topic, which changes if it is deleted and created anew.
     :param max_bytes: its max.message.bytes.
     :param cleanup: its cleanup.policy; empty if its settings may not be read.
+    :param retention_ms: its retention.ms and retention.bytes, which only the policy ``delete`` looks at; -1 for ever.
+    :param timestamps: its message.timestamp.type; empty if its settings may not be read.
     """
 
     name: str
@@ -50,6 +52,24 @@ class Topic:
     cleanup: str
     may_read: bool
     may_write: bool
+    retention_ms: int = -1
+    retention_bytes: int = -1
+    timestamps: str = "CreateTime"
+
+    @property
+    def by_time(self) -> bool:
+        """Whether it deletes records by their timestamps; also if its settings may not be read, since that is the broker's default."""
+        return not self.cleanup or ("delete" in self.cleanup and self.retention_ms >= 0)
+
+    @property
+    def expires(self) -> bool:
+        """Whether it deletes records by their age or by the topic's size, so also those of rows that do not change."""
+        return "delete" in self.cleanup and (self.retention_ms >= 0 or self.retention_bytes >= 0)
+
+    @property
+    def keeps_commit_times(self) -> bool:
+        """Whether a record's timestamp may be the commit time of its change: the broker neither replaces it nor deletes by it."""
+        return self.timestamps == "CreateTime" and not self.by_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +217,9 @@ class Topics:
                 config.get("cleanup.policy", ""),
                 allowed is None or AclOperation.READ in allowed,
                 allowed is None or AclOperation.WRITE in allowed,
+                int(config.get("retention.ms", -1)),
+                int(config.get("retention.bytes", -1)),
+                config.get("message.timestamp.type", ""),
             )
         return found
 

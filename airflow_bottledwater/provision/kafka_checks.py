@@ -66,7 +66,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
         found.warnings.append(
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
-    problems += _policies(data, present, found.warnings)
+    problems += _policies(pipeline, data, present)
     control = present.get(store.CONTROL_TOPIC)
     if not pipeline.share_topics and control is not None and control.may_read:
         problems += owners_problems(pipeline, found.cluster, list(data))
@@ -112,33 +112,52 @@ def _missing(pipeline: Pipeline, topics: Topics, brokers: int, missing: Mapping[
     ]
 
 
-def _policies(data: Mapping[str, Table], present: Mapping[str, Topic], warnings: list[str]) -> list[str]:
-    """Check that existing topics keep their records: those of keyed tables should be compacted, others must not be."""
+def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[str, Topic]) -> list[str]:
+    """The topics that do not keep what their tables need: rows that do not change, or records without a key."""
     problems = []
     for name, table in data.items():
-        policy = present[name].cleanup if name in present else ""
-        if table.keyed and "delete" in policy and "compact" not in policy:
-            warnings.append(
-                f"Topic {name!r} has cleanup.policy=delete: rows that do not change will expire from it. Set cleanup.policy=compact."
-            )
+        topic = present.get(name)
+        config = {} if topic else new_topic(pipeline, name, table, 1).configs[0]
+        policy = topic.cleanup if topic else config["cleanup.policy"]
+        expires = topic.expires if topic else "delete" in policy and config.get("retention.ms") != "-1"
+        if table.keyed and expires and not pipeline.allow_expiry:
+            problems.append(expiry_problem(name, policy, exists=topic is not None))
         if not table.keyed and "compact" in policy:
             problems.append(
-                f"Topic {name!r} is compacted, but {table.qualified} has no key: Kafka refuses records without one. Set cleanup.policy=delete."
+                f"Topic {name!r} {'is' if topic else 'would be'} compacted, but {table.qualified} has no key: Kafka refuses records "
+                f"without one. Set cleanup.policy=delete{'' if topic else ' in topic_config, or leave it out there'}."
             )
     return problems
 
 
+def expiry_problem(name: str, policy: str, *, exists: bool) -> str:
+    """What is said of a keyed table's topic that deletes rows that do not change."""
+    way_out = (
+        f"Set it (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=compact)"
+        if exists
+        else "Leave cleanup.policy out of topic_config"
+    )
+    return (
+        f"Topic {name!r} {'has' if exists else 'would get'} cleanup.policy={policy} with a retention: rows that do not change would be deleted "
+        f"from it. {way_out}, or set allow_expiry if that is meant."
+    )
+
+
 def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:
-    """A data or service topic to create.
+    """A data or service topic to create. One that deletes by time counts from when a record was appended: by the time of its commit, the
+    changes of a stream that was stopped for longer would be deleted at once.
 
     :param table: the table whose rows it receives; None for a service topic.
     """
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
     forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
-    if table is None:
-        return NewTopic(name, 1, replication, ({**safe, **forever},))
-    policy = {"cleanup.policy": "compact"} if table.keyed else forever
-    return NewTopic(name, pipeline.partitions, replication, ({**safe, **policy, **pipeline.topic_config},))
+    policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else forever
+    config = {**safe, **policy, **(pipeline.topic_config if table is not None else {})}
+    partitions = 1 if table is None else pipeline.partitions
+    if "delete" not in config["cleanup.policy"] or config.get("retention.ms") == "-1":
+        return NewTopic(name, partitions, replication, (config,))
+    # a broker that does not allow the property does no harm: whoever publishes sees the topic as it is, and sends no commit time as timestamp
+    return NewTopic(name, partitions, replication, ({"message.timestamp.type": "LogAppendTime", **config}, config))
 
 
 def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:

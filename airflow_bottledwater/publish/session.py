@@ -80,6 +80,7 @@ class PublishSession:
         self._admin = Topics(pipeline.kafka)
         self.partitions: dict[str, int] = {}
         self.limits: npt.NDArray[np.int64] = np.zeros(len(self.topics), dtype=np.int64)
+        self._timed: list[bool] = []
         self._largest_batch = 1_000_000
         self._publisher: Publisher | None = None
         self._compared = 0.0
@@ -157,6 +158,7 @@ class PublishSession:
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self.backoff.wait,
             partitions=sum(self.partitions[name] for name in self._pins),
+            timed=self._timed,
         )
 
     def close(self) -> None:
@@ -201,7 +203,8 @@ class PublishSession:
 
     # ------------------------------------------------------------------ topics and their limits
     def compare_topics(self) -> bool:
-        """Compare the topics with those that were pinned; returns whether their limits have changed since the last comparison.
+        """Compare the topics with those that were pinned; returns whether a producer must be made with other limits, or with other
+        timestamps, than those of the last comparison.
 
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
@@ -238,11 +241,12 @@ class PublishSession:
     def _compare(self, described: dict[str, Topic]) -> bool:
         for name in self.topics:
             check_topic(name, described.get(name), self._pins.get(name))
-        before = self.limits
+        before, timed = self.limits, self._timed
         self.limits = np.array([described[n].max_bytes for n in self.topics], dtype=np.int64)
+        self._timed = [described[n].keeps_commit_times for n in self.topics]
         self.partitions = {name: topic.partitions for name, topic in described.items()}
         self._compared = time.monotonic()
-        return not np.array_equal(before, self.limits)
+        return not np.array_equal(before, self.limits) or timed != self._timed
 
     @property
     def largest_record(self) -> int:

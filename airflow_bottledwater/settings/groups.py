@@ -155,6 +155,9 @@ class Topics:
             le=2**63 - 1,
         ),
     ] = -1
+    allow_expiry: Annotated[
+        bool, about("Publish tables with a key to topics that delete old records, and so rows that do not change.")
+    ] = False
     topic_config: Annotated[dict[str, str], about("Properties of tables' topics that are created.")] = field(
         default_factory=dict
     )

@@ -295,6 +295,7 @@ def test_a_letter_does_not_bring_back_what_compaction_has_forgotten_the_delete_o
     flow = make_flow(
         on_error="log",
         skip_snapshot=True,
+        allow_expiry=True,
         topic_config={"max.message.bytes": "20000", "cleanup.policy": "compact,delete"},
     )
     flow.create()

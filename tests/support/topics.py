@@ -46,6 +46,7 @@ class Message:
     xid: str = ""
     toast: str = ""
     snapshot: str = ""
+    time: str = ""
 
 
 def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
@@ -89,6 +90,7 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
                     headers.get("xid", ""),
                     headers.get("toast", ""),
                     headers.get("snapshot", ""),
+                    headers.get("time", ""),
                 )
             )
     consumer.close()
@@ -268,8 +270,18 @@ def limit_records(flow: Flow, table: str, size: int) -> None:
 
 def limit_topic(flow: Flow, topic: str, size: int) -> None:
     """The same by the topic's name."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    _alter(flow, topic, {"max.message.bytes": str(size)})
+
+
+def alter_topic(flow: Flow, table: str, **config: str) -> None:
+    """Change properties of the table's topic, with underscores for their dots."""
+    _alter(flow, flow.topic(table), {name.replace("_", "."): value for name, value in config.items()})
+
+
+def _alter(flow: Flow, topic: str, config: dict[str, str]) -> None:
+    set_to = AlterConfigOpType.SET
+    entries = [ConfigEntry(name, value, incremental_operation=set_to) for name, value in config.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = AdminClient(flow.pipeline.kafka)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result()

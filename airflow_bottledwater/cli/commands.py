@@ -143,7 +143,8 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
     """Drop slot and publications, and delete the slot's saved state."""
     from airflow_bottledwater.provision.drop import drop, forget
 
-    pipeline = pipeline_of(values)
+    # a cluster that is gone cannot be asked
+    pipeline = pipeline_of(values, later=not forget_cluster)
     click.echo(forget(pipeline, forget_cluster) if forget_cluster else drop(pipeline, when=when), err=True)
 
 
@@ -154,7 +155,7 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, its slot is freed, and what can be
     reached of it is ended."""
-    stopping.stop(pipeline_of(values), retire=retire, timeout=timeout)
+    stopping.stop(pipeline_of(values, later=True), retire=retire, timeout=timeout)
 
 
 @cli.command("redrive")
@@ -163,7 +164,7 @@ def redrive_letters(**values: Any) -> None:
     """Publish the dead letters whose cause was fixed; those that a newer record has overtaken are dropped."""
     from airflow_bottledwater.provision import redrive
 
-    found = redrive.redrive(pipeline_of(values))
+    found = redrive.redrive(pipeline_of(values, later=True))
     click.echo(
         f"{found.published} published, {found.overtaken} overtaken by newer records and dropped, {found.failed} still refused, "
         f"{found.incomplete} too large to hold their row.",
@@ -185,7 +186,7 @@ def verify(as_json: bool, master: str | None, spark_conf: dict[str, str], **valu
     from airflow_bottledwater.cli import verify as verification
 
     where = spark_of(values["config"], master, spark_conf)
-    verification.run(pipeline_of(values), *where, as_json=as_json)
+    verification.run(pipeline_of(values, later=True), *where, as_json=as_json)
 
 
 cli.add_command(snapshot)

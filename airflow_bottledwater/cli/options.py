@@ -149,10 +149,11 @@ def spark_options(function: F) -> F:
     return function
 
 
-def pipeline_of(values: dict[str, Any]) -> Pipeline:
+def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
     """The pipeline that the options describe: defaults, then the file, then the command line.
 
     :param values: the values of all options that describe a pipeline.
+    :param later: whether the pipeline exists, so that its settings that are not given are those of its last start.
     :raises SettingError: a setting is unknown or not allowed, or a secret is on the command line.
     :raises click.UsageError: the options contradict each other, or the database is missing.
     """
@@ -181,6 +182,10 @@ def pipeline_of(values: dict[str, Any]) -> Pipeline:
         raise click.UsageError("--postgres is required (or source.dsn in the file of --config)")
     pipeline = Pipeline.of(**merged)
     name_slot(pipeline.slot)
+    if later:
+        from airflow_bottledwater.state import saved
+
+        return saved.completed(pipeline, given=described.settings().keys() | given.keys())
     return pipeline
 
 

@@ -64,7 +64,7 @@ def snapshot(
 
     if new_key and where:
         raise click.UsageError("With --new-key a table is read as a whole: leave --where out.")
-    pipeline = pipeline_of(values)
+    pipeline = pipeline_of(values, later=True)
     named = tuple(part.strip() for part in tables.split(",") if part.strip())
     request = SnapshotRequest(named, where, sweep, by_key, rows_per_second, bytes_per_second)
     name, request_id = (renew if new_key else live.ask)(pipeline, request)

@@ -21,7 +21,7 @@ from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import saved, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
 from airflow_bottledwater.state.identity import shared, topic_problems
@@ -32,12 +32,14 @@ from airflow_bottledwater.state.records import (
     COVERAGE,
     INTENT,
     POSITION,
+    SAVED_SETTINGS,
     SLOT,
     Complete,
     Intent,
     LiveProgress,
     Partitions,
     Reached,
+    SavedSettings,
     StateRecord,
     live_key,
     partitions_key,
@@ -171,6 +173,7 @@ def _assume(
         {
             COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
             INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
+            SAVED_SETTINGS: SavedSettings(pipeline.chosen()),
             SLOT: record,
             **{table_key(p.table.oid): p for p in pinned},
             **partition_records(connection, found.tables),
@@ -213,6 +216,8 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         )
         identifier = claim.cluster.system_identifier
         claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})
+        if not live:
+            saved.remember(pipeline, claim)
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
             raise Refused(" ".join(problems))

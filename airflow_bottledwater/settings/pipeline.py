@@ -103,6 +103,14 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source
         """All settings except the secrets, for logs and status."""
         return {name: value for name, value in asdict(self).items() if not SETTINGS[name].secret}
 
+    def chosen(self) -> dict[str, Any]:
+        """The settings that differ from the defaults, as JSON values; no secrets."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self.public().items()
+            if value != SETTINGS[name].default
+        }
+
     def with_(self, **changes: Any) -> Pipeline:
         """A copy with changed settings.
 

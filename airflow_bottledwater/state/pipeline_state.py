@@ -23,6 +23,7 @@ from airflow_bottledwater.state.records import (
     INTENT,
     LIVE,
     POSITION,
+    SAVED_SETTINGS,
     SLOT,
     Complete,
     Ids,
@@ -32,6 +33,7 @@ from airflow_bottledwater.state.records import (
     Plan,
     Progress,
     Reached,
+    SavedSettings,
     StateRecord,
     Sweep,
     decode,
@@ -102,6 +104,12 @@ class PipelineState:
     def intent(self) -> Intent | None:
         """What a creation was about to make, if one was begun."""
         return self.get(INTENT, Intent)
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """The settings of the last start that differ from the defaults, by name; None if there was none."""
+        found = self.get(SAVED_SETTINGS, SavedSettings)
+        return None if found is None else found.values
 
     @property
     def slot(self) -> SlotRecord | None:

@@ -1,6 +1,6 @@
 """The records of a slot's state topic, typed.
 
-Keys: ``claim``, ``ids``, ``intent``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
+Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
 partitions; ``heir/…`` by the oid of a table that is to get a topic; ``below/…`` by that of one whose changes are sent as another one's;
 and ``live/…`` by the id of a live snapshot.
@@ -26,7 +26,7 @@ from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.state.pinned import PinnedTable
 
 CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot", "complete", "position"
-COVERAGE = "coverage"
+COVERAGE, SAVED_SETTINGS = "coverage", "settings"
 #: the prefix of the keys of live snapshots
 LIVE = "live/"
 
@@ -102,6 +102,16 @@ class Intent:
     partitioned_tables: str = "leaves"
     output_format: str = ""
     topic_prefix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSettings:
+    """The settings of the pipeline's last start, for whoever comes later: backfills, verification, sensors, the command.
+
+    :param values: those that differ from the defaults, by name; no connections.
+    """
+
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +248,7 @@ class LiveProgress:
 
 
 StateRecord = (
-    Job | Ids | Intent | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep | Partitions | Heir
+    Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep | Partitions | Heir
     | Below | LiveProgress
 )  # fmt: skip
 
@@ -247,6 +257,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     CLAIM: Job,
     IDS: Ids,
     INTENT: Intent,
+    SAVED_SETTINGS: SavedSettings,
     SLOT: SlotRecord,
     COVERAGE: Coverage,
     COMPLETE: Complete,

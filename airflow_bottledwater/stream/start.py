@@ -19,7 +19,7 @@ from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import succession
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage, snapshots
+from airflow_bottledwater.state import coverage, saved, snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics, shared
 from airflow_bottledwater.state.pinned import Pin, pins
@@ -96,6 +96,7 @@ def begin(pipeline: Pipeline) -> Start:
             if moved := _moved(connection, pipeline, known):
                 claimed.write(moved)
             check_topics(pipeline, known)
+            saved.remember(pipeline, claimed)
             claimed.record_ids([stream_id(claimed.prefix)])
             if again := snapshots.owed(known):
                 claimed.write({live_key(each): progress for each, progress in again.items()})

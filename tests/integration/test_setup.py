@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -25,13 +26,15 @@ from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.settings import SETTINGS, Pipeline
+from airflow_bottledwater.snapshot import driver
+from airflow_bottledwater.state import saved, store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control_records import encode, status_key
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import INTENT, SLOT, Intent
+from airflow_bottledwater.stream import engine
 from tests.support.pipeline import Source, refused, refuses
 from tests.support.status import status_of
 from tests.support.waiting import until
@@ -88,6 +91,28 @@ def test_what_is_made_is_recorded(source: Source) -> None:
     assert pinned[f"{source.name}.log"].key_schema == 0
     assert all(p.oldest_xid == record.oldest_xid and p.value_schema for p in pinned.values())
     assert not recorded.complete
+
+
+def test_whoever_comes_later_needs_the_name_and_the_connections_only(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = source.pipeline.with_(on_error="log", outage_timeout=77, topic_config={"retention.ms": "5000"})
+    secrets = {name: getattr(made, name) for name, setting in SETTINGS.items() if setting.secret}
+    bare = Pipeline.of(**secrets, slot=made.slot)
+    assert saved.completed(bare, given=()) == bare
+    create(made)
+    assert saved.completed(bare, given=()) == made
+    assert saved.completed(bare.with_(on_error="exit"), given={"on_error"}) == made.with_(on_error="exit")
+    assert "password" not in str(known(source).raw["settings"]) and "postgres" not in str(known(source).raw["settings"])
+    # a start with other settings, and one that takes tables in
+    driver.run(made, driver.in_threads(made))
+    made = made.with_(outage_timeout=78)
+    with caplog.at_level(logging.INFO):
+        engine.run(made, bounded=True)
+    assert "Setting outage_timeout is 78.0 now; at the last start it was 77.0." in caplog.text
+    source.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    engine.run(made, bounded=True)
+    assert saved.completed(bare, given=()) == made
 
 
 def test_creating_again_changes_nothing(source: Source) -> None:

@@ -174,6 +174,7 @@ def test_a_subcommand_that_is_interrupted_is_not_a_failure_for_good(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("airflow_bottledwater.provision.redrive.redrive", interrupt)
+    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", lambda pipeline, given: pipeline)
     monkeypatch.setattr("sys.argv", ["bottledwater", "redrive", *REQUIRED])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -29,6 +29,7 @@ RECORDS: dict[str, StateRecord] = {
     records.CLAIM: Job.next(None, "stream"),
     records.IDS: records.Ids(("a", "b")),
     records.INTENT: records.Intent("shop", "shop", 1.5, "7381", {"1": "2/3"}, "root", "avro", ""),
+    records.SAVED_SETTINGS: records.SavedSettings({"tables": ["a"], "partitions": 6}),
     records.SLOT: SlotRecord("shop", "7381", 1, "shop", 2**40, 12),
     records.COVERAGE: Coverage({"shop": Publication(500, "77", 10, False, "insert")}, {1: frozenset({901, 7})}),
     records.COMPLETE: records.Complete((1, 2), False, 2.5),

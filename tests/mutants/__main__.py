@@ -1,6 +1,6 @@
 """``make test-mutants``: patch a copy of the package, run the test that must notice, print rule / mutant / caught by.
 
-``MUTANT=word`` takes those whose rule or file has the word.
+``MUTANT=word`` takes those whose rule or place has the word.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from tests.mutants.change import mutated
 from tests.mutants.table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -23,11 +25,9 @@ COPY = ROOT / ".local" / "mutants"
 
 def caught(mutant: Mutant) -> bool:
     """Whether the test fails on the patched copy (a test that cannot run does not count)."""
-    place = COPY / "airflow_bottledwater" / mutant.file
-    whole = place.read_text()
-    assert whole.count(mutant.old) == 1, f"{mutant.file} has {whole.count(mutant.old)} times: {mutant.old}"
-    original = place.stat()
-    place.write_text(whole.replace(mutant.old, mutant.new))
+    place, source = mutated(COPY / "airflow_bottledwater", mutant.place, mutant.change)
+    whole, original = place.read_text(), place.stat()
+    place.write_text(source)
     try:
         done = subprocess.run(
             [Path(sys.executable).parent / "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.caught_by],
@@ -58,15 +58,14 @@ def main() -> int:
     alive = 0
     console = Console()
     for mutant in MUTANTS:
-        if word not in mutant.rule + mutant.file:
+        if word not in mutant.rule + mutant.place:
             continue
         dead = caught(mutant)
         alive += not dead
         test = mutant.caught_by.rpartition("::")[2]
         console.print(f"{'caught' if dead else 'ALIVE '}  {mutant.rule}", highlight=False)
-        table.add_row(
-            mutant.rule, f"{mutant.file}: {mutant.new.strip()}", test if dead else "NOTHING", end_section=True
-        )
+        change = f"{mutant.place}: {mutant.change.clause} → {mutant.change.by or 'nothing'}"
+        table.add_row(mutant.rule, escape(change), test if dead else "NOTHING", end_section=True)
     console.print(table)
     return min(alive, 1)
 

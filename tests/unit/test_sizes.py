@@ -1,4 +1,4 @@
-"""Files and functions stay small enough to be read: compiled loops may be longer, since a call costs what its arguments weigh."""
+"""Files and functions stay small enough to be read: compiled functions may be longer, since a call costs what its arguments weigh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_kernel(path: Path) -> bool:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_and_its_functions_are_small(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= (500 if is_kernel(path) else 400)
+    assert len(text.splitlines()) <= 600
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno and f.end_lineno - f.lineno >= 60}
     assert is_kernel(path) or long == {}

@@ -1,4 +1,4 @@
-"""Where a process keeps what took time to make for the next one: compiled code, and an archive of Spark's classes."""
+"""Where a process keeps what took time to make for the next one: compiled code."""
 
 from __future__ import annotations
 

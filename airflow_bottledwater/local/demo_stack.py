@@ -19,7 +19,6 @@ from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
-from airflow_bottledwater.warm import fill
 
 # the slot is the default of all forms, so that the other DAGs need nothing filled in
 DAG, SLOT, DATABASE, ROLE = "bottledwater", "bottledwater", "nyc", "bottledwater"
@@ -83,7 +82,7 @@ class DemoStack:
     def start(self) -> None:
         """Start everything, and prepare the source with its role and its data."""
         began = time.monotonic()
-        warming = threading.Thread(target=fill, name="compile", daemon=True)
+        warming = threading.Thread(target=warm_up, name="compile", daemon=True)
         warming.start()
         self.data.start()
         say(f"PostgreSQL, Kafka and the schema registry are ready ({time.monotonic() - began:.0f} s).")

@@ -16,9 +16,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.spark import archive
 
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 #: properties for a job on one machine: no UI whose port could be in use, only the loopback address, and a small heap, since the data
 #: is not in the JVM
 LOCAL_CONF = {
@@ -29,7 +27,7 @@ LOCAL_CONF = {
     # when it is out of memory, the JVM has to end, so that the job is started again, or it would hang for ever. Without its optimising
     # compiler it starts sooner, and no data passes through it. A heap that begins small (the default is a 64th of the host's memory),
     # with a small part for new objects, stays small: it saves 120 MB
-    _JAVA_OPTIONS: "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
+    "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
     "spark.log.level": "ERROR",
 }
 
@@ -81,7 +79,7 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
             "Put it into spark-defaults.conf (in the folder SPARK_CONF_DIR), readable for this user alone.",
         )
     if is_local(master):
-        ours = {**LOCAL_CONF, _JAVA_OPTIONS: f"{LOCAL_CONF[_JAVA_OPTIONS]} {archive.options(environment())}".rstrip()}
+        ours = LOCAL_CONF
     elif cluster:
         ours = _CLUSTER_CONF
     else:
@@ -93,11 +91,6 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
             ours["spark.ui.enabled"] = "false"
     workers = {f"spark.executorEnv.{name}": value for name, value in WORKER_ENVIRONMENT.items()}
     return {**workers, **ours, **(conf or {}), **(_UNWATCHED if cluster else {})}
-
-
-def make_archive() -> None:
-    """Make the archive of Spark's classes for jobs on one machine; see :func:`airflow_bottledwater.spark.archive.make`."""
-    archive.make(LOCAL_CONF[_JAVA_OPTIONS], environment())
 
 
 #: what glibc's malloc of the workers is told (https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html).

@@ -33,7 +33,7 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.state import store
-from airflow_bottledwater.warm import fill
+from airflow_bottledwater.warm import warm_up
 from tests.support import process_job
 from tests.support.waiting import until
 
@@ -118,7 +118,7 @@ def servers() -> Iterator[DataStack]:
     settings = {
         "wal_sender_timeout": 0, "autovacuum": False, "max_wal_size": "16GB", "checkpoint_timeout": "1h",
     }  # fmt: skip
-    fill()
+    warm_up()
     with (
         tempfile.TemporaryDirectory(prefix="bottledwater-bench-") as folder,
         DataStack(

@@ -18,8 +18,7 @@ from confluent_kafka import Producer
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
-from airflow_bottledwater.local import artifacts
-from airflow_bottledwater.spark import error_codec, job, snapshot, stream, submit, verify
+from airflow_bottledwater.spark import error_codec, job, snapshot, stream, verify
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.submit import LOCAL_CONF
 from airflow_bottledwater.stream import engine
@@ -41,27 +40,6 @@ def test_a_job_imports_neither_pandas_nor_arrow() -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_spark_starts_from_the_archive_of_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if subprocess.run([artifacts.system_java(), "-Xshare:on", "-version"], check=False, capture_output=True).returncode:
-        pytest.skip("this Java has no archive of its own classes, which every other needs")
-    for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of this user"))
-    submit.make_archive()
-    name, loaded, job_file = "spark.driver.extraJavaOptions", tmp_path / "loaded", tmp_path / "job.py"
-    conf = submit.conf_for("local[1]")
-    assert conf[name] != LOCAL_CONF[name]
-    conf[name] += f" -Xlog:class+load:file={loaded}"
-    job_file.write_text("from pyspark import SparkContext\nwith SparkContext() as c: assert c.range(3).sum() == 3\n")
-    properties = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
-    command = ["spark-submit", "--master", "local[1]", *properties, str(job_file)]
-    done = subprocess.run(command, check=False, env=submit.environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    sources = [line for line in loaded.read_text().splitlines() if "org.apache.spark." in line and "Lambda" not in line]
-    shared = [line for line in sources if "shared objects file (top)" in line]
-    assert len(shared) > 0.9 * len(sources) > 500
 
 
 @pytest.fixture(scope="module")

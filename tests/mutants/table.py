@@ -2309,24 +2309,6 @@ MUTANTS = (
         "tests/unit/spark/test_submit.py::test_executors_are_told_the_address_towards_the_master",
     ),
     Mutant(
-        "an archive of Spark's classes that is not complete is not used",
-        "archive.options",
-        swap("archive.name == _name(archive)", "archive.exists()"),
-        "tests/unit/spark/test_archive.py::test_an_archive_that_is_not_complete_is_not_used_and_made_again",
-    ),
-    Mutant(
-        "an archive is of one Java and one Spark",
-        "_folder",
-        drop("str(int(needed.stat().st_mtime))"),
-        "tests/unit/spark/test_archive.py::test_another_java_or_spark_needs_another_archive",
-    ),
-    Mutant(
-        "jobs on one machine start from the archive of Spark's classes",
-        "archive.options",
-        swap("f'\"-XX:SharedArchiveFile={archive}\" {_SILENT} {_PLACED}'", "f'{_SILENT} {_PLACED}'"),
-        "tests/integration/test_spark_tasks.py::test_spark_starts_from_the_archive_of_its_classes",
-    ),
-    Mutant(
         "memory in which changes wait is not given up",
         "TransactionAssembler.rest",
         swap("if not self._state.count:\n    self._allocate()", "self._allocate()"),
@@ -2349,12 +2331,6 @@ MUTANTS = (
         "job.context",
         swap("_left_out('pandas', 'pyarrow', 'google.rpc')", "_left_out('pandas', 'pyarrow')"),
         "tests/integration/test_spark_tasks.py::test_a_job_imports_neither_pandas_nor_arrow",
-    ),
-    Mutant(
-        "Spark's classes are not kept where options cannot say it",
-        "_folder",
-        swap("None if place is None or _NOT_IN_OPTIONS.intersection(str(place)) else place", "place"),
-        "tests/unit/spark/test_archive.py::test_a_folder_whose_name_options_cannot_have_is_not_used",
     ),
     Mutant(
         "a supervisor whose packages are removed goes on",

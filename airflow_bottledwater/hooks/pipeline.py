@@ -55,8 +55,7 @@ class PipelineHook(BaseHook):
     def pipeline(self) -> Pipeline:
         """The pipeline, with the connections as they are defined now; their passwords are masked in logs.
 
-        :raises Refused: a connection is not defined.
-        :raises Outage: a connection could not be looked up.
+        :raises Outage: a connection is not found.
         :raises SettingError: a setting is unknown or not allowed.
         """
         return self._build({name: connection(name) for name in self._needed()})

@@ -45,8 +45,7 @@ class Place:
 def connection_of(conn_id: str) -> Any:
     """Look up a Spark connection.
 
-    :raises Refused: it is not defined (the provider would then submit to YARN without an error).
-    :raises Outage: it could not be looked up.
+    :raises Outage: it is not found (the provider would then submit to YARN without an error).
     """
     return connections.connection(conn_id, kind="Spark")
 
@@ -57,8 +56,8 @@ def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any]
     :param conn_id: connection of type Spark.
     :param mode: the deploy mode; None for the connection's, which is ``client`` unless it says otherwise.
     :param properties: the task's properties of Spark (``conf``), which come before what the connection says.
-    :raises Refused: there is no such connection, or Spark cannot run Python in this way.
-    :raises Outage: the connection could not be looked up.
+    :raises Refused: Spark cannot run Python in this way.
+    :raises Outage: the connection is not found.
     """
     connection = connection_of(conn_id)
     extra = connection.extra_dejson
@@ -108,7 +107,7 @@ def problems(conn_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     :param conn_id: connection of type Spark.
     :param tasks: ``snapshot`` and ``stream``, each with those arguments of its operator (:data:`WHERE`) that are given.
-    :raises Outage: the connection could not be looked up.
+    :raises Outage: the connection is not found.
     """
     found = []
     for name, task in tasks.items():

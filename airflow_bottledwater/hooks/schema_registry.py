@@ -56,8 +56,7 @@ class SchemaRegistryHook(BaseHook):
     def get_conn(self) -> Registry:
         """A client of the registry.
 
-        :raises Refused: the connection is not defined.
-        :raises Outage: it could not be looked up.
+        :raises Outage: the connection is not found.
         """
         return Registry(properties(connections.connection(self.schema_registry_conn_id)))
 

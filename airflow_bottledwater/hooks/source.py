@@ -62,8 +62,7 @@ class SourceHook(BaseHook):
     def dsn(self) -> str:
         """The connection string.
 
-        :raises Refused: the connection is not defined.
-        :raises Outage: it could not be looked up.
+        :raises Outage: the connection is not found.
         """
         return dsn_of(connection(self.postgres_conn_id))
 

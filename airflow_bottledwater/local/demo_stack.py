@@ -19,6 +19,7 @@ from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import supervise
+from airflow_bottledwater.warm import warm_up
 
 # the slot is the default of all forms, so that the other DAGs need nothing filled in
 DAG, SLOT, DATABASE, ROLE = "bottledwater", "bottledwater", "nyc", "bottledwater"

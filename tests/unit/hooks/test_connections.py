@@ -1,4 +1,4 @@
-"""Looking up a connection: only one that is not defined is a person's mistake."""
+"""Looking up a connection: one that is not found may be there at the next attempt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
-from airflow.sdk.execution_time import supervisor, task_runner
-from airflow.sdk.execution_time.comms import ConnectionResult, ErrorResponse
-from airflow.sdk.execution_time.secrets import ExecutionAPISecretsBackend
-from airflow.secrets.environment_variables import EnvironmentVariablesBackend
+from airflow.sdk import BaseHook
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.hooks import connections, spark_job
 
 LookUp = Callable[[str], Any]
@@ -27,103 +23,30 @@ def look_up(request: pytest.FixtureRequest) -> LookUp:
     return lambda conn_id: asyncio.run(connections.aconnection(conn_id))
 
 
-class Vault(EnvironmentVariablesBackend):
-    """A secrets backend that may be away."""
-
-    away = False
-
-    def get_connection(self, conn_id: str, team_name: str | None = None) -> Any:
-        if self.away:
-            raise ConnectionError("https://user:hunter2@vault/ does not answer")
-        return None
-
-
-FOUND = ConnectionResult(
-    conn_id="pg", conn_type="postgres", host="db", schema=None, login=None, password=None, port=None, extra=None
-)
-
-
-class Supervisor:
-    """What the API server answers to the task's process, through its supervisor."""
-
-    def __init__(self) -> None:
-        self.answer: Any = None
-
-    def send(self, message: Any) -> Any:
-        assert message.conn_id == "pg"
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    async def asend(self, message: Any) -> Any:
-        return self.send(message)
-
-
-@pytest.fixture
-def vault(monkeypatch: pytest.MonkeyPatch) -> Vault:
-    """Beside the environment, without an API server."""
-    made = Vault()
-    monkeypatch.setattr(supervisor, "ensure_secrets_backend_loaded", lambda: [made, EnvironmentVariablesBackend()])
-    return made
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
-    """As in a worker: the API server first."""
-    made = Supervisor()
-    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", made, raising=False)
-    backends = [EnvironmentVariablesBackend(), ExecutionAPISecretsBackend()]
-    monkeypatch.setattr(supervisor, "ensure_secrets_backend_loaded", lambda: backends)
-    return made
-
-
-def test_one_that_nobody_defines_is_refused(look_up: LookUp) -> None:
-    with pytest.raises(Refused, match=r"^Airflow has no connection 'pg'\. Create it under Admin > Connections"):
+def test_one_that_is_not_found_is_tried_again(look_up: LookUp, connect: Any) -> None:
+    """Airflow says the same of a backend that is away."""
+    with pytest.raises(
+        Outage, match=r"^Airflow does not find the connection 'pg'.*create it under Admin > Connections"
+    ):
         look_up("pg")
-
-
-def test_a_secrets_backend_that_is_away_is_an_outage(look_up: LookUp, vault: Vault, connect: Any) -> None:
-    with pytest.raises(Refused):
-        look_up("pg")
-    vault.away = True
-    with pytest.raises(Outage, match="'pg' could not be looked up \\(Vault: ConnectionError\\)") as raised:
-        look_up("pg")
-    assert "hunter2" not in str(raised.value)
-    # defined elsewhere, it does not matter
     connect("pg", conn_type="postgres", host="db")
     assert look_up("pg").host == "db"
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected", "message"),
-    [
-        (ErrorResponse(error=ErrorType.CONNECTION_NOT_FOUND), Refused, "has no connection 'pg'"),
-        (AirflowRuntimeError(ErrorResponse(error=ErrorType.CONNECTION_NOT_FOUND)), Refused, "has no connection 'pg'"),
-        (ErrorResponse(error=ErrorType.API_SERVER_ERROR), Outage, "API_SERVER_ERROR"),
-        # of which the supervisor tells in this way
-        (AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR)), Outage, "API_SERVER_ERROR"),
-        (ErrorResponse(error=ErrorType.PERMISSION_DENIED), Outage, "AccessDenied"),
-        (EOFError(), Outage, "EOFError"),
-    ],
-)
-def test_an_api_server_that_is_away_is_an_outage(
-    look_up: LookUp, server: Supervisor, answer: Any, expected: type[Exception], message: str
-) -> None:
-    server.answer = answer
-    with pytest.raises(expected, match=message):
+def test_an_error_of_the_look_up_shows_no_password(look_up: LookUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(conn_id: str) -> Any:
+        raise ConnectionError("https://user:hunter2@vault/ does not answer")
+
+    async def aaway(conn_id: str) -> Any:
+        away(conn_id)
+
+    monkeypatch.setattr(BaseHook, "get_connection", away)
+    monkeypatch.setattr(BaseHook, "aget_connection", aaway)
+    with pytest.raises(Outage, match=r"'pg' could not be looked up \(ConnectionError\)") as raised:
         look_up("pg")
-    server.answer = FOUND
-    assert look_up("pg").host == "db"
+    assert "hunter2" not in str(raised.value)
 
 
-def test_an_outage_that_has_just_ended_is_one_all_the_same(server: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([ErrorResponse(error=ErrorType.API_SERVER_ERROR), FOUND])
-    monkeypatch.setattr(server, "send", lambda message: next(answers))
-    with pytest.raises(Outage, match="has it only now"):
-        connections.connection("pg")
-
-
-def test_a_spark_connection_that_cannot_be_looked_up_is_no_refusal(vault: Vault) -> None:
-    vault.away = True
-    with pytest.raises(Outage, match="The Spark connection 'spark_nowhere' could not be looked up"):
+def test_a_spark_connection_that_is_not_found_is_no_refusal() -> None:
+    with pytest.raises(Outage, match="Airflow does not find the Spark connection 'spark_nowhere'"):
         spark_job.connection_of("spark_nowhere")

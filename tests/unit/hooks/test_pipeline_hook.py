@@ -17,7 +17,7 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.errors import Refused, SettingError
+from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.places import Place
@@ -159,16 +159,10 @@ def test_json_does_without_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("missing", ["postgres_default", "kafka_default", "schema_registry_default"])
 def test_a_connection_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delenv(f"AIRFLOW_CONN_{missing.upper()}")
-    with pytest.raises(Refused, match=f"no connection '{missing}'"):
+    with pytest.raises(Outage, match=f"does not find the connection '{missing}'"):
         hook().pipeline()
-    with pytest.raises(Refused, match=f"no connection '{missing}'"):
+    with pytest.raises(Outage, match=f"does not find the connection '{missing}'"):
         asyncio.run(hook().apipeline())
-
-
-def test_a_spark_connection_that_is_missing_is_named() -> None:
-    """The Spark provider would submit to YARN without a word."""
-    with pytest.raises(Refused, match="no Spark connection 'spark_nowhere'"):
-        spark_job.connection_of("spark_nowhere")
 
 
 @pytest.mark.usefixtures("connections")

@@ -121,7 +121,7 @@ class JobWatch:
         if record is not None and record.host:
             longest = longest_silence(record.heartbeat)
         elif self._folder is not None and not supervise.running(self._folder):
-            longest = longest_silence(None)  # killed before it could report anything
+            longest = longest_silence()  # killed before it could report anything
         else:
             longest = self._start_timeout
         return _lost(record, silent, self._folder) if silent > longest else None
@@ -219,7 +219,7 @@ def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:
 
     :raises Outage: Kafka does not answer.
     """
-    watch = JobWatch(pipeline, identity, start_timeout=longest_silence(None), write=lambda level, line: None, past=0)
+    watch = JobWatch(pipeline, identity, start_timeout=longest_silence(), write=lambda level, line: None, past=0)
     try:
         while (
             (found := watch.fetch()) is None and not watch.reported and not (watch.announced and not identity["folder"])

@@ -174,7 +174,7 @@ class LiveSnapshots:
             self._forget()
             self._id, self._request = request_id, request
         if progress is not None and progress.done == len(progress.tables):
-            # a job died behind its last rows (or an earlier version has recorded it for a table that was dropped): nothing else would end it
+            # a job died behind its last rows: nothing else would end it
             self._end(request_id, progress, "finished")
             return
         try:

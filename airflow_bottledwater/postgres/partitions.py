@@ -135,12 +135,6 @@ def parts(table: Table, partitions: Sequence[Partition]) -> list[Table]:
     ]
 
 
-def all_parts(connection: Connection, tables: Sequence[Table]) -> dict[int, list[Table]]:
-    """See :func:`parts`, by table."""
-    found = below(connection, [table.oid for table in tables if table.partitioned])
-    return {table.oid: parts(table, found.get(table.oid, [])) for table in tables}
-
-
 def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
     """The partitions whose old rows are not those that the root's Relation message announces, as sentences; empty if there are none.
 
@@ -233,9 +227,6 @@ def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int
             for each in _rewritten(known, today)
         }
     for each in today:
-        # a record of an earlier version does not say since when it is there
-        if each.oid in more and not more[each.oid].attached:
-            more[each.oid] = more[each.oid]._replace(attached=each.attached)
         if each.oid not in known and each.created and each.parent in parents:
             more |= remembered([each])
             parents.add(each.oid)

@@ -67,7 +67,7 @@ def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:
     if not starting and (before is None or before.ended):
         return
     # the clocks of the hosts may differ, so what counts is whether the job writes its status again
-    silence = longest_silence(None if before is None else before.heartbeat)
+    silence = longest_silence(pipeline.heartbeat_interval if before is None else before.heartbeat)
     log.info("Waiting up to %.0f s to see whether the job of %r is alive.", silence, owner)
     began = time.monotonic()
     while time.monotonic() - began < silence:

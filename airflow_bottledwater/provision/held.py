@@ -40,19 +40,14 @@ class DeadLetter:
         """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
         return str(self.content["again"].get("label", ""))
 
-    def overtaken(self, newest: str, *, compared: bool) -> bool:
+    def overtaken(self, newest: str) -> bool:
         """Whether a record or a TRUNCATE is newer than its row.
 
         :param newest: the position of the newest one; empty for none.
-        :param compared: see :class:`Held`.
         """
         if not self.copied:
             return newest > self.position
-        shown = self.content["again"].get("lsn")
-        if shown is None:
-            # an earlier version has not written what the row shows: the source's row decides, where all of it can be compared
-            return bool(newest) and not compared
-        return newest >= str(Position(shown))
+        return newest >= str(Position(self.content["again"]["lsn"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +57,11 @@ class Held:
     :param gone: whether no row has the key that the change deleted, or changed to another one.
     :param same: whether the row that the change wrote exists unchanged.
     :param unknown: why this is not known; empty if it is.
-    :param compared: whether all columns of the row could be compared.
     """
 
     gone: bool
     same: bool
     unknown: str = ""
-    compared: bool = True
 
     def allows(self, records: Records, i: int) -> bool:
         """Whether a record of the dead letter may be published."""
@@ -95,4 +88,4 @@ def compare(table: Table, message: pgoutput.RowMessage, found: Found, converted:
         if value.kind in "nb" and c not in found.unreadable and column.name not in converted
     ]
     same = all((None if value.kind == "n" else value.data) == now for value, now in comparable)
-    return Held(gone, same, compared=len(comparable) == len(table.columns))
+    return Held(gone, same)

@@ -44,7 +44,6 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.pinned import PinnedTable, pins
 from airflow_bottledwater.state.records import stream_id
 
@@ -90,10 +89,8 @@ class _Place:
 class _Head(msgspec.Struct):
     """What of a dead letter says whose it is."""
 
-    topic: str
     pos: str
-    #: earlier versions have not written it
-    pipeline: str = ""
+    pipeline: str
 
 
 def redrive(pipeline: Pipeline) -> Result:
@@ -109,10 +106,8 @@ def redrive(pipeline: Pipeline) -> Result:
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = ToastResolver(pipeline.postgres, backoff.wait)
         try:
-            return _Redrive(pipeline, publishing, completer, claim.state.tables).run(
-                claim.cluster.pipeline(pipeline.slot),
-                topics.keys() - shared(pipeline.with_(share_topics=False), list(topics)).keys(),
-            )
+            redriving = _Redrive(pipeline, publishing, completer, claim.state.tables)
+            return redriving.run(claim.cluster.pipeline(pipeline.slot))
         finally:
             publishing.close()
             completer.close()
@@ -154,13 +149,10 @@ class _Redrive:
         self._dead_letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]
 
-    def run(self, name: str, topics: set[str]) -> Result:
-        """The dead letters of this pipeline: some thousand at a time, the snapshot's first, then by position.
-
-        :param topics: those that no other pipeline publishes to: what does not say whose it is belongs to this one there.
-        """
+    def run(self, name: str) -> Result:
+        """The dead letters of the pipeline of this name: some thousand at a time, the snapshot's first, then by position."""
         result = Result()
-        places = sorted(self._places(name, topics), key=lambda place: place.position)
+        places = sorted(self._places(name), key=lambda place: place.position)
         while places:
             n = _portion(places)
             self._redrive(self._read([place.key for place in places[:n]]), result)
@@ -191,8 +183,7 @@ class _Redrive:
             rows = [
                 i
                 for i in range(len(records))
-                if not self._overtaken(dead_letter, records, i, newer, held)
-                and (held is None or held.allows(records, i))
+                if not self._overtaken(dead_letter, records, i, newer) and (held is None or held.allows(records, i))
             ]
             kept = replace(records, table=records.table[rows])
             try:
@@ -220,26 +211,18 @@ class _Redrive:
             return True
         return pinned is None
 
-    def _places(self, name: str, topics: set[str]) -> Iterable[_Place]:
-        """The dead letters of this pipeline."""
+    def _places(self, name: str) -> Iterable[_Place]:
+        """The dead letters of the pipeline of this name."""
         found: dict[bytes, _Place] = {}
-        left: set[bytes] = set()
         for block in self._blocks(self._dead_letters_topic):
             for i in range(len(block)):
                 key, value = block.key(i), block.value(i)
                 if value is None:
                     found.pop(key, None)
-                    left.discard(key)
                     continue
                 head = msgspec.json.decode(value, type=_Head)
-                if head.pipeline == name or (not head.pipeline and head.topic in topics):
+                if head.pipeline == name:
                     found[key] = _Place(head.pos, key, len(value))
-                elif not head.pipeline and head.topic in self._publishing.topics:
-                    left.add(key)
-        if left:
-            log.warning(
-                "%d dead letters are left: nothing says which of their topics' pipelines has written them.", len(left)
-            )
         return found.values()
 
     def _read(self, keys: Sequence[bytes]) -> list[DeadLetter]:
@@ -349,12 +332,9 @@ class _Redrive:
         return held
 
     @staticmethod
-    def _overtaken(
-        dead_letter: DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str], held: Held | None
-    ) -> bool:
-        key, compared = _key(records, i), held is None or held.compared
-        newest = newer.get((dead_letter.content["topic"], key), "") if key is not None else ""
-        return dead_letter.overtaken(newest, compared=compared)
+    def _overtaken(dead_letter: DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
+        key = _key(records, i)
+        return dead_letter.overtaken(newer.get((dead_letter.content["topic"], key), "") if key is not None else "")
 
     def _send(self, dead_letter: DeadLetter, records: Records) -> None:
         tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)

@@ -56,7 +56,7 @@ def run(
 ) -> Result:
     """Take the snapshot or resume it; do nothing if it is complete.
 
-    :param run_lanes: runs the lanes, see :func:`in_threads`.
+    :param run_lanes: runs the lanes, each as a task.
     :param stopped: ends the snapshot in order; finished ranges stay.
     :param report: called with the progress about every two seconds.
     :raises StopRequested: it was asked to stop.
@@ -282,17 +282,3 @@ class _Driver:
                         f"Range {chunk} of {table.qualified} has no record of its completion.",
                         "Run the snapshot again.",
                     )
-
-
-def in_threads(pipeline: Pipeline) -> RunLanes:
-    """Runs lanes as threads of this process, without a JVM: for tests and small tables."""
-
-    def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        from concurrent.futures import ThreadPoolExecutor
-
-        from airflow_bottledwater.snapshot import lane
-
-        with ThreadPoolExecutor(max_workers=max(1, len(tasks))) as pool:
-            return list(pool.map(lambda task: lane.run(pipeline, task), tasks))
-
-    return run_lanes

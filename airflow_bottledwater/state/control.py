@@ -157,13 +157,9 @@ class Controller(Reporter):
             self._control.write(request_key(self.name), None, wait=wait)
 
 
-def _read(pipeline: Pipeline, name: str) -> dict[str, Any] | None:
-    return store.read_control(pipeline.kafka).get(status_key(name))
-
-
 def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
     """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
-    return decode(StatusRecord, _read(pipeline, name))
+    return decode(StatusRecord, store.read_control(pipeline.kafka).get(status_key(name)))
 
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
@@ -175,17 +171,14 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     :raises Outage: Kafka does not take the request.
     """
     name = cluster.pipeline(pipeline.slot)
-    found = _read(pipeline, name)
-    status = decode(StatusRecord, found)
-    if found is None or status is None:
+    status = read_status(pipeline, name)
+    if status is None:
         return None
     if not status.over:
         request = StopRequest(status.job.epoch, retire, at=time.time())
         store.write_control(pipeline.kafka, {request_key(name): encode(request)})
     if retire and status.ended:
-        # keep the fields that a newer version may have written
-        retired = {**found, **encode(replace(status, retired=True))}
-        store.write_control(pipeline.kafka, {status_key(name): retired})
+        store.write_control(pipeline.kafka, {status_key(name): encode(replace(status, retired=True))})
     return status
 
 

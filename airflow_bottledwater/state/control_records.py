@@ -26,16 +26,14 @@ _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"
 SNAPSHOT_ENDS = frozenset({"finished", "cancelled", "failed"})
 #: how many heartbeats a living job may miss, and the seconds that it has in any case
 _HEARTBEATS, _SHORTEST_SILENCE = 10, 30.0
-#: seconds between the heartbeats of a job that does not say how often it reports
-_USUAL_HEARTBEAT = 2.0
 
 
-def longest_silence(heartbeat: float | None) -> float:
+def longest_silence(heartbeat: float = 0.0) -> float:
     """Seconds after which a job whose record did not change counts as dead.
 
-    :param heartbeat: seconds after which it writes its record again; None if it does not say so.
+    :param heartbeat: seconds after which it writes its record again; 0 if it has not reported yet.
     """
-    return max(_SHORTEST_SILENCE, _HEARTBEATS * (heartbeat or _USUAL_HEARTBEAT))
+    return max(_SHORTEST_SILENCE, _HEARTBEATS * heartbeat)
 
 
 def status_key(name: str) -> str:
@@ -91,13 +89,12 @@ def owner_key(topic: str, name: str) -> str:
 class StatusRecord:
     """The status that a job reports of itself, at every heartbeat.
 
-    :param state: starting, snapshot, streaming, waiting, stopped, finished or failed; any other state is one that a newer version
-        writes, and means that the job runs.
+    :param state: starting, snapshot, streaming, waiting, stopped, finished or failed.
     :param job: the job that reports it.
     :param permanent: whether it failed for good; otherwise the same job may be submitted again.
     :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
-    :param heartbeat: seconds after which the job writes its status again; None: a version that did not say so, mostly two.
+    :param heartbeat: seconds after which the job writes its status again.
     :param at: seconds since 1970, by the clock of the job's host.
     """
 
@@ -113,7 +110,7 @@ class StatusRecord:
     permanent: bool = False
     retired: bool = False
     at: float = 0.0
-    heartbeat: float | None = None
+    heartbeat: float = 2.0
 
     @property
     def ended(self) -> bool:

@@ -49,35 +49,14 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     """
     if known.slot is None or known.intent is None:
         return
-    output_format, prefix = known.intent.output_format or None, known.intent.topic_prefix
-    if output_format is None:
-        output_format, prefix = _told_by_topics(known, pipeline.topic_prefix)
-    for name, made in (("output_format", output_format), ("topic_prefix", prefix)):
-        if made is not None and (asked := getattr(pipeline, name)) != made:
+    for name in ("output_format", "topic_prefix"):
+        if (asked := getattr(pipeline, name)) != (made := getattr(known.intent, name)):
             raise StateError(
                 f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say {asked or '(none)'}. Nothing was "
                 "changed.",
                 "Give the settings with which the pipeline was made (on the command line, best in a file: --config). For other ones, "
                 "make another pipeline, with a slot and a topic_prefix of its own.",
             )
-
-
-def _told_by_topics(known: PipelineState, asked: str) -> tuple[str | None, str | None]:
-    """Format and prefix of a pipeline whose state is of an earlier version, which has not written them; None for what cannot be told: with
-    JSON there are no schemas, and the topic of a table that was not renamed since ends with the table's name.
-
-    :param asked: the prefix of the settings.
-    """
-    in_avro, prefixes = False, []
-    for pinned in known.tables.values():
-        in_avro = in_avro or bool(pinned.key_schema or pinned.value_schema)
-        before, own, behind = pinned.topic.rpartition(names.topic(pinned.table.schema, pinned.table.name))
-        if own and not behind and (not before or before.endswith(".")):
-            prefixes.append(before.removesuffix("."))
-    # what stands before a table's name can have the schema in it that the table had before
-    fits = asked in prefixes or (asked and all(each.topic.startswith(f"{asked}.") for each in known.tables.values()))
-    output_format = None if not known.tables else "avro" if in_avro else "json"
-    return output_format, None if fits or not prefixes else min(prefixes, key=len)
 
 
 def topic_of(table: Table, known: PipelineState, prefix: str) -> str:

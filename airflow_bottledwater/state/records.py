@@ -90,18 +90,18 @@ class Intent:
     :param at: seconds since 1970.
     :param fingerprint: the definitions of the tables before the slot was created
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
-    :param partitioned_tables: root or leaves, as the publications were made; earlier versions knew leaves only.
-    :param output_format: as the records are made; earlier versions have not written it, nor ``topic_prefix``.
+    :param partitioned_tables: root or leaves, as the publications were made.
+    :param output_format: as the records are made.
     """
 
     slot: str
     publication: str
     at: float
-    system_identifier: str = ""
-    fingerprint: dict[str, str] | None = None
-    partitioned_tables: str = "leaves"
-    output_format: str = ""
-    topic_prefix: str | None = None
+    system_identifier: str
+    fingerprint: dict[str, str] | None
+    partitioned_tables: str
+    output_format: str
+    topic_prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,6 @@ class Progress:
     """How far a range of a table's snapshot is published.
 
     :param upto: the block behind the last one that is published.
-    :param checksum: not used; an earlier version wrote it.
     """
 
     rows: int
@@ -190,7 +189,6 @@ class Progress:
     done: bool
     lane: int
     epoch: int
-    checksum: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ class LiveProgress:
     :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
     :param parts: the oids of all that is read below these tables, leaf partitions and what is between; empty: the tables are read whole.
-    :param found: the partitions of the next table whose rows are published, while it is being swept; versions before have not written it.
+    :param found: the partitions of the next table whose rows are published, while it is being swept.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
     :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that were added, or
         taken up again, or for partitions that were attached. It cannot be cancelled, and is tried again at each start of the stream.

@@ -27,7 +27,7 @@ from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.coverage import CoverageWatch
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
-from airflow_bottledwater.stream.start import Start, begin
+from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -105,26 +105,15 @@ class StreamReport:
             self._last_logged, self._published_then = now, published
 
 
-def run(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
-    """Claim the slot and stream; returns the counters.
+def follow(
+    pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
+) -> dict[str, int]:
+    """Stream with a slot that is claimed already; returns the counters. It begins at P as the state has it now, which may be further
+    than at the claim, if an earlier attempt has published since.
 
     :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead of running
         until stopped.
     """
-    while True:
-        with stoppable(stopped):
-            start = begin(pipeline)
-        try:
-            return follow(pipeline, start, bounded=bounded, stopped=stopped)
-        except TablesChanged as changed:
-            log.info("%s", changed)
-
-
-def follow(
-    pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
-) -> dict[str, int]:
-    """Stream with a slot that is claimed already, like :func:`run`. It begins at P as the state has it now, which may be further than
-    at the claim, if an earlier attempt has published since."""
     stopped = stopped or threading.Event()
     with (
         reported(pipeline, start, stopped) as controller,

@@ -24,7 +24,7 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics, shared
 from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COVERAGE, LiveProgress, StateRecord, below_key, live_key, stream_id
+from airflow_bottledwater.state.records import LiveProgress, StateRecord, below_key, live_key, stream_id
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +86,6 @@ def begin(pipeline: Pipeline) -> Start:
             check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
             _check_fingerprint(known, cluster)
             coverage.check(connection, pipeline, known)
-            if known.coverage is None:
-                # the pipeline was created by a version that did not record the coverage: record it now
-                claimed.write({COVERAGE: coverage.today(connection, pipeline, known)})
             if more := coverage.followed(connection, known):
                 claimed.write(more)
             if new := coverage.unread(coverage.attached(connection, pipeline, known), known):

@@ -16,6 +16,7 @@ from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, copy_query
 from airflow_bottledwater.snapshot import driver
 from tests.benchmarks.common import RUNNER, Cpu, Job, Workload, consumer, drain, emit, empty_job, scaled
+from tests.support import running
 
 _ROWS = 2_000_000
 #: snapshots before the measured ones: a broker takes about five million rows until its JVM has compiled what it runs, and a broker
@@ -63,7 +64,7 @@ def _publish(stack: DataStack, engine: str, rows: int) -> dict[str, Any]:
     before = _raw(source, rows)
     cpu, started = Cpu(stack), time.monotonic()
     if engine == RUNNER:
-        outcome = asdict(driver.run(source.pipeline, driver.in_threads(source.pipeline)))
+        outcome = asdict(driver.run(source.pipeline, running.in_threads(source.pipeline)))
     else:
         with Job(source.pipeline, "snapshot") as job:
             outcome = job.wait()

@@ -16,6 +16,7 @@ from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.postgres import snapshot
 from airflow_bottledwater.snapshot import driver
 from tests.benchmarks.common import Workload, emit, log, scaled
+from tests.support import running
 
 _TABLES = 500
 
@@ -57,7 +58,7 @@ def run(stack: DataStack) -> None:
 
     def lanes(tasks):  # type: ignore[no-untyped-def]
         held.append(time.monotonic() - _Exporter.locked)
-        return driver.in_threads(source.pipeline)(tasks)
+        return running.in_threads(source.pipeline)(tasks)
 
     with mock.patch.object(snapshot, "SnapshotExporter", _Exporter):
         result = driver.run(source.pipeline, lanes)

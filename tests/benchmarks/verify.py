@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.stream import engine
 from tests.benchmarks.common import Job, Workload, emit, scaled
+from tests.support import running
 
 _ROWS = 2_000_000
 #: of each format; the one in the middle, by its ratio, counts
@@ -26,7 +26,7 @@ def _measure(stack: DataStack, output_format: str, rows: int) -> tuple[float, fl
     with Job(source.pipeline, "snapshot") as job:
         published = job.wait()
     stopped = threading.Event()
-    stream = threading.Thread(target=lambda: engine.run(source.pipeline, stopped=stopped), daemon=True)
+    stream = threading.Thread(target=lambda: running.run_stream(source.pipeline, stopped=stopped), daemon=True)
     stream.start()
     try:
         source.walsender()

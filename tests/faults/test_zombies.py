@@ -12,9 +12,9 @@ from airflow_bottledwater.errors import StaleBatch, TakenOver
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
-from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import ChangeSource
+from airflow_bottledwater.stream.start import begin
 from tests.support.faults import Job, Jobs, ProxiedBroker
 from tests.support.topics import Flow, MakeFlow, read
 from tests.support.waiting import until
@@ -150,8 +150,8 @@ def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
 def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_flow: MakeFlow) -> None:
     flow = _ready(make_flow(tables=TABLES))
     flow.snapshot()
-    old = engine.begin(flow.pipeline)
-    newer = engine.begin(flow.pipeline)
+    old = begin(flow.pipeline)
+    newer = begin(flow.pipeline)
     publisher = StreamPublisher(flow.pipeline, old, Backoff(30))
     try:
         with pytest.raises(TakenOver, match=f"epoch {newer.job.epoch}"):
@@ -163,7 +163,7 @@ def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_f
 def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_flow: MakeFlow) -> None:
     flow = _ready(make_flow(tables=TABLES))
     flow.snapshot()
-    start = engine.begin(flow.pipeline)
+    start = begin(flow.pipeline)
 
     def publisher() -> StreamPublisher:
         return StreamPublisher(flow.pipeline, start, Backoff(20.0))

@@ -39,8 +39,8 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import COMPLETE
 from airflow_bottledwater.state.snapshots import SnapshotRequests
-from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
+from tests.support import running
 
 _PR_SET_PDEATHSIG = 1
 
@@ -450,11 +450,11 @@ def work(job: dict[str, Any]) -> int:
         _note_what_is_done()
     try:
         if job["kind"] == "snapshot":
-            driver.run(pipeline, driver.in_threads(pipeline), stopped=stopped)
+            driver.run(pipeline, running.in_threads(pipeline), stopped=stopped)
         elif job["kind"] == "renewal":
             renew.renew(pipeline, SnapshotRequest(pipeline.tables))
         else:
-            engine.run(pipeline, bounded=job["bounded"], stopped=stopped)
+            running.run_stream(pipeline, bounded=job["bounded"], stopped=stopped)
     except BaseException as error:
         traceback.print_exc()
         print(f"ended: {type(error).__name__}: {error}")

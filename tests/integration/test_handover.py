@@ -40,6 +40,7 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream.publisher import StreamPublisher
+from tests.support import running
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order
 from tests.support.waiting import until
 
@@ -417,7 +418,7 @@ def test_nothing_is_published_that_a_crash_of_the_server_can_undo(
         behind.append(flow.execute("SELECT pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()")[0][0])
 
     def crashing(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
-        driver.in_threads(flow.pipeline)(tasks)
+        running.in_threads(flow.pipeline)(tasks)
         crash(fragile)
         back.set()
         raise Outage("The server crashed.")
@@ -858,7 +859,7 @@ def test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_
         truncating.start()
         until(lambda: blocked_by(flow, holder), "the TRUNCATE waits for the holder")
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(driver.in_threads(flow.pipeline), tasks)
+            reading = pool.submit(running.in_threads(flow.pipeline), tasks)
             queued = (
                 "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'bottledwater snapshot lane%'"
                 " AND wait_event_type = 'Lock' AND datname = current_database()"

@@ -22,6 +22,8 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.control_records import StopRequest, encode, request_key
 from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.start import Start, begin
+from tests.support import running
 from tests.support.topics import Flow
 from tests.support.waiting import until
 
@@ -93,7 +95,7 @@ def test_an_error_in_the_control_thread_does_not_end_it(
 
 def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     cluster = flow.cluster
-    earlier, later = _dies(flow, cluster), engine.begin(flow.pipeline)
+    earlier, later = _dies(flow, cluster), begin(flow.pipeline)
     control.request_stop_of(flow.pipeline, cluster, later.job)
     late = Controller(flow.pipeline, cluster, earlier.job)
     late._listen().close()
@@ -106,9 +108,9 @@ def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     thread.join(30)
 
 
-def _dies(flow: Flow, cluster: Cluster) -> engine.Start:
+def _dies(flow: Flow, cluster: Cluster) -> Start:
     """A stream that has reported and is gone without a last word."""
-    start = engine.begin(flow.pipeline)
+    start = begin(flow.pipeline)
     dead = Controller(flow.pipeline, cluster, start.job)
     dead.status.state = "streaming"
     dead._write(wait=10.0)
@@ -121,7 +123,7 @@ def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once
     _dies(flow, cluster)
     assert control.request_stop(flow.pipeline, cluster) is not None
     started = time.monotonic()
-    engine.run(flow.pipeline)  # not bounded: it ends because it was asked to
+    running.run_stream(flow.pipeline)  # not bounded: it ends because it was asked to
     assert time.monotonic() - started < 60
     assert flow.state == "stopped"
     # whoever starts it again has not asked for that
@@ -139,7 +141,7 @@ def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> Non
     asked = control.request_stop(flow.pipeline, cluster)
     assert asked is not None
     assert asked.state in ("stopped", "finished")
-    # and one that an older version has left there
+    # and one that is left there
     left = StopRequest(asked.job.epoch, at=time.time())
     store.write_control(flow.pipeline.kafka, {request_key(flow.name): encode(left)})
     with flow.streaming() as errors:

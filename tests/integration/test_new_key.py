@@ -292,7 +292,7 @@ def test_what_the_topic_lacks_cannot_be_cancelled_and_is_tried_again(make_flow: 
     asked = _renew(flow)
     with pytest.raises(Refused, match=r"would lack rows for good.*--pause"):
         live.cancel(flow.pipeline, flow.name, asked)
-    snapshots.change(flow.pipeline, flow.name, asked, cancelled=True)  # as an older version does
+    snapshots.change(flow.pipeline, flow.name, asked, cancelled=True)  # as if it could be
     flow.stream()
     assert flow.reported(asked).state == "failed" and "public.t" in flow.reported(asked).error
     assert not flow.compare("t").equal

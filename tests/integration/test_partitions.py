@@ -21,14 +21,11 @@ from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import partitions, slot
 from airflow_bottledwater.postgres.connect import connect
-from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import coverage, snapshots, status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import INTENT, Intent, encode
-from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
@@ -858,11 +855,10 @@ def test_leaves_have_topics_of_their_own(make_flow: MakeFlow) -> None:
         assert flow.compare(leaf).differences == []
 
 
-def test_a_pipeline_without_a_record_goes_on_with_its_leaves(make_flow: MakeFlow) -> None:
+def test_a_pipeline_that_was_made_with_leaves_goes_on_with_them(make_flow: MakeFlow) -> None:
     flow = make_flow(partitioned_tables="leaves")
     flow.create()
     flow.snapshot()
-    _forget_mode(flow)
     flow.change(partitioned_tables="auto")
     flow.execute("CREATE TABLE p_x PARTITION OF p FOR VALUES IN ('x')", "INSERT INTO p VALUES (1, 'x', 'new')")
     flow.create()
@@ -874,22 +870,6 @@ def test_a_pipeline_without_a_record_goes_on_with_its_leaves(make_flow: MakeFlow
     flow.change(partitioned_tables="root")
     with pytest.raises(PreflightError, match="was made with partitioned_tables = leaves, and the settings say root"):
         flow.create()
-
-
-def _forget_mode(flow: Flow) -> None:
-    """Write the intent as versions wrote it that knew leaves only."""
-    from airflow_bottledwater.backoff import Backoff
-    from airflow_bottledwater.state.claim import Claim
-
-    with connect(flow.dsn) as connection:
-        cluster = identify(connection)
-    known = read_state(flow.pipeline, state_topic_name(cluster.database, flow.pipeline.slot))
-    assert known.intent is not None
-    old = {name: value for name, value in encode(known.intent).items() if name != "partitioned_tables"}
-    known.raw[INTENT] = old
-    claim = Claim(flow.pipeline, cluster, "create", Backoff(10))
-    claim.write({INTENT: Intent(**old)})
-    claim.close()
 
 
 def test_tables_below_a_chosen_one_are_not_chosen_again(make_flow: MakeFlow) -> None:

@@ -31,6 +31,8 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.state import control, status
 from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.start import begin
+from tests.support import running
 from tests.support.checker import uncommitted_rule
 from tests.support.compare import latest
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
@@ -272,7 +274,7 @@ def test_a_large_transaction_is_cut_and_a_restart_goes_on_inside_it(make_flow: M
     flow.create()
     flow.execute("INSERT INTO a SELECT g, repeat('x', 100), g FROM generate_series(1, 5000) g")
     stopped = threading.Event()
-    thread = threading.Thread(target=lambda: engine.run(flow.pipeline, stopped=stopped))
+    thread = threading.Thread(target=lambda: running.run_stream(flow.pipeline, stopped=stopped))
     thread.start()
     until(lambda: status.report(flow.pipeline).counters["published"], "a part of the transaction", pause=0.01)
     stopped.set()
@@ -327,7 +329,7 @@ def test_the_newer_of_two_streams_takes_over_and_the_older_names_it(make_flow: M
     flow.create()
     with flow.streaming() as errors, ThreadPoolExecutor(1) as pool:
         flow.streams()
-        newer = pool.submit(engine.run, flow.pipeline, bounded=True)
+        newer = pool.submit(running.run_stream, flow.pipeline, bounded=True)
 
         def changed() -> list[BaseException]:
             flow.execute("UPDATE a SET n = n + 1")
@@ -461,7 +463,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
     _fill(flow, "a", rows=1)
     flow.create()
     stopped, errors = Stop(), list[BaseException]()
-    start = engine.begin(flow.pipeline)
+    start = begin(flow.pipeline)
 
     def work() -> None:
         try:

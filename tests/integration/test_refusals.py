@@ -32,9 +32,9 @@ from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.publish import session
-from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream import publisher as stream_publisher
 from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.start import Start, begin
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -261,7 +261,7 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
 
 
 # ---------------------------------------------------------------- topics that are others now
-def _publisher(flow: Flow, start: engine.Start) -> StreamPublisher:
+def _publisher(flow: Flow, start: Start) -> StreamPublisher:
     return StreamPublisher(flow.pipeline, start, Backoff(20.0))
 
 
@@ -269,7 +269,7 @@ def _publisher(flow: Flow, start: engine.Start) -> StreamPublisher:
 def test_a_publisher_compares_its_topics_with_the_pinned_ones(make_flow: MakeFlow, how: str) -> None:
     flow = make_flow()
     _table(flow)
-    start = engine.begin(flow.pipeline)
+    start = begin(flow.pipeline)
     topic = flow.topic("a")
     if how == "partitions":
         _add_partition(flow, topic)
@@ -392,11 +392,11 @@ def test_a_broker_that_does_not_know_the_state_topic_for_a_moment_is_not_believe
     flow = make_flow()
     _table(flow)
     flow.execute("INSERT INTO a VALUES (1, 'a')")
-    first = engine.begin(flow.pipeline)
+    first = begin(flow.pipeline)
     asked = _forgetful(monkeypatch, _facts(flow), times)
     flow.stream()
     assert len(asked) == times
-    after = engine.begin(flow.pipeline)
+    after = begin(flow.pipeline)
     assert after.job.epoch == first.job.epoch + 2
     assert set(first.state.ids) <= set(after.state.ids)
     assert len(flow.read("a")) == 1

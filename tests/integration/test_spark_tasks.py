@@ -21,7 +21,7 @@ from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.spark import error_codec, job, snapshot, stream, verify
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.submit import LOCAL_CONF
-from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver
 from tests.support.topics import MakeFlow
 
@@ -153,12 +153,12 @@ def test_a_task_that_is_started_again_looks_first_whose_the_slot_is(
     flow = make_flow(skip_snapshot=True)
     flow.execute("CREATE TABLE a (id int PRIMARY KEY)")
     flow.create()
-    start = engine.begin(flow.pipeline)
+    start = begin(flow.pipeline)
     attempt = SimpleNamespace(attemptNumber=lambda: 0)
     monkeypatch.setattr(TaskContext, "get", lambda: attempt)
     job.check_attempt(flow.pipeline, start.state_topic, start.job)
     attempt.attemptNumber = lambda: 1
     job.check_attempt(flow.pipeline, start.state_topic, start.job)
-    engine.begin(flow.pipeline)
+    begin(flow.pipeline)
     with pytest.raises(TakenOver):
         job.check_attempt(flow.pipeline, start.state_topic, start.job)

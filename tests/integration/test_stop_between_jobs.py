@@ -18,7 +18,8 @@ from airflow_bottledwater.state import control, status
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.control_records import request_key
 from airflow_bottledwater.state.jobs import records
-from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.start import begin
+from tests.support import running
 from tests.support.topics import Flow
 from tests.support.waiting import until
 
@@ -34,7 +35,7 @@ def flow(database: str, kafka: KafkaBroker) -> Flow:
 
 def _ends(flow: Flow) -> None:
     """Start the stream, which is not bounded: it ends because a stop was asked for."""
-    thread = threading.Thread(target=engine.run, args=(flow.pipeline,), daemon=True)
+    thread = threading.Thread(target=running.run_stream, args=(flow.pipeline,), daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive(), "it streams on"
@@ -66,7 +67,7 @@ def test_a_stop_between_snapshot_and_stream_holds_for_the_stream(flow: Flow) -> 
 
 def _runs(flow: Flow) -> Controller:
     """A job that has claimed the slot, reports and listens, and does nothing else."""
-    start = engine.begin(flow.pipeline)
+    start = begin(flow.pipeline)
     made = Controller(flow.pipeline, start.cluster, start.job)
     made.status.state = "streaming"
     made.start()

@@ -30,6 +30,7 @@ from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
+from tests.support import running
 from tests.support.faults import Proxy
 from tests.support.paths import Follower
 from tests.support.topics import Flow
@@ -75,12 +76,12 @@ def locked(flow: Flow, table: str, mode: str = "ACCESS EXCLUSIVE") -> Iterator[A
 
 def following(flow: Flow, stopped: threading.Event) -> None:
     """Stream until stopped."""
-    engine.run(flow.pipeline, stopped=stopped)
+    running.run_stream(flow.pipeline, stopped=stopped)
 
 
 def snapshotting(flow: Flow, stopped: threading.Event) -> None:
     """Take the snapshot."""
-    driver.run(flow.pipeline, driver.in_threads(flow.pipeline), stopped=stopped)
+    driver.run(flow.pipeline, running.in_threads(flow.pipeline), stopped=stopped)
 
 
 def creating(flow: Flow, stopped: threading.Event) -> None:
@@ -105,7 +106,7 @@ SILENT: dict[str, tuple[Callable[[Flow, threading.Event], None], Any, str]] = {
     "snapshot: before the locks": (snapshotting, pg.SnapshotExporter, "open"),
     "snapshot: before the flush": (snapshotting, pg.SnapshotExporter, "wait_flushed"),
     "snapshot: while lanes work": (snapshotting, pg.SnapshotExporter, "alive"),
-    "stream: before it is reached": (following, engine, "begin"),
+    "stream: before it is reached": (following, running, "begin"),
     "stream: before the slot is checked": (following, ChangeSource, "_connect"),
     "stream: before replication starts": (following, replication.ReplicationStream, "_start"),
     "stream: while it streams": (following, replication.ReplicationStream, "take"),
@@ -131,7 +132,7 @@ def silent(request: pytest.FixtureRequest, flow: Flow, proxy: Proxy, monkeypatch
     if work is following:
         flow.snapshot()
     if "lanes" in request.param:
-        monkeypatch.setattr(driver, "in_threads", lambda _: waiting_lanes)
+        monkeypatch.setattr(running, "in_threads", lambda _: waiting_lanes)
     usual, fell = getattr(place, name), threading.Event()
 
     def silenced(*args: Any, **options: Any) -> Any:
@@ -451,7 +452,7 @@ def test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction(direct
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.StreamPublisher, "publish", publish)
-        engine.run(direct.pipeline, stopped=stopped)
+        running.run_stream(direct.pipeline, stopped=stopped)
     before = direct.execute("SELECT pubname, tablename FROM pg_publication_tables ORDER BY 1, 2")
     direct.change(tables=("a", "b"))
     with pytest.raises(Refused, match=r"stopped inside a large transaction.*public.b cannot be added there"):

@@ -11,17 +11,17 @@ from typing import Any
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.spark import job, submit
-from airflow_bottledwater.stream import engine
+from tests.support import running
 
 
 def stream(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Stream until stopped."""
-    return dict(engine.run(pipeline, bounded=bounded, stopped=stopped))
+    return dict(running.run_stream(pipeline, bounded=bounded, stopped=stopped))
 
 
 def snapshot(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Take the snapshot, with lanes in threads."""
-    return asdict(driver.run(pipeline, driver.in_threads(pipeline), stopped=stopped))
+    return asdict(driver.run(pipeline, running.in_threads(pipeline), stopped=stopped))
 
 
 def command(kind: str, settings: Path | str, job_id: str = "") -> list[str]:

@@ -27,7 +27,7 @@ from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import Result
 from airflow_bottledwater.state import snapshots, status
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
-from airflow_bottledwater.stream import engine
+from tests.support import running
 from tests.support.compare import Comparison, compare
 from tests.support.waiting import until
 
@@ -167,11 +167,11 @@ class Flow:
 
     def snapshot(self) -> Result:
         """Take or resume the snapshot, lanes as threads."""
-        return driver.run(self.pipeline, driver.in_threads(self.pipeline))
+        return driver.run(self.pipeline, running.in_threads(self.pipeline))
 
     def stream(self) -> dict[str, int]:
         """Stream what is committed now; behind it, the slot is free."""
-        counted = engine.run(self.pipeline, bounded=True)
+        counted = running.run_stream(self.pipeline, bounded=True)
         # the server's process ends a moment after its connection
         used = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{self.pipeline.slot}' AND active"
         until(lambda: not self.execute(used), "the slot is free")
@@ -184,7 +184,7 @@ class Flow:
 
         def work() -> None:
             try:
-                engine.run(self.pipeline, stopped=stopped)
+                running.run_stream(self.pipeline, stopped=stopped)
             except BaseException as error:
                 errors.append(error)
 

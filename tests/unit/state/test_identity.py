@@ -13,10 +13,9 @@ from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import check_settings, check_slot, check_topic
-from airflow_bottledwater.state.pinned import Pin, PinnedTable
+from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import INTENT, SLOT, Intent, table_key
-from tests.support import wire as w
+from airflow_bottledwater.state.records import INTENT, SLOT, Intent
 
 CLUSTER = Cluster("7000", 1, "shop", 160000)
 RECORD = SlotRecord("orders", "7000", 1, "shop", consistent_point=100, oldest_xid=700)
@@ -92,13 +91,10 @@ def test_another_topic_of_the_name_is_refused(found: Topic | None, pin: Pin | No
 
 
 # ---------------------------------------------------------------------- settings with which a pipeline was made
-def made(*topics: str, schema_id: int = 0, **intent: str) -> PipelineState:
-    """The state of a pipeline with a table public.orders for each topic."""
+def made(output_format: str, prefix: str) -> PipelineState:
+    """The state of a pipeline that was made with these."""
     state = PipelineState()
-    table = replace(w.table(("id", w.plain(w.TEXT))), schema="public", name="orders")
-    state.apply({SLOT: RECORD, INTENT: Intent("orders", "orders", 0.0, "7000", **intent)})
-    for oid, topic in enumerate(topics):
-        state.apply({table_key(oid): PinnedTable(replace(table, oid=oid), topic, "id", 1, 0, schema_id, 1)})
+    state.apply({SLOT: RECORD, INTENT: Intent("orders", "orders", 0.0, "7000", {}, "root", output_format, prefix)})
     return state
 
 
@@ -106,45 +102,12 @@ def settings(prefix: str = "", output_format: str = "json") -> Pipeline:
     return Pipeline(postgres="host=db", topic_prefix=prefix, output_format=output_format)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("topics", "prefix"),
-    [
-        (("orders",), ""),
-        (("shop.orders",), "shop"),
-        (("a.b.orders",), "a.b"),
-        # tables that were renamed, or moved to another schema, since
-        (("shop.before", "shop.orders"), "shop"),
-        (("shop.sales.orders",), "shop"),
-        (("before",), ""),
-        ((), "shop"),
-    ],
-)
-def test_the_prefix_of_an_earlier_versions_state_is_told_by_its_topics(topics: tuple[str, ...], prefix: str) -> None:
-    check_settings(settings(prefix), made(*topics))
-
-
-@pytest.mark.parametrize(
-    ("topics", "prefix", "was"), [(("shop.orders",), "", "shop"), (("orders",), "shop", r"\(none\)")]
-)
-def test_another_prefix_than_that_of_an_earlier_versions_topics_is_refused(
-    topics: tuple[str, ...], prefix: str, was: str
-) -> None:
-    with pytest.raises(StateError, match=f"was made with topic_prefix = {was}"):
-        check_settings(settings(prefix), made(*topics))
-
-
-@pytest.mark.parametrize(("schema_id", "was"), [(0, "json"), (7, "avro")])
-def test_the_format_of_an_earlier_versions_state_is_told_by_its_schemas(schema_id: int, was: str) -> None:
-    other = {"json": "avro", "avro": "json"}[was]
-    check_settings(settings(output_format=was), made("orders", schema_id=schema_id))
-    with pytest.raises(StateError, match=f"was made with output_format = {was}, and the settings say {other}"):
-        check_settings(settings(output_format=other), made("orders", schema_id=schema_id))
-
-
-def test_what_was_written_counts_before_what_topics_tell() -> None:
-    state = made("shop.orders", output_format="avro", topic_prefix="elsewhere")
+def test_a_pipeline_keeps_the_format_and_the_prefix_that_it_was_made_with() -> None:
+    state = made("avro", "elsewhere")
     check_settings(settings("elsewhere", "avro"), state)
-    with pytest.raises(StateError):
+    with pytest.raises(StateError, match="was made with topic_prefix = elsewhere, and the settings say shop"):
         check_settings(settings("shop", "avro"), state)
+    with pytest.raises(StateError, match="was made with output_format = avro, and the settings say json"):
+        check_settings(settings("elsewhere", "json"), state)
     # nothing is there yet that could be contradicted
     check_settings(settings("shop"), PipelineState())

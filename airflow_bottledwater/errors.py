@@ -144,6 +144,10 @@ class TablesChanged(BottledWaterError):
     """Tables were created that the pipeline is to follow: the stream begins anew, in the same job, and takes them in."""
 
 
+class SchemasLost(TablesChanged):
+    """The registry has lost schemas that the stream's records name: the stream begins anew, in the same job, and registers them again."""
+
+
 class RecordError(BottledWaterError):
     """One record is rejected for good: it cannot be encoded, is too large, or its topic refuses it."""
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, SchemaRefused
+from airflow_bottledwater.encoding import meaning
+from airflow_bottledwater.errors import Refused, SchemaRefused
+from airflow_bottledwater.kafka.registry_errors import SCHEMA_NOT_THERE, translate
 
 # the client takes a fifth of a second to import, and few jobs have a schema to register
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
+
+_Answer = TypeVar("_Answer")
 
 #: requests for schemas at the same time
 _AT_ONCE = 8
 
 
 class Registry:
-    """Registers schemas and checks their compatibility, over Confluent's API.
+    """Registers schemas and checks their compatibility, over Confluent's API. Nothing that it has answered is remembered: each question is
+    asked anew.
 
     :param config: properties of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
     """
@@ -43,20 +48,80 @@ class Registry:
         except (ValueError, KeyError) as error:
             raise Refused(f"Schema registry setting: {error}") from None
 
+    def _ask(self, about: str, question: Callable[[SchemaRegistryClient], _Answer]) -> _Answer | None:
+        """The registry's answer; None if there is no such subject, version or schema.
+
+        :param about: the subject, for messages.
+        """
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        client = self._client
+        # it keeps what it was told for ever, but ids and subjects may be gone, or mean something else, by now
+        client.clear_caches()
+        try:
+            return question(client)
+        except Exception as error:
+            if isinstance(error, SchemaRegistryError) and error.error_code in SCHEMA_NOT_THERE:
+                return None
+            raise translate(error, self.url, about) from error
+
     def register(self, subject: str, schema: str) -> int:
-        """Register an Avro schema; returns its id.
+        """Register an Avro schema, unless the subject has it already; returns its id.
+
+        :raises Outage: the registry does not answer, or takes no schemas now.
+        :raises SchemaRefused: it refuses the schema, for example as not compatible with the subject's versions; or readers with an earlier
+            version's schema would take values for others.
+        :raises Refused: it denies access, or answers with another error.
+        """
+        if (known := self.lookup(subject, schema)) is not None:
+            return known
+        self._check_meaning(subject, schema)
+        return self._register(subject, schema)
+
+    def _register(self, subject: str, schema: str, number: int | None = None) -> int:
+        """
+        :param number: the id that it is to get.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        class Wanted(Schema):
+            """The client has no other way to ask for an id
+            (https://docs.confluent.io/platform/current/schema-registry/installation/migrate.html)."""
+
+            def to_dict(self) -> dict[str, Any]:
+                return {**super().to_dict(), **({} if number is None else {"id": number})}
+
+        found = self._ask(subject, lambda client: client.register_schema(subject, Wanted(schema, "AVRO")))
+        if found is None:
+            raise Refused(
+                f"The schema registry at {self.url} has no place for subjects.",
+                "Check the address's path (--schema-registry).",
+            )
+        return int(found)
+
+    def restore(self, subject: str, schema: str, number: int) -> int | None:
+        """Register a schema that the registry has lost, with the id that it had; returns the id that it has now. None if the registry gives
+        ids by itself only: it takes them in its mode IMPORT, or in that of the subject.
+
+        :raises BottledWaterError: as :meth:`register`.
+        """
+        if (known := self.lookup(subject, schema)) is not None:
+            return known
+        mode = self._ask(subject, lambda client: client.get_mode(subject)) or self._ask(
+            "", lambda client: client.get_global_mode()
+        )
+        return self._register(subject, schema, number) if mode == "IMPORT" else None
+
+    def lookup(self, subject: str, schema: str) -> int | None:
+        """The id that a schema has in a subject; None if the subject does not have it, or does not exist.
 
         :raises Outage: the registry does not answer.
-        :raises SchemaRefused: it refuses the schema, for example as not compatible with the subject's versions (409).
         :raises Refused: it denies access, or answers with another error.
         """
         from confluent_kafka.schema_registry import Schema
 
-        client = self._client
-        try:
-            return int(client.register_schema(subject, Schema(schema, "AVRO")))
-        except Exception as error:
-            raise self._translate(error, subject) from error
+        found = self._ask(subject, lambda client: client.lookup_schema(subject, Schema(schema, "AVRO")).schema_id)
+        return None if found is None else int(found)
 
     def register_all(self, schemas: Sequence[tuple[str, str]]) -> list[int]:
         """Call :meth:`register` for each (subject, schema), several at a time; returns the ids in this order."""
@@ -69,7 +134,7 @@ class Registry:
 
         :raises Outage: the registry does not answer.
         """
-        present = self._subjects()
+        present = self.subjects()
 
         def problem(subject: str, schema: str) -> str:
             try:
@@ -90,19 +155,40 @@ class Registry:
         :raises Refused: the registry denies access, or answers with another error.
         """
         from confluent_kafka.schema_registry import Schema
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-        client = self._client
-        try:
-            compatible = client.test_compatibility(subject, Schema(schema, "AVRO"))
-        except SchemaRegistryError as error:
-            if error.http_status_code == 404:  # no such subject yet
-                return
-            raise self._translate(error, subject) from error
-        except Exception as error:
-            raise self._translate(error, subject) from error
-        if not compatible:
-            raise self._incompatible(subject, "the registry says that it is not compatible with the latest version")
+        if self.lookup(subject, schema) is not None:
+            return
+        # None: no such subject yet
+        if self._ask(subject, lambda client: client.test_compatibility(subject, Schema(schema, "AVRO"))) is False:
+            raise SchemaRefused(
+                f"The schema registry at {self.url} refuses the schema of subject {subject!r}: it says that it is not compatible with the "
+                "latest version.",
+                "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
+            )
+        self._check_meaning(subject, schema)
+
+    def _check_meaning(self, subject: str, schema: str) -> None:
+        """Check that no reader takes values for others: neither with the schema of an earlier version what is written with this one, nor
+        with this one what was written before. A registry compares types only; at the level ``NONE`` nothing is promised to readers.
+
+        :raises SchemaRefused: one would.
+        """
+        for number in self._ask(subject, lambda client: client.get_versions(subject)) or ():
+            text = self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str)  # type: ignore[misc]
+            found = dict.fromkeys([*meaning.misread(schema, text), *meaning.misread(text, schema)]) if text else {}
+            if found and self._level(subject) != "NONE":
+                raise SchemaRefused(
+                    f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would take it: between it "
+                    f"and version {number}, readers would read {'; '.join(found)}, without an error.",
+                    "Undo the change; or give the column another name, which makes another field of it. If every reader reads each record "
+                    "with the schema that it was written with, set the subject's compatibility level to NONE until this schema is "
+                    "registered. Or use another topic prefix.",
+                )
+
+    def _level(self, subject: str) -> str:
+        """The subject's compatibility level: its own, else the registry's."""
+        own = self._ask(subject, lambda client: client.get_compatibility(subject))
+        return own or self._ask("", lambda client: client.get_compatibility()) or ""
 
     def schema(self, number: int) -> str | None:
         """The text of a schema by its id; None if there is none.
@@ -110,15 +196,7 @@ class Registry:
         :raises Outage: the registry does not answer.
         :raises Refused: it denies access.
         """
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-        client = self._client
-        try:
-            return str(client.get_schema(number).schema_str)
-        except Exception as error:
-            if isinstance(error, SchemaRegistryError) and error.http_status_code == 404:
-                return None
-            raise self._translate(error, f"with id {number}") from error
+        return self._ask(f"with id {number}", lambda client: str(client.get_schema(number).schema_str))
 
     def ping(self) -> None:
         """Check that the registry answers, by asking for its subjects.
@@ -126,35 +204,12 @@ class Registry:
         :raises Outage: it does not answer.
         :raises Refused: it denies access, or answers with another error.
         """
-        self._subjects()
+        self.subjects()
 
-    def _subjects(self) -> set[str]:
-        client = self._client
-        try:
-            return set(client.get_subjects())
-        except Exception as error:
-            raise self._translate(error, "") from error
+    def subjects(self) -> set[str]:
+        """The names of all subjects that are not deleted.
 
-    def _incompatible(self, subject: str, why: str) -> SchemaRefused:
-        return SchemaRefused(
-            f"The schema registry at {self.url} refuses the schema of subject {subject!r}: {why}.",
-            "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
-        )
-
-    def _translate(self, error: Exception, subject: str) -> BottledWaterError:
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-        if isinstance(error, SchemaRegistryError):
-            if error.http_status_code == 409 or error.http_status_code == 422:
-                return self._incompatible(subject, str(error.error_message)[:300])
-            if error.http_status_code in (401, 403):
-                kind = CredentialsRefused if error.http_status_code == 401 else Refused
-                return kind(f"The schema registry at {self.url} denies access.", "Check user and password.")
-            if error.http_status_code < 500 and error.http_status_code != 429:
-                return Refused(
-                    f"The schema registry at {self.url}: {error.error_message} (HTTP {error.http_status_code})."
-                )
-        return Outage(
-            f"The schema registry at {self.url} does not answer: {type(error).__name__}: {str(error)[:200]}.",
-            "Check the address (--schema-registry) and the registry.",
-        )
+        :raises Outage: it does not answer.
+        :raises Refused: it denies access, or answers with another error.
+        """
+        return set(self._ask("", lambda client: client.get_subjects()) or ())

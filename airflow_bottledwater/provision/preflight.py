@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
@@ -14,17 +13,16 @@ from airflow_bottledwater.errors import (
     StateError,
 )
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.connect import connect, session
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.array_checks import check_arrays
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.kafka_checks import check_kafka, read_saved_state
 from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_server, check_slot, check_tables, is_standby
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage
+from airflow_bottledwater.state import coverage, schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
-from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +64,9 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
         except Refused:
             pass  # the checks of Kafka meet it again, and report it
         problems += check_tables(connection, pipeline, found)
+        arrays = check_arrays(connection, [t for t in found.tables if t.oid not in found.state.tables])
+        # with the policy log such rows become dead letters
+        (problems if pipeline.on_error == "exit" else found.warnings).extend(arrays)
         try:
             check_kafka(pipeline, found, problems)
         except Refused as error:
@@ -78,7 +79,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
         except StateError as error:
             problems.append(str(error))
     problems += _replication(pipeline, problems)
-    problems += _registry(pipeline, found.tables, found.state)
+    problems += _registry(pipeline, found)
     if problems:
         raise PreflightError(list(dict.fromkeys(problems)))
     for warning in found.warnings:
@@ -105,14 +106,18 @@ def _replication(pipeline: Pipeline, problems: list[str]) -> list[str]:
     return []
 
 
-def _registry(pipeline: Pipeline, tables: Sequence[Table], known: PipelineState) -> list[str]:
+def _registry(pipeline: Pipeline, found: Findings) -> list[str]:
     if pipeline.output_format != "avro":
         return []
     problems: list[str] = []
     wanted: list[tuple[str, str]] = []
-    for table in tables:
+    for table in found.tables:
         try:
-            wanted += avro.subjects(topic_of(table, known, pipeline.topic_prefix), table, pipeline.topic_prefix)
+            topic = topic_of(table, found.state, pipeline.topic_prefix)
+            wanted += avro.subjects(topic, table, pipeline.topic_prefix)
         except SchemaRefused as error:
             problems.append(str(error))
+    # tables that are taken up again get the ids of today
+    pinned = [] if found.renewing else [t for t in found.tables if t.oid in found.state.tables]
+    problems += schemas.key_problems(pipeline, (found.state.tables[t.oid] for t in pinned))
     return problems + Registry(pipeline.registry).refused(wanted)

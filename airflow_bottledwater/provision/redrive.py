@@ -43,6 +43,7 @@ from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import PinnedTable, pins
 from airflow_bottledwater.state.records import stream_id
@@ -128,6 +129,8 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
                 "Check the slot's name (--slot) and the database of the connection.",
             )
         claim.record_ids([stream_id(claim.prefix)])
+        with session(pipeline.postgres, "Re-driving dead letters") as connection:
+            schemas.settle(pipeline, connection, claim)
         yield claim
     finally:
         claim.close()
@@ -146,6 +149,8 @@ class _Redrive:
         tables: Mapping[int, PinnedTable],
     ) -> None:
         self._pipeline, self._publishing, self._completer, self._tables = pipeline, publishing, completer, tables
+        #: the relation versions of dead letters, as they are published now
+        self._versions: dict[Version, Version] = {}
         self._dead_letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]
 
@@ -246,11 +251,18 @@ class _Redrive:
         return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])
 
     def _with_schema(self, version: Version) -> Version:
-        """The relation version with its schema, which is registered now if the registry refused it then."""
-        if not version.refused:
+        """The relation version with the schemas that the registry has today: it may have refused that of the rows then, or have lost it since.
+
+        :raises SchemaRefused: it refuses it.
+        """
+        if self._pipeline.output_format != "avro":
             return version
-        subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
-        return replace(version, value_schema=Registry(self._pipeline.registry).register(subject, schema), refused="")
+        if (known := self._versions.get(version)) is None:
+            subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
+            number = Registry(self._pipeline.registry).register(subject, schema)
+            key = self._tables[version.table.oid].key_schema
+            known = self._versions[version] = replace(version, key_schema=key, value_schema=number, refused="")
+        return known
 
     def _encode(self, dead_letter: DeadLetter) -> Records:
         """Encode a dead letter's row as records.

@@ -39,6 +39,8 @@ class Difference:
         what = (
             f": {self.column} is {self.in_topic} in the topic and {self.in_table} in the table" if self.column else ""
         )
+        if self.kind == "unreadable":
+            what = f": {self.in_topic}"
         return f"{self.kind}: {key}{what}{at}"
 
 
@@ -144,7 +146,8 @@ class Verification:
             )
             return (
                 f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead letters; a column whose "
-                f"type was altered, which PostgreSQL sends no rows for), then publish the rows again: bottledwater snapshot --tables {names} --sweep"
+                f"type was altered, which PostgreSQL sends no rows for; a registry that has lost schemas), then publish the rows again: bottledwater "
+                f"snapshot --tables {names} --sweep"
             )
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)

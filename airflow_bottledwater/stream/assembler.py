@@ -52,6 +52,7 @@ class TransactionAssembler:
         registry); None for a table that is not the pipeline's.
     :param batch_bytes: bytes at which a batch ends, at the next commit.
     :param largest_transaction: bytes at which a single transaction is cut.
+    :param again: asks the registry again for the schema of a version to which it was refused.
     :param unknown: makes the error for a change of a table that is not the pipeline's, of which it is told whether its transaction is
         published in part already; None if the table's changes are to be left out.
     :ivar position: the end of the last batch, P at first.
@@ -65,11 +66,12 @@ class TransactionAssembler:
         *,
         batch_bytes: int,
         largest_transaction: int,
+        again: Callable[[Version], Version] = lambda version: version,
         unknown: Callable[[pgoutput.RelationMessage, bool], BottledWaterError | None] = _foreign,
     ) -> None:
         self.position = start
         self._boundaries = dict(boundaries)
-        self._resolve, self._refuse = resolve, unknown
+        self._resolve, self._again, self._refuse = resolve, again, unknown
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
@@ -294,6 +296,9 @@ class TransactionAssembler:
             used |= {self._current[oid] for oid in message.oids if oid not in named}
         order = np.array(sorted(used), dtype=np.int64)
         changes["relation"] = np.searchsorted(order, changes["relation"])
+        for index in order.tolist():
+            if self._versions[index].refused:
+                self._versions[index] = self._again(self._versions[index])
         batch = Batch(
             self.position, end, self._out[:size].copy(), changes, tuple(self._versions[int(index)] for index in order)
         )

@@ -25,6 +25,7 @@ from airflow_bottledwater.postgres.connect import session, stoppable
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.coverage import CoverageWatch
+from airflow_bottledwater.state.schemas import SchemaWatch
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start
@@ -119,6 +120,9 @@ def follow(
         reported(pipeline, start, stopped) as controller,
         stoppable(stopped),
         contextlib.closing(CoverageWatch(pipeline, start.state, start.not_taken)) as watch,
+        contextlib.closing(
+            SchemaWatch(pipeline, start.state.tables.values(), controller.problems, start.lost_schemas)
+        ) as schemas,
     ):
         backoff = stream_backoff(pipeline, stopped)
         with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
@@ -130,6 +134,8 @@ def follow(
                 while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
                     live = publisher.live
                     batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=bounded or live.waits)
+                    if not publisher.position.ordinal:
+                        schemas.check()
                     watch.check(publisher.position)
                     if batch is not None:
                         source.acknowledge(publisher.publish(batch))

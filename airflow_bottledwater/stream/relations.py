@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.errors import (
@@ -13,6 +14,7 @@ from airflow_bottledwater.errors import (
     Outage,
     Refused,
     SchemaRefused,
+    SchemasLost,
     TablesChanged,
 )
 from airflow_bottledwater.kafka.registry import Registry
@@ -23,11 +25,14 @@ from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.schemas import lost, pinned_schemas
 
 log = logging.getLogger(__name__)
 
 #: seconds for which the definitions that were read for all tables together are used
 _ONE_READING = 5.0
+#: seconds after which the registry is asked again for a schema that it has refused
+_ASK_AGAIN = 10.0
 
 
 class Resolver:
@@ -53,6 +58,8 @@ class Resolver:
         self._not_taken, self._heirs = not_taken, heirs
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+        #: when the registry last refused a schema, by the table's oid
+        self._refused_at: dict[int, float] = {}
         self._read: dict[int, Table] = {}
         self._read_at = -math.inf
         # the replica identities that partitioned tables had when their last messages came, and the tables of partitions by oid
@@ -89,18 +96,42 @@ class Resolver:
         if (table.columns, table.name) == (known.columns, known.name):
             return current or pinned.version
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
-        value_schema, refused = 0, ""
-        try:
-            if self._registry is not None:
-                value_schema = self._registry.register(
-                    *avro.value_subject(pinned.topic, table, self._pipeline.topic_prefix)
-                )
-        except SchemaRefused as error:
-            # each of its rows is a record error, for which on_error decides
-            log.error("%s", error)
-            refused = str(error)
         # a renamed table keeps its topic, where its consumers and its keys are
-        return Version(table, pinned.topic, pinned.key_schema, value_schema, refused)
+        return self._registered(Version(table, pinned.topic, pinned.key_schema))
+
+    def again(self, version: Version) -> Version:
+        """A version whose schema was refused, with the registry's answer of now: whoever can mend it does so while the stream goes on. It is
+        asked every few seconds.
+
+        :raises Outage: the registry does not answer, or takes no schemas now.
+        """
+        oid = version.table.oid
+        if time.monotonic() - self._refused_at.get(oid, -math.inf) < _ASK_AGAIN:
+            return version
+        found = self._registered(version)
+        if not found.refused:
+            log.warning(
+                "The registry takes the schema of %s now; its rows are published again.", version.table.qualified
+            )
+        return found
+
+    def _registered(self, version: Version) -> Version:
+        """The version with its value's schema registered, or with the reason why that is refused: then each of its rows is a record error,
+        for which ``on_error`` decides.
+
+        :raises SchemasLost: the registry does not have the schemas of before: what it would give now are the ids of another one.
+        """
+        if self._registry is None:
+            return version
+        if lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]])):
+            raise SchemasLost(f"The registry has lost the schemas of {version.table.qualified}.")
+        subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
+        try:
+            return replace(version, value_schema=self._registry.register(subject, schema), refused="")
+        except SchemaRefused as error:
+            log.error("%s", error)
+            self._refused_at[version.table.oid] = time.monotonic()
+            return replace(version, refused=str(error))
 
     def _check_partition(self, message: pgoutput.RelationMessage) -> None:
         """Say so if old rows of a partition are not those of its table, whose message has come before. The catalog of today need not show

@@ -72,6 +72,7 @@ class ChangeSource:
             resolver,
             batch_bytes=pipeline.batch_bytes,
             largest_transaction=pipeline.max_transaction_bytes,
+            again=resolver.again,
             unknown=resolver.unknown,
         )
         self._stream: ReplicationStream | None = None

@@ -19,7 +19,7 @@ from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import succession
 from airflow_bottledwater.provision.take_in import new_tables, take_in
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage, saved, snapshots
+from airflow_bottledwater.state import coverage, saved, schemas, snapshots
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics, shared
 from airflow_bottledwater.state.pinned import Pin, pins
@@ -36,6 +36,7 @@ class Start:
     :param prefix: the prefix of the slot's transactional ids.
     :param position: P, or A if nothing was streamed yet.
     :param not_taken: the oids of tables that were created since, and could not be taken in.
+    :param lost_schemas: the ids of schemas of dropped tables that the registry does not know any more.
     """
 
     cluster: Cluster
@@ -45,6 +46,7 @@ class Start:
     state: PipelineState
     position: Position
     not_taken: frozenset[int] = frozenset()
+    lost_schemas: frozenset[int] = frozenset()
 
     @property
     def topics(self) -> dict[str, Pin]:
@@ -64,7 +66,7 @@ def begin(pipeline: Pipeline) -> Start:
     :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or changes may be
         missing from the stream.
     :raises SlotError: the slot is not the one that the state describes.
-    :raises Refused: P is inside a transaction that PostgreSQL would send differently now.
+    :raises Refused: P is inside a transaction that PostgreSQL would send differently now; or the registry has lost the id of a key.
     """
     with session(pipeline.postgres, "Starting the stream") as connection:
         cluster = identify(connection)
@@ -94,11 +96,12 @@ def begin(pipeline: Pipeline) -> Start:
                 claimed.write(moved)
             check_topics(pipeline, known)
             saved.remember(pipeline, claimed)
+            lost = schemas.settle(pipeline, connection, claimed)
             claimed.record_ids([stream_id(claimed.prefix)])
             if again := snapshots.owed(known):
                 claimed.write({live_key(each): progress for each, progress in again.items()})
             snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
-            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, not_taken)
+            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, not_taken, lost)
         finally:
             claimed.close()
 

@@ -232,7 +232,8 @@ class _Driver:
 
     def _compare(self, moment: Moment, oid: int, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> Compared:
         view = self._views(moment, {})[oid]
-        return Comparison(view, self._schemas).compare([found[oid] for _, found in answers if oid in found])
+        schemas = lane.of_topic(self._schemas, view.topic, self._pipeline.topic_prefix)
+        return Comparison(view, schemas).compare([found[oid] for _, found in answers if oid in found])
 
     def _judge(self, oid: int, compared: Compared, ends: Mapping[str, Sequence[int]] | None, *, first: bool) -> None:
         """Decide about the keys that differ.

@@ -4,6 +4,7 @@ buckets, or returns what is in the buckets that are wanted."""
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ import psycopg
 
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import names
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
@@ -53,6 +55,28 @@ def schemas(pipeline: Pipeline) -> Schemas | None:
     return functools.cache(Registry(pipeline.registry).schema) if pipeline.output_format == "avro" else None
 
 
+def of_topic(schemas: Schemas | None, topic: str, prefix: str) -> Schemas | None:
+    """The same for a topic: an id that means the schema of other records has no schema there. The registry may have been emptied since, and
+    have given the id again.
+
+    :param prefix: that of the topic.
+    """
+    if schemas is None:
+        return None
+    record = names.record(topic, prefix)
+
+    def schema(number: int) -> str | None:
+        text = schemas(number)
+        found = json.loads(text) if text else None
+        if not isinstance(found, dict) or found.get("type") != "record":
+            return text
+        name = str(found["name"])
+        full = name if "." in name else ".".join(filter(None, (found.get("namespace"), name)))
+        return text if full.removesuffix("_key") == ".".join(record).removesuffix("_key") else None
+
+    return schema
+
+
 def warm_up() -> None:
     """Load what a task needs; see :func:`airflow_bottledwater.compiled.warm_up`."""
     topic_reader.warm_up()
@@ -85,8 +109,9 @@ class _Work:
     def _scan(self, view: View) -> Scan:
         table = view.table
         if table.oid not in self._scans:
-            self._scans[table.oid] = compile_scan(table, self._schemas, self._reading.seed) or PlainScan(
-                Expectation(table, as_json=self._schemas is None), TopicReader(table, self._schemas), self._reading.seed
+            schemas = of_topic(self._schemas, view.topic, self._pipeline.topic_prefix)
+            self._scans[table.oid] = compile_scan(table, schemas, self._reading.seed) or PlainScan(
+                Expectation(table, as_json=schemas is None), TopicReader(table, schemas), self._reading.seed
             )
         return self._scans[table.oid]
 

@@ -140,7 +140,7 @@ class TopicReader:
         if number not in self._known:
             assert self._schemas is not None
             if (text := self._schemas(number)) is None:
-                raise Unreadable(f"the registry has no schema {number}")
+                raise Unreadable(f"the registry has no schema {number} of this topic's records")
             schema = json.loads(text)
             fields = schema.get("fields", []) if isinstance(schema, dict) else []
             older = {f["name"] for f in fields if _plain(f["type"]) != self._today.get(f["name"])}

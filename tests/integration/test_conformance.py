@@ -276,3 +276,24 @@ def test_every_type_of_the_server_is_the_same_both_ways(server: tuple[str, Conne
             else:
                 json_of(made, "v")
     follower.close()
+
+
+def test_not_null_that_is_not_valid_yet_is_nullable(server: tuple[str, Connection]) -> None:
+    """PostgreSQL 18: rows from before may be NULL, though pg_attribute.attnotnull says otherwise."""
+    _, connection = server
+    if connection.info.server_version < 180000:
+        pytest.skip("NOT NULL … NOT VALID came with PostgreSQL 18")
+    connection.execute("CREATE TABLE public.halfway (id int PRIMARY KEY, n int, m int NOT NULL)")
+    connection.execute("INSERT INTO public.halfway VALUES (1, NULL, 1)")
+    connection.execute("ALTER TABLE public.halfway ADD CONSTRAINT there NOT NULL n NOT VALID")
+    (oid,) = connection.execute("SELECT 'public.halfway'::regclass::oid").fetchone() or ()
+
+    def required() -> list[bool]:
+        (table,) = catalog.load(connection, [oid], forms=TypeOptions(not_null="required"))
+        return [column.required for column in table.columns]
+
+    assert required() == [True, False, True]
+    connection.execute("UPDATE public.halfway SET n = 1")
+    connection.execute("ALTER TABLE public.halfway VALIDATE CONSTRAINT there")
+    assert required() == [True, True, True]
+    connection.execute("DROP TABLE public.halfway")

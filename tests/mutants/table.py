@@ -24,6 +24,7 @@ _TASKS = "tests/integration/test_spark_tasks.py"
 _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
+_REGISTRY = "tests/integration/test_registry.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -487,7 +488,7 @@ MUTANTS = (
     Mutant(
         "a dead letter of a refused schema is registered again when it is re-driven",
         "_Redrive._with_schema",
-        always("not version.refused"),
+        swap("Registry(self._pipeline.registry).register(subject, schema)", "version.value_schema"),
         f"{_EVOLUTION}::test_a_change_of_columns_or_types_is_published_or_a_record_error[other-BACKWARD]",
     ),
     Mutant(
@@ -2325,5 +2326,83 @@ MUTANTS = (
         "run_directory.read",
         swap("(OSError, ValueError, OverflowError, ImportError)", "(OSError, ValueError, OverflowError)"),
         "tests/unit/spark/test_run_directory.py::test_a_supervisor_goes_on_whose_packages_are_removed",
+    ),
+    Mutant(
+        "a read-only registry is no row's fault",
+        "registry_errors.translate",
+        never("code == NOT_PERMITTED"),
+        f"{_REGISTRY}::test_a_registry_that_is_read_only_is_waited_for_and_no_row_is_a_dead_letter",
+    ),
+    Mutant(
+        "what the registry has answered once is asked again",
+        "Registry._ask",
+        drop("client.clear_caches()"),
+        f"{_REGISTRY}::test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_and_rows_are_published_anew",
+    ),
+    Mutant(
+        "a refused schema is asked for again while the stream runs",
+        "TransactionAssembler._batch",
+        never("self._versions[index].refused"),
+        f"{_REGISTRY}::test_a_refused_schema_is_asked_for_again_while_the_stream_runs",
+    ),
+    Mutant(
+        "what readers would misread is not registered",
+        "Registry._check_meaning",
+        never("found and self._level(subject) != 'NONE'"),
+        f"{_REGISTRY}::test_a_change_that_readers_would_misread_is_refused_and_its_ways_out_work",
+    ),
+    Mutant(
+        "a field that was gone for a while is compared with what it was",
+        "Registry._check_meaning",
+        swap("client.get_versions(subject)", "client.get_versions(subject)[-1:]"),
+        f"{_REGISTRY}::test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was",
+    ),
+    Mutant(
+        "logical types say what a value means",
+        "meaning._value",
+        never("logical and logical not in _SAME_VALUE"),
+        "tests/integration/test_readers.py::test_what_is_told_is_what_java_takes_for_something_else",
+    ),
+    Mutant(
+        "the registry is asked while the stream runs",
+        "engine.follow",
+        drop("schemas.check()"),
+        f"{_REGISTRY}::test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back",
+    ),
+    Mutant(
+        "nothing new is registered where the ids of before are lost",
+        "Resolver._registered",
+        never("lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]]))"),
+        f"{_REGISTRY}::test_a_registry_that_was_emptied_gets_no_new_schema",
+    ),
+    Mutant(
+        "the id of a key never changes by itself",
+        "schemas._restore_keys",
+        swap("got[each.subject] != each.number", "False"),
+        f"{_REGISTRY}::test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back",
+    ),
+    Mutant(
+        "rows with a lost schema are published again",
+        "schemas._read_again",
+        swap("LiveProgress(keyed, owed=True)", "LiveProgress(keyed)"),
+        f"{_REGISTRY}::test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_and_rows_are_published_anew",
+    ),
+    Mutant(
+        "an id that means another schema is lost",
+        "schemas.lost",
+        swap("meaning.same(known[each.number] or '', each.schema)", "known[each.number]"),
+        f"{_REGISTRY}::test_an_id_that_means_another_schema_is_lost",
+    ),
+    Mutant(
+        "the verification does not read records by other topics' schemas",
+        "lane.of_topic",
+        always("full.removesuffix('_key') == '.'.join(record).removesuffix('_key')"),
+        f"{_REGISTRY}::test_verification_says_what_carries_the_id_of_another_schema",
+    ),
+    Mutant(
+        "arrays are looked at before they are published",
+        "array_checks.check_arrays",
+        never("shifted or depths - {column.type.dimensions}"),
+        "tests/integration/test_arrays.py::test_a_depth_that_was_lost_is_found_before_anything_is_created_and_both_ways_out_work",
     ),
 )

@@ -37,6 +37,7 @@ EXPECTED = {
     errors.RecordError: ErrorAction.RECORD,
     errors.StopRequested: ErrorAction.FINISH,
     errors.StaleBatch: ErrorAction.AGAIN,
+    errors.SchemasLost: ErrorAction.AGAIN,
     errors.TablesChanged: ErrorAction.AGAIN,
     errors.JobDied: ErrorAction.AGAIN,
 }
@@ -66,6 +67,7 @@ def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.Bottle
         errors.Interrupted,
         errors.SlotInUse,
         errors.StaleBatch,
+        errors.SchemasLost,
         errors.TablesChanged,
         errors.JobDied,
     )

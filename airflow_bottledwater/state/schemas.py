@@ -1,0 +1,258 @@
+"""The schema ids that a pipeline's records carry, compared with what the registry says of them: at each start of a job, and regularly
+while a stream runs.
+
+A registry can lose its schemas (it was emptied, its subjects were deleted for good, its URL leads to another one), and goes on to accept
+new ones. Records with an id that it does not know, or that means another schema there, can be read by nobody.
+
+* A value's schema is registered again, and its new id is used from then on. The rows of its table that were published before carry the
+  id that is lost: a live snapshot, recorded together with the new id, publishes them again.
+* A key's id is a part of the key's bytes. With another one each key would be another key, in another partition: a deleted row would stay
+  for ever. So it never changes by itself: unless the registry gives the same id again, a person has to decide.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from airflow_bottledwater.encoding import avro, meaning
+from airflow_bottledwater.errors import DOCS, BottledWaterError, Refused, SchemasLost
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key, table_key
+
+log = logging.getLogger(__name__)
+
+#: seconds between two comparisons of a running stream, and between two questions of one: a registry has other users
+_INTERVAL, _PAUSE = 60.0, 0.1
+#: questions at the same time when a job starts
+_AT_ONCE = 8
+#: the name of this part among the problems of a job
+_PART = "schemas"
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSchema:
+    """A schema whose id the records of a table carry.
+
+    :param oid: the table's.
+    :param number: the id.
+    :param of_key: whether it is that of the keys.
+    """
+
+    oid: int
+    subject: str
+    schema: str
+    number: int
+    of_key: bool
+
+
+def pinned_schemas(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[PinnedSchema]:
+    """The schemas of these tables as they were registered; none with JSON."""
+    if pipeline.output_format != "avro":
+        return []
+    found = []
+    for pinned in tables:
+        subjects = list(avro.subjects(pinned.topic, pinned.table, pipeline.topic_prefix))
+        numbers = (pinned.key_schema, pinned.value_schema)[-len(subjects) :]
+        for (subject, schema), number in zip(subjects, numbers, strict=True):
+            found.append(PinnedSchema(pinned.table.oid, subject, schema, number, subject.endswith("-key")))
+    return found
+
+
+def lost(
+    registry: Registry, wanted: Iterable[PinnedSchema], pause: Callable[[], object] | None = None
+) -> list[PinnedSchema]:
+    """The schemas whose ids the registry does not know, or knows as others.
+
+    :param pause: called before each question; None to ask several at a time.
+    :raises Outage: it does not answer.
+    :raises Refused: it denies access.
+    """
+    wanted = list(wanted)
+    numbers = sorted({each.number for each in wanted})
+    if pause is None:
+        with ThreadPoolExecutor(_AT_ONCE, "schemas") as pool:
+            known = dict(zip(numbers, pool.map(registry.schema, numbers), strict=True))
+    else:
+        known = {}
+        for number in numbers:
+            pause()
+            known[number] = registry.schema(number)
+    return [each for each in wanted if not meaning.same(known[each.number] or "", each.schema)]
+
+
+def key_problems(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[str]:
+    """What is wrong with the ids of these tables' keys, for a check that changes nothing.
+
+    :raises Outage: the registry does not answer.
+    :raises Refused: it denies access.
+    """
+    registry = Registry(pipeline.registry)
+    found = [each for each in lost(registry, pinned_schemas(pipeline, tables)) if each.of_key]
+    return [str(_keys_lost(registry, found, {}))] if found else []
+
+
+def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> frozenset[int]:
+    """Compare the ids in the state with the registry, register again what it has lost, and record it. If the registry cannot be asked, the
+    job goes on with the ids that it has: the registry is not needed to publish with them.
+
+    :returns: the ids that stay lost, those of tables that were dropped.
+    :raises Outage: the registry takes no schemas now.
+    :raises Refused: the id of a key is lost, or a schema is refused.
+    """
+    known, registry = claim.state.tables, Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+    if registry is None or not known:
+        return frozenset()
+    wanted = pinned_schemas(pipeline, known.values())
+    try:
+        missing, subjects = lost(registry, wanted), registry.subjects()
+    except BottledWaterError as error:
+        log.warning("The ids of the schemas could not be compared with the registry: %s", error)
+        return frozenset()
+    present = {table.oid: table for table in catalog.load(connection, list(known), forms=pipeline.forms)}
+    for each in wanted:
+        if each not in missing and each.subject not in subjects and each.oid in present:
+            _register_deleted(registry, each)
+    left = frozenset(each.number for each in missing if each.oid not in present)
+    missing = [each for each in missing if each.oid in present]
+    _restore_keys(registry, [each for each in missing if each.of_key])
+    again: list[PinnedTable] = []
+    for each in missing:
+        if not each.of_key:
+            pinned = _value_again(pipeline, registry, each, known[each.oid], present[each.oid])
+            again += [pinned] if pinned.version != known[each.oid].version else []
+    if again:
+        claim.write({**{table_key(pinned.table.oid): pinned for pinned in again}, **_read_again(again)})
+    return left
+
+
+def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
+    """Register a schema whose subject was deleted although its id is known: it was not deleted for good."""
+    log.warning("Subject %s was deleted from the registry; it is registered again.", each.subject)
+    try:
+        registry.register(each.subject, each.schema)
+    except BottledWaterError as error:
+        log.warning("Readers find the schema by its id only: %s", error)
+
+
+def _value_again(
+    pipeline: Pipeline, registry: Registry, each: PinnedSchema, pinned: PinnedTable, today: Table
+) -> PinnedTable:
+    """The table with the schema of its rows registered again: that of today, since an earlier one need not be compatible with it.
+
+    :raises Outage: the registry takes no schemas now.
+    :raises Refused: it refuses the schema, or the table's key changed.
+    """
+    table = pinned.check_key(today)
+    subject, schema = avro.value_subject(pinned.topic, table, pipeline.topic_prefix)
+    as_before = meaning.same(schema, each.schema)
+    restored = registry.restore(subject, schema, each.number) if as_before else None
+    number = restored or registry.register(subject, schema)
+    log.warning(
+        "The registry had lost schema %d of subject %s; it is registered, with id %d.", each.number, subject, number
+    )
+    return pinned if as_before and number == each.number else replace(pinned, table=table, value_schema=number)
+
+
+def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
+    """The record of the live snapshot that publishes these tables' rows with ids that are known."""
+    for pinned in tables:
+        if not pinned.table.keyed:
+            log.error(
+                "Topic %s has records that nobody can read any more: the registry has lost their schema, and %s has no key, so that its rows "
+                "cannot be published again. Restore the registry from its backup.",
+                pinned.topic, pinned.table.qualified,
+            )  # fmt: skip
+    keyed = tuple(pinned.table.oid for pinned in tables if pinned.table.keyed)
+    return {live_key(uuid.uuid4().hex[:12]): LiveProgress(keyed, owed=True)} if keyed else {}
+
+
+def _restore_keys(registry: Registry, keys: Sequence[PinnedSchema]) -> None:
+    """Register the schemas of keys again if the registry gives them the ids that they had. Otherwise nothing is registered: a person can then
+    still restore the registry.
+
+    :raises Refused: one has got another id, or would get one.
+    """
+    got = {each.subject: registry.restore(each.subject, each.schema, each.number) for each in keys}
+    if others := [each for each in keys if got[each.subject] != each.number]:
+        raise _keys_lost(registry, others, got)
+
+
+def _keys_lost(registry: Registry, keys: Sequence[PinnedSchema], got: Mapping[str, int | None]) -> Refused:
+    named = [
+        f"{each.number} of subject {each.subject!r}"
+        + (f" (registered again, it has id {number})" if (number := got.get(each.subject)) else "")
+        for each in keys[:5]
+    ]
+    more = f", and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return Refused(
+        f"The schema registry at {registry.url} has lost schema ids that keys in topics carry, or they mean other schemas there: "
+        f"{', '.join(named)}{more}. With other ids the same rows would have other keys: deleted rows would stay for ever.",
+        "Check that the URL leads to the registry that the pipeline was made with, or restore that one with its ids (from its backup; in its "
+        "mode IMPORT the schemas are registered with these ids when the job starts). If they are lost for good, take the tables up with the "
+        "ids of today while no job runs: bottledwater snapshot --tables … --new-key. "
+        f"See {DOCS}operations.html#a-registry-that-lost-its-schemas.",
+    )
+
+
+class SchemaWatch:
+    """Compares the ids regularly while a stream runs, in a thread of its own; the first time at once.
+
+    :param tables: the pipeline's, as the stream began.
+    :param problems: is told when the registry cannot be asked.
+    :param left: the ids that stayed lost when the stream began.
+    :param interval: seconds between two comparisons.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tables: Iterable[PinnedTable],
+        problems: Problems,
+        left: frozenset[int] = frozenset(),
+        *,
+        interval: float | None = None,
+    ) -> None:
+        self._wanted = [each for each in pinned_schemas(pipeline, tables) if each.number not in left]
+        self._problems, self._interval = problems, _INTERVAL if interval is None else interval
+        self._ended, self._found = threading.Event(), list[PinnedSchema]()
+        if self._wanted:
+            self._registry = Registry(pipeline.registry)
+            threading.Thread(target=self._run, name="schema watch", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise what the thread has found.
+
+        :raises SchemasLost: the registry has lost ids: the stream is to begin anew, which settles it.
+        """
+        if self._found:
+            shown = ", ".join(f"{each.number} ({each.subject})" for each in self._found[:5])
+            raise SchemasLost(f"The registry does not know these schema ids any more, or as others: {shown}.")
+
+    def close(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            problems = []
+            try:
+                self._found = lost(self._registry, self._wanted, lambda: self._ended.wait(_PAUSE))
+            except BottledWaterError as error:
+                what = f"It cannot be asked whether it still has the schemas of the records: {error.what}"
+                problems = [Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, error.remedy)]
+            if not self._ended.is_set():
+                self._problems.tell(_PART, problems)
+            self._ended.wait(self._interval)

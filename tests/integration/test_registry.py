@@ -1,0 +1,317 @@
+"""A registry that is read-only, that changes its mind, that was emptied, or is another one under the same URL: at the start and while a
+stream runs. Its own answers are real; those that Apicurio has not are a front's."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+from airflow_bottledwater.errors import Outage, PreflightError, RecordError, Refused
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.renew import renew
+from airflow_bottledwater.state import schemas, status, store
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.stream import relations
+from airflow_bottledwater.verify import driver
+from tests.integration.test_evolution import records, says
+from tests.support.registry_front import RegistryFront, fronted, read_only
+from tests.support.scan import scan
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def front(registry: SchemaRegistry) -> Iterator[RegistryFront]:
+    with fronted(registry) as found:
+        yield found
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE t (id int PRIMARY KEY, n numeric(10,2), d date)",
+        "INSERT INTO t VALUES (1, 12.34, '2000-01-01')",
+    )
+
+
+def followed(make_flow: MakeFlow, registry: Any, **settings: Any) -> Flow:
+    """A pipeline whose first row is published."""
+    flow = make_flow(registry, **settings)
+    flow.create()
+    flow.snapshot()
+    return flow
+
+
+def level(flow: Flow, level: str) -> None:
+    """Set the level of compatibility of the table's rows."""
+    assert flow.registry is not None
+    client = SchemaRegistryClient({"url": flow.registry.url})
+    client.set_compatibility(f"{flow.topic('t')}-value", level=level)
+
+
+def state_of(flow: Flow) -> PipelineState:
+    """What the pipeline remembers."""
+    return read_state(flow.pipeline, store.state_topic_name(flow.cluster.database, flow.pipeline.slot))
+
+
+def readable(flow: Flow) -> set[int]:
+    """The rows whose latest records a consumer can read, as the registry is now. Records that are overwritten do not count."""
+    registry, latest, found = Registry(flow.pipeline.registry), dict[bytes, bytes | None](), set[int]()
+    for message in scan(flow.pipeline.kafka, flow.topic("t"), Topics(flow.pipeline.kafka).ends(flow.topic("t"), 1)):
+        latest[message.key()] = message.value()
+    for value in latest.values():
+        if value is not None and (text := registry.schema(int.from_bytes(value[1:5], "big"))) is not None:
+            row = fastavro.schemaless_reader(io.BytesIO(value[5:]), json.loads(text), None)
+            assert isinstance(row, dict)
+            found.add(row["id"])
+    return found
+
+
+# ---------------------------------------------------------------------- what it says of a schema, and of itself
+def test_a_registry_that_is_read_only_is_waited_for_and_no_row_is_a_dead_letter(
+    make_flow: MakeFlow, front: RegistryFront
+) -> None:
+    flow = followed(make_flow, front, on_error="log")
+    front.answer = read_only
+    flow.execute(
+        "INSERT INTO t VALUES (2, 1, NULL)", "ALTER TABLE t ADD x text", "INSERT INTO t VALUES (3, 1, NULL, 'x')"
+    )
+    with flow.streaming() as errors:
+        until(
+            lambda: sum(method == "POST" and path.endswith("/versions") for method, path in front.asked) > 4, "it asks"
+        )
+        assert not errors
+        assert 3 not in records(flow)
+        front.answer = lambda method, path: None
+        until(lambda: 3 in records(flow), "the row is published", failed=errors)
+    assert flow.dead_letters() == []
+    assert says(flow, 3, {"x": "x"})
+
+
+def test_under_exit_it_is_an_outage_that_ends_with_its_time(make_flow: MakeFlow, front: RegistryFront) -> None:
+    flow = followed(make_flow, front, outage_timeout=0.5)
+    front.answer = read_only
+    flow.execute("ALTER TABLE t ADD x text", "INSERT INTO t VALUES (3, 1, NULL, 'x')")
+    with pytest.raises(Outage, match=r"takes no schema for subject .*: Subject is in read-only mode.*READWRITE"):
+        flow.stream()
+    # what is registered already needs nothing of it
+    front.answer = lambda method, path: None
+    flow.stream()
+    front.answer = read_only
+    flow.execute("INSERT INTO t VALUES (4, 1, NULL, 'x')")
+    flow.stream()
+    assert set(records(flow)) == {1, 3, 4}
+
+
+def test_a_refused_schema_is_asked_for_again_while_the_stream_runs(
+    make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relations, "_ASK_AGAIN", 0.2)
+    flow = followed(make_flow, registry, on_error="log")
+    with flow.streaming() as errors:
+        flow.execute("ALTER TABLE t ALTER n TYPE bool USING true", "INSERT INTO t VALUES (2, true, NULL)")
+        until(lambda: len(flow.dead_letters()) == 1, "the dead letter", failed=errors)
+        level(flow, "NONE")
+        until(
+            lambda: flow.execute("INSERT INTO t SELECT max(id) + 1, true FROM t RETURNING id") and len(records(flow)) > 1,
+            "a row is published again", failed=errors, pause=0.3,
+        )  # fmt: skip
+    assert not errors
+    flow.stream()
+    assert len(records(flow)) + len(flow.dead_letters()) == flow.execute("SELECT count(*) FROM t")[0][0]
+
+
+# ---------------------------------------------------------------------- what it accepts, and readers misread
+@pytest.mark.parametrize(
+    ("alter", "told"),
+    [
+        ("n TYPE numeric(12,4)", r"n \(decimal with 4 digits behind the point\) as decimal with 2 digits"),
+        ("d TYPE timestamp", r"d \(date\) as local-timestamp-micros"),
+    ],
+)
+def test_a_change_that_readers_would_misread_is_refused_and_its_ways_out_work(
+    make_flow: MakeFlow, registry: SchemaRegistry, alter: str, told: str
+) -> None:
+    flow = followed(make_flow, registry)
+    column = alter[0]
+    flow.execute(f"ALTER TABLE t ALTER {alter}", "INSERT INTO t VALUES (2, 1.5, '2000-01-02')")
+    with pytest.raises(RecordError, match=told):
+        flow.stream()
+    with pytest.raises(PreflightError, match=f"{told}.*give the column another name"):
+        preflight.run(flow.pipeline)
+    # a person's word for the row that is written under the old name
+    level(flow, "NONE")
+    flow.stream()
+    level(flow, "BACKWARD")
+    flow.execute("INSERT INTO t VALUES (3, 1.5, '2000-01-03')")
+    flow.stream()
+    assert set(records(flow)) == {1, 2, 3}
+    # another change, and under another name at once
+    flow.transaction(f"ALTER TABLE t ALTER {column} TYPE bigint USING 7", f"ALTER TABLE t RENAME {column} TO other")
+    flow.execute("INSERT INTO t (id, other) VALUES (4, 7)")
+    flow.stream()
+    assert says(flow, 4, {"other": 7})
+
+
+def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    """The registry compares with the latest version only."""
+    flow = followed(make_flow, registry)
+    flow.execute("ALTER TABLE t DROP n", "INSERT INTO t VALUES (2)", "ALTER TABLE t ADD n numeric(12,4)")
+    flow.execute("INSERT INTO t (id, n) VALUES (3, 1.5)")
+    with pytest.raises(RecordError, match=r"and version 1, readers would read n"):
+        flow.stream()
+    assert set(records(flow)) == {1, 2}
+
+
+# ---------------------------------------------------------------------- what it has lost
+def ids(flow: Flow) -> tuple[int, int]:
+    """The ids of key and value that the state has for the table."""
+    (pinned,) = state_of(flow).tables.values()
+    return pinned.key_schema, pinned.value_schema
+
+
+def test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_and_rows_are_published_anew(
+    make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "_INTERVAL", 0.2)
+    flow = followed(make_flow, front)
+    key, value = ids(flow)
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO t VALUES (2, 1, NULL)")
+        front.lost = {value}
+        until(lambda: ids(flow)[1] != value, "the new id", failed=errors)
+        flow.execute("INSERT INTO t VALUES (3, 1, NULL)")
+        # with the id that is lost, nobody could read them
+        until(lambda: readable(flow) == {1, 2, 3}, "all rows can be read", failed=errors)
+    assert not errors
+    assert ids(flow)[0] == key
+    flow.stream()
+
+
+def test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back(
+    make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "_INTERVAL", 0.2)
+    flow = followed(make_flow, front)
+    before = ids(flow)
+    said = rf"has lost schema ids that keys in topics carry, .*: {before[0]} of subject '{flow.topic('t')}-key'"
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO t VALUES (2, 1, NULL)")
+        front.lost = set(before)
+        until(lambda: errors, "the stream ends")
+    assert re.search(said, str(errors[0]))
+    for step in (flow.stream, lambda: preflight.run(flow.pipeline)):
+        with pytest.raises((Refused, PreflightError), match=said):
+            step()
+    assert ids(flow) == before
+    front.importing = True
+    flow.execute("DELETE FROM t WHERE id = 1")
+    flow.stream()
+    assert (ids(flow), front.lost) == (before, set())
+    assert readable(flow) == {2}
+
+
+def test_a_registry_that_was_emptied_gets_no_new_schema(make_flow: MakeFlow, front: RegistryFront) -> None:
+    """The ids that it would give may be those of other schemas in the registry that a person restores."""
+    flow = followed(make_flow, front)
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO t VALUES (2, 1, NULL)")
+        front.lost, front.asked = set(ids(flow)), []
+        flow.execute("ALTER TABLE t ADD x text", "INSERT INTO t VALUES (3, 1, NULL, 'x')")
+        until(lambda: errors, "the stream ends")
+    assert "has lost schema ids that keys in topics carry" in str(errors[0])
+    front.lost = set()
+    assert SchemaRegistryClient({"url": front.url}).get_versions(f"{flow.topic('t')}-value") == [1]
+    flow.stream()
+    assert readable(flow) == {1, 2, 3}
+
+
+def test_tables_whose_keys_ids_are_lost_for_good_are_taken_up_with_those_of_today(
+    make_flow: MakeFlow, front: RegistryFront
+) -> None:
+    flow = followed(make_flow, front)
+    flow.execute("INSERT INTO t VALUES (2, 1, NULL)")
+    flow.stream()
+    before = ids(flow)
+    front.lost = set(before)
+    flow.execute("DELETE FROM t WHERE id = 1")
+    with pytest.raises(Refused, match="--new-key"):
+        flow.stream()
+    renew(flow.pipeline, SnapshotRequest(("t",)))
+    flow.stream()
+    assert not {*ids(flow)} & {*before}
+    # the old keys have their tombstones, the new ones their rows
+    assert readable(flow) == {2}
+    latest = dict[bytes, bool]()
+    for message in scan(flow.pipeline.kafka, flow.topic("t"), Topics(flow.pipeline.kafka).ends(flow.topic("t"), 1)):
+        latest[message.key()] = message.value() is not None
+    assert [int.from_bytes(key[1:5], "big") for key, there in latest.items() if there] == [ids(flow)[0]]
+
+
+def test_an_id_that_means_another_schema_is_lost(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = followed(make_flow, registry)
+    (pinned,) = state_of(flow).tables.values()
+    asked = Registry(flow.pipeline.registry)
+    wanted = schemas.pinned_schemas(flow.pipeline, [replace(pinned, key_schema=pinned.value_schema)])
+    assert [each.of_key for each in schemas.lost(asked, wanted)] == [True]
+    assert schemas.lost(asked, schemas.pinned_schemas(flow.pipeline, [pinned])) == []
+
+
+def test_a_subject_that_was_deleted_is_registered_again(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = followed(make_flow, registry)
+    before, subject = ids(flow), f"{flow.topic('t')}-key"
+    SchemaRegistryClient({"url": registry.url}).delete_subject(subject)
+    flow.execute("INSERT INTO t VALUES (2, 1, NULL)")
+    flow.stream()
+    assert ids(flow) == before
+    assert SchemaRegistryClient({"url": registry.url}).get_latest_version(subject).schema_id == before[0]
+
+
+def test_a_registry_that_is_away_at_the_start_is_a_problem_and_not_needed(
+    make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "_INTERVAL", 0.2)
+    flow = followed(make_flow, front)
+    front.answer = lambda method, path: (500, 50001, "Error in the backend data store")
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO t VALUES (2, 1, NULL)")
+
+        def problems() -> list[Any]:
+            job = status.report(flow.pipeline).job
+            return job.problems if job else []
+
+        found = until(problems, "the problem", failed=errors)
+        assert (found[0].kind, "backend data store" in found[0].reason) == ("schemas-unchecked", True)
+        front.answer = lambda method, path: None
+        until(lambda: not problems(), "it is gone", failed=errors)
+    assert not errors
+
+
+def test_verification_says_what_carries_the_id_of_another_schema(make_flow: MakeFlow, front: RegistryFront) -> None:
+    flow = followed(make_flow, front)
+    _, value = ids(flow)
+    theirs = {"type": "record", "name": "other", "fields": [{"name": "id", "type": "int"}]}
+    client = SchemaRegistryClient({"url": front.url})
+    other = client.register_schema(f"{flow.topic('t')}-other", Schema(json.dumps(theirs), "AVRO"))
+    with flow.streaming():
+        # the stream itself would end: it has asked for now, and asks again in a minute
+        until(lambda: ("GET", f"/schemas/ids/{value}") in front.asked, "it asks")
+        front.instead = {value: other}
+        (found,) = driver.run(flow.pipeline, driver.in_threads(flow.pipeline)).tables
+    assert (found.verdict, found.counts) == ("different", {"unreadable": 1})
+    assert f"no schema {value} of this topic's records" in str(found.differences[0])

@@ -42,7 +42,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
         folder = None
     if folder is not None:
         supervise.ask(folder)
-    claim, answered = _request(pipeline, identity, folder, timeout)
+    claim, answered = _request(pipeline, identity, folder, timeout, final)
     if answered:
         if folder is not None:
             supervise.stop(folder)
@@ -58,12 +58,13 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     return False
 
 
-def stop_and_forget(pipeline: Pipeline, identity: Identity) -> None:
+def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = True) -> None:
     """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should it wake up.
 
+    :param final: see :func:`stop`.
     :raises BottledWaterError: see :func:`stop`.
     """
-    if stop(pipeline, identity):
+    if stop(pipeline, identity, final=final):
         job_watch.forget(pipeline, identity)
     else:
         spark_job.forget(identity)
@@ -97,14 +98,16 @@ def end_processes(identity: Identity) -> None:
         )
 
 
-def _request(pipeline: Pipeline, identity: Identity, folder: Path | None, timeout: float) -> tuple[str, bool]:
+def _request(
+    pipeline: Pipeline, identity: Identity, folder: Path | None, timeout: float, final: bool
+) -> tuple[str, bool]:
     """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it is not known), and
     whether it has ended."""
     from airflow_bottledwater.state import jobs
 
     claim = ""
     try:
-        jobs.request_stop(pipeline, identity["id"])
+        jobs.request_stop(pipeline, identity["id"], replace=not final)
         log.info("The job was asked to stop.")
         shared = SharedRecords.acquire(pipeline.kafka)
         try:

@@ -1,7 +1,8 @@
 """Watches a job through its record in Kafka, from any host.
 
 The job writes the record at every heartbeat, and its outcome at the end. It counts as dead when the record has not changed for ten
-heartbeats by this host's clock. Then it may be submitted again: the claim of the next job fences it, should it be alive after all.
+heartbeats by this host's clock, for all of which Kafka has answered; a hundred, if its processes are there on this host. Then it may be
+submitted again: the claim of the next job fences it, should it be alive after all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for the processes of a job on this host to end, once it has reported its end
 _GRACE = 20.0
+#: how many times longer a job may be silent whose processes are there on this host: it may only be slow, or be kept from Kafka
+_ALIVE = 10.0
 #: how many lines of its log belong to a job's end
 _TAIL = 20
 
@@ -117,9 +120,10 @@ class JobWatch:
                 return self._finished(record, record.outcome)
         if self._folder is not None and not supervise.running(self._folder) and supervise.outcome(self._folder):
             return _ended_here(self._folder)  # it could not report it
-        silent = time.monotonic() - max(changed, self._began)
+        silent = time.monotonic() - max(changed, self._began, self._shared.answering)
         if record is not None and record.host:
-            longest = longest_silence(record.heartbeat)
+            here = self._folder is not None and supervise.running(self._folder)
+            longest = longest_silence(record.heartbeat) * (_ALIVE if here else 1.0)
         elif self._folder is not None and not supervise.running(self._folder):
             longest = longest_silence()  # killed before it could report anything
         else:

@@ -98,7 +98,7 @@ class DemoStack:
         self.airflow.stop()
         jobs = self.airflow.folder / "bottledwater"
         for folder in jobs.iterdir() if jobs.is_dir() else ():
-            supervise.stop(folder, timeout=5)
+            supervise.stop(folder, timeout=5, asked=False)
         self.data.stop()
 
     def _prepare_source(self) -> None:

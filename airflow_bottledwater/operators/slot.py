@@ -190,7 +190,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         for owner, identity in job_watch.unfinished(pipeline, live.name_of(pipeline)):
             if (owner.dag_id, owner.run_id) != (ti.dag_id, ti.run_id):
                 continue
-            if tasks.GOES_ON & tasks.known_states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
+            if tasks.known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index) is not tasks.Fate.ENDED:
                 continue  # such as a verification beside the stream
             self.log.warning(
                 "A job of this run is still there, although its task has ended; it is stopped: %s", identity

@@ -239,7 +239,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._identity = known  # should the task be ended meanwhile
         if is_first_try(context["ti"], self.retries):
             self.log.info("The job of the task's earlier life is stopped first.")
-            job_stop.stop_and_forget(pipeline, known)
+            job_stop.stop_and_forget(pipeline, known, final=False)
             self._identity = None
             store.delete(JOB)
             return None

@@ -18,7 +18,7 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import control, store
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control_records import encode, request_key, status_key
+from airflow_bottledwater.state.control_records import REPLACEMENT, REQUEST, TASK, encode, request_key, status_key
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
@@ -78,8 +78,10 @@ def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
     changes: dict[str, dict[str, Any] | None] = {}
     if status is not None and not status.ended:
         last = replace(status, state="stopped", error="", at=time.time())
+        last.stopped_by = REQUEST if why == "stop" else TASK
         if why == "replace":
             last.state, last.error = "failed", "The job does not answer; it was fenced, and is going to be replaced."
+            last.stopped_by = REPLACEMENT
         changes[status_key(name)] = encode(last)
     if why != "replace":
         changes[request_key(name)] = None  # it is answered

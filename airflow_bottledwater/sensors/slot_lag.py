@@ -82,7 +82,7 @@ class ReplicationSlotLagSensor(LookingSensor):
 
         max_lag = self._max_lag()
         ti, task = context["ti"], self.stream_task_id
-        over = task is not None and tasks.OVER & tasks.known_states(ti.dag_id, ti.run_id, task, ti.map_index)
+        over = task is not None and tasks.known_fate(ti.dag_id, ti.run_id, task, ti.map_index) is tasks.Fate.ENDED
         with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
             row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
         event = evaluate(str(self.slot), row, max_lag)

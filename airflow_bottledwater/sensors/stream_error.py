@@ -21,7 +21,7 @@ from airflow_bottledwater.operators.base import (
     number,
 )
 from airflow_bottledwater.sensors.looking import LookingSensor
-from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, evaluate, limit, read
+from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, evaluate, identity, limit, read
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -117,13 +117,18 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         """Check until the stream ends; if deferrable, once here and then in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
+        self._watch()
+        return None
+
+    def _watch(self) -> None:
+        """Look once; then wait in the triggerer, unless that was the verdict."""
         with failing():
             pipeline, cluster = self.pipeline_hook.pipeline(), self._cluster()
             status, _ = read(pipeline, cluster)
             event = self._evaluate(pipeline, status, earlier=ended(status), silent=0.0)
         if event is not None:
             self._conclude(event)
-            return None
+            return
         self.defer(
             trigger=StreamErrorTrigger(
                 cluster=asdict(cluster),
@@ -192,8 +197,19 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         return number("max_silence", self.max_silence) or 0.0, None if letters is None else int(letters)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """Succeed or fail by the trigger's event."""
-        self._conclude(known_event(event))
+        """Succeed or fail by the trigger's event; if it is old news, since another status was reported meanwhile, wait on.
+
+        The event may be days old, if the DAG was paused.
+        """
+        event = known_event(event)
+        if "seen" in event:
+            with failing():
+                status, _ = read(self.pipeline_hook.pipeline(), self._cluster(), now=True)
+            if status is not None and not status.ended and event["seen"] != identity(status):
+                self.log.info("That was seen: %s But a job runs by now.", event.get("message", "the stream's end."))
+                self._watch()
+                return
+        self._conclude(event)
 
     def _conclude(self, event: dict[str, Any]) -> bool:
         if event["status"] == "failed":

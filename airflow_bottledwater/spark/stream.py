@@ -130,7 +130,7 @@ def _watch(
 
     :raises Outage: no executor is left.
     """
-    from airflow_bottledwater.state import control
+    from airflow_bottledwater.state import control, jobs
 
     asked = 0.0
     presence = executors.Presence(context, pipeline)
@@ -144,7 +144,11 @@ def _watch(
             try:
                 signalled = interruption(stopped)
                 control.request_stop_of(
-                    pipeline, start.cluster, start.job, interrupted=signalled.signum if signalled else 0
+                    pipeline,
+                    start.cluster,
+                    start.job,
+                    interrupted=signalled.signum if signalled else 0,
+                    by=jobs.stopped_by(),
                 )
             except BottledWaterError as error:
                 log.warning("The task could not be asked to stop: %s", error)

@@ -229,9 +229,14 @@ def ask(run_directory: Path) -> None:
             log.warning("That the job is to stop cannot be recorded in %s: %s", run_directory, error)
 
 
-def interrupt(run_directory: Path) -> bool:
-    """Ask the job to end in order, by a signal; returns at once whether any process of it runs."""
-    ask(run_directory)
+def interrupt(run_directory: Path, *, asked: bool = True) -> bool:
+    """Let the job end in order, by a signal; returns at once whether any process of it runs.
+
+    :param asked: whether the job is asked to stop; otherwise the signal means what that of a host means that shuts down: the job is to be
+        started again.
+    """
+    if asked:
+        ask(run_directory)
     me = records.read(run_directory, Supervisor)
     if me is None or not running(run_directory):
         return False
@@ -243,10 +248,13 @@ def interrupt(run_directory: Path) -> bool:
     return True
 
 
-def stop(run_directory: Path, *, timeout: float = GRACE + 10) -> bool:
-    """Ask the job to end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run."""
+def stop(run_directory: Path, *, timeout: float = GRACE + 10, asked: bool = True) -> bool:
+    """Let the job end in order, and kill it after ``timeout`` seconds; returns False if processes of it still run.
+
+    :param asked: see :func:`interrupt`.
+    """
     me = records.read(run_directory, Supervisor)
-    if interrupt(run_directory) and me is not None:
+    if interrupt(run_directory, asked=asked) and me is not None:
         deadline = time.monotonic() + timeout
         while running(run_directory) and time.monotonic() < deadline:
             time.sleep(0.1)

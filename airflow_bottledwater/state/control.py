@@ -14,9 +14,11 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import jobs, store
 from airflow_bottledwater.state.control_records import (
+    REQUEST,
     StatusRecord,
+    StoppedBy,
     StopRequest,
     decode,
     encode,
@@ -77,6 +79,7 @@ class Controller(Reporter):
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
         self._job, self._obeys, self._replaced = job, False, False
+        self._by: StoppedBy = ""
 
     def finish(self, result: str, error: BaseException | None = None, *, permanent: bool = False) -> None:
         """End the thread and write the job's last status; a failure to write it is only logged.
@@ -87,6 +90,8 @@ class Controller(Reporter):
         self.status.state = result
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent
+        if result == "stopped":
+            self.status.stopped_by = self._by or jobs.stopped_by()
         self._finish()
 
     def abandon(self) -> None:
@@ -142,6 +147,8 @@ class Controller(Reporter):
             log.info("Asked to stop%s.", " for good" if request.retire else "")
         # what was requested before a signal from outside is still requested
         self.interrupted = request.interrupted if not self._obeys or self.interrupted else 0
+        # what the pipeline was asked for outlasts this job, and its replacement
+        self._by = request.by if request.by and self._by != REQUEST else REQUEST
         self.status.retired = self.status.retired or request.retire
         self._obeys = True
         self.stopped.set()
@@ -164,7 +171,7 @@ def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
     """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is written: no job runs,
-    and none continues it.
+    and none continues it. That the pipeline is not to run is recorded in any case.
 
     :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
     :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job is asked.
@@ -177,21 +184,25 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     if not status.over:
         request = StopRequest(status.job.epoch, retire, at=time.time())
         store.write_control(pipeline.kafka, {request_key(name): encode(request)})
-    if retire and status.ended:
-        store.write_control(pipeline.kafka, {status_key(name): encode(replace(status, retired=True))})
+    if status.ended and (status.wanted or retire):
+        unwanted = replace(status, retired=status.retired or retire, stopped_by=REQUEST)
+        store.write_control(pipeline.kafka, {status_key(name): encode(unwanted)})
     return status
 
 
-def request_stop_of(pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0) -> None:
+def request_stop_of(
+    pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0, by: StoppedBy = ""
+) -> None:
     """Ask one job to stop, whether or not it has reported yet; the request does not hold for the one that continues it.
 
     :param interrupted: the number of a signal from outside the pipeline that is passed on; 0 if a stop was requested.
+    :param by: who has stopped the job, see :class:`StatusRecord`.
     :raises Outage: Kafka does not take the request.
     """
     name = cluster.pipeline(pipeline.slot)
     asked = decode(StopRequest, store.read_control(pipeline.kafka).get(request_key(name)))
     if asked is None or asked.at is None:  # what somebody has asked for holds longer, and is not overwritten
-        request = StopRequest(job.epoch, interrupted=interrupted)
+        request = StopRequest(job.epoch, interrupted=interrupted, by=by)
         store.write_control(pipeline.kafka, {request_key(name): encode(request)})
 
 
@@ -212,7 +223,8 @@ def answer_stop(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[boo
         return False, status
     changes: store.RawRecords = {}
     if status.ended:
-        last = replace(status, state="stopped", error="", retired=status.retired or request.retire, at=time.time())
+        retired = status.retired or request.retire
+        last = replace(status, state="stopped", error="", retired=retired, stopped_by=REQUEST, at=time.time())
         changes[status_key(name)] = encode(last)
     store.write_control(pipeline.kafka, {**changes, request_key(name): None})
     return True, status

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,11 @@ SNAPSHOT = "snapshot"
 REPORTED = frozenset({SNAPSHOT, "stream"})
 #: the last states of a job that ended in order, and of one that did not
 _IN_ORDER, _FAILED = frozenset({"stopped", "finished"}), "failed"
+#: who has stopped a job: see :class:`StatusRecord`
+REQUEST: Final = "request"
+TASK: Final = "task"
+REPLACEMENT: Final = "replacement"
+StoppedBy = Literal["", "request", "task", "replacement"]
 #: the last states of a live snapshot
 SNAPSHOT_ENDS = frozenset({"finished", "cancelled", "failed"})
 #: how many heartbeats a living job may miss, and the seconds that it has in any case
@@ -93,6 +98,8 @@ class StatusRecord:
     :param job: the job that reports it.
     :param permanent: whether it failed for good; otherwise the same job may be submitted again.
     :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
+    :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run; :data:`TASK`, its task in
+        Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty if nobody has.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
     :param heartbeat: seconds after which the job writes its status again.
     :param at: seconds since 1970, by the clock of the job's host.
@@ -109,8 +116,14 @@ class StatusRecord:
     error: str = ""
     permanent: bool = False
     retired: bool = False
+    stopped_by: StoppedBy = ""
     at: float = 0.0
     heartbeat: float = 2.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the pipeline is meant to run: it was neither asked to stop nor retired."""
+        return not self.retired and self.stopped_by != REQUEST
 
     @property
     def ended(self) -> bool:
@@ -133,6 +146,8 @@ class StatusRecord:
         a transient reason."""
         if self.state == "finished":
             return self.job.kind != SNAPSHOT
+        if self.stopped_by == REPLACEMENT:
+            return False
         return self.ended_in_order or (self.failed and self.permanent)
 
 
@@ -199,10 +214,12 @@ class JobStop:
     :param at: seconds since 1970.
     :param pipeline: the name of the pipeline that is to stop, with all its jobs; one of another pipeline does not obey. Empty if this job
         alone is meant.
+    :param replace: whether another job is about to take its place.
     """
 
     at: float = 0.0
     pipeline: str = ""
+    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +230,7 @@ class StopRequest:
     :param epoch: the epoch of the job that is asked.
     :param retire: whether the pipeline is to stop for good.
     :param interrupted: the number of a signal from outside the pipeline that the request passes on; 0 if a stop was requested.
+    :param by: who has stopped the job, if a driver passes this on to its worker; empty if the pipeline is asked.
     :param at: seconds since 1970; without it, the request holds only for the job that it names.
     """
 
@@ -220,6 +238,7 @@ class StopRequest:
     epoch: int
     retire: bool = False
     interrupted: int = 0
+    by: StoppedBy = ""
     at: float | None = None
 
 

@@ -23,10 +23,14 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
     JOBS,
+    REPLACEMENT,
+    REQUEST,
     STOPS,
+    TASK,
     JobRecord,
     JobStop,
     Owner,
+    StoppedBy,
     decode,
     encode,
     job_key,
@@ -90,6 +94,8 @@ class JobReporter(Reporter):
         self.record = JobRecord(kind, pipeline.slot)
         self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
         self.record.heartbeat = pipeline.heartbeat_interval
+        #: who has stopped the job, once it was asked to
+        self.stopped_by: StoppedBy = ""
 
     def start(self) -> None:
         """Start the thread."""
@@ -142,6 +148,7 @@ class JobReporter(Reporter):
         if self._to_stop in ("", self.record.pipeline):
             log.info("Asked to stop.")
             self.record.asked = not self._to_stop
+            self.stopped_by = REQUEST if self._to_stop else REPLACEMENT if request.replace else TASK
             self._stop()
 
     def _write(self, wait: float) -> None:
@@ -180,6 +187,11 @@ def claimed(job: Job) -> None:
 def last_claim() -> str:
     """The id of the last claim of this process, if it is a job that has made one; else empty."""
     return "" if _reporting is None else _reporting.record.claim
+
+
+def stopped_by() -> StoppedBy:
+    """Who has stopped this process, if it is a job that was asked to stop; a signal that belongs to a request comes before it is heard."""
+    return (_reporting.stopped_by if _reporting is not None else "") or TASK
 
 
 def application() -> str:
@@ -224,12 +236,13 @@ def report_end(
         store.write_control(pipeline.kafka, {job_key(job_id): encode(before)})
 
 
-def request_stop(pipeline: Pipeline, job_id: str) -> None:
+def request_stop(pipeline: Pipeline, job_id: str, *, replace: bool = False) -> None:
     """Ask a submitted job to stop, whether it runs already or not yet.
 
+    :param replace: whether another job is about to take its place.
     :raises Outage: Kafka does not take it.
     """
-    store.write_control(pipeline.kafka, {stop_key(job_id): encode(JobStop(time.time()))})
+    store.write_control(pipeline.kafka, {stop_key(job_id): encode(JobStop(time.time(), replace=replace))})
 
 
 def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:

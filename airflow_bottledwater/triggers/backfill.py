@@ -98,12 +98,13 @@ class BackfillTrigger(PipelineTrigger):
         if self.owed:
             return
         looking = asyncio.create_task(self.pipeline_at_end())
-        if await tasks.goes_on(self.task_instance):
-            looking.cancel()
-            return
-        if (pipeline := await looking) is None:
-            return
-        try:
-            await asyncio.to_thread(backfill.cancel, pipeline, self.name, self.request_id)
-        except BottledWaterError as error:
-            log.warning("The live snapshot could not be cancelled: %s", error)
+
+        async def end(_: tasks.Fate) -> None:
+            if (pipeline := await looking) is None:
+                return
+            try:
+                await asyncio.to_thread(backfill.cancel, pipeline, self.name, self.request_id)
+            except BottledWaterError as error:
+                log.warning("The live snapshot could not be cancelled: %s", error)
+
+        await tasks.settle(self.task_instance, "the live snapshot", end)

@@ -18,7 +18,7 @@ from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
-from airflow_bottledwater.triggers.watching import SETTLED, Watching
+from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, SETTLED, Watching
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +50,14 @@ class PauseTrigger(BaseTrigger):
         yield TriggerEvent({"status": "over"})
 
 
-def _end(pipeline: Pipeline | None, identity: Identity) -> None:
-    """Stop a job, or end only its processes if its pipeline is not known, and remove its folder."""
+def _end(pipeline: Pipeline | None, identity: Identity, replace: bool) -> None:
+    """Stop a job, or end only its processes if its pipeline is not known, and remove its folder.
+
+    :param replace: whether the task is going to submit another one.
+    """
     try:
         if pipeline is not None:
-            job_stop.stop(pipeline, identity, timeout=_STOP_SECONDS)
+            job_stop.stop(pipeline, identity, timeout=_STOP_SECONDS, final=not replace)
         else:
             job_stop.end_processes(identity)
     except BottledWaterError as error:
@@ -72,7 +75,7 @@ class JobTrigger(PipelineTrigger):
     :param kafka_conn_id: the pipeline's connection of type Apache Kafka.
     :param schema_registry_conn_id: the pipeline's connection of type Schema Registry.
     :param settings: the pipeline's other settings; no secrets.
-    :param poll_interval: seconds between two checks.
+    :param poll_interval: seconds between two checks, at most ten.
     :param start_timeout: seconds in which the job has to report for the first time.
     :param deadline: when the job is to be stopped, in seconds since 1970; None: never.
     """
@@ -131,7 +134,7 @@ class JobTrigger(PipelineTrigger):
                 if self.deadline is not None and time.time() > self.deadline:
                     yield TriggerEvent({"status": "timeout", "identity": self.identity})
                     return
-                await asyncio.sleep(self.poll_interval)
+                await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
 
     async def _begin(self) -> JobWatch:
         """Begin to watch.
@@ -148,13 +151,12 @@ class JobTrigger(PipelineTrigger):
         )
 
     async def on_kill(self) -> None:
-        """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run."""
+        """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run; only then."""
         looking = asyncio.create_task(self.pipeline_at_end())
-        if await tasks.goes_on(self.task_instance):
-            looking.cancel()
-            log.info("The trigger was given to another triggerer, or the task is resumed: the job goes on.")
-            return
-        log.info("The task was ended by a user: the job is stopped, its slot is kept.")
-        pipeline = await looking
-        # one call in a thread, which goes on should Airflow cancel this coroutine, too
-        await asyncio.get_running_loop().run_in_executor(STOPPING, _end, pipeline, self.identity)
+
+        async def end(fate: tasks.Fate) -> None:
+            pipeline, replace = await looking, fate is tasks.Fate.CLEARED
+            # one call in a thread, which goes on should Airflow cancel this coroutine, too
+            await asyncio.get_running_loop().run_in_executor(STOPPING, _end, pipeline, self.identity, replace)
+
+        await tasks.settle(self.task_instance, "the job", end)

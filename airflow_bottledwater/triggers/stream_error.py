@@ -18,17 +18,29 @@ from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import problems
-from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import (
+    REPLACEMENT,
+    TASK,
+    StatusRecord,
+    decode,
+    longest_silence,
+    status_key,
+)
 from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.job import STOPPING
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
-from airflow_bottledwater.triggers.watching import Watching
+from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, Watching
 
 log = logging.getLogger(__name__)
 
 #: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its first report,
 #: and one that failed for a transient reason is submitted again after a pause
 _HEARTBEATS, _OUTAGES = 10, 2
+#: seconds for which nobody continues a job that was stopped with its task, before that counts as the stream's end: a task that was cleared
+#: submits another one
+_CONTINUED = 60.0
+#: seconds between two lines in the log about a stream of which nothing but its position and its counters has changed
+_TELL = 600.0
 #: seconds between two looks for jobs whose task has ended
 _ORPHANS = 60.0
 
@@ -51,8 +63,8 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """The event for a status; None if there is nothing to report yet, so that it has to be fetched again.
 
-    A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an earlier job.
-    Both count when nothing else was reported for a while.
+    A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an earlier job, or of
+    one that was stopped with its task or to be replaced. They count when nothing else was reported for a while.
 
     :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are not used.
     :param longest: seconds that a silence may last.
@@ -88,7 +100,29 @@ def evaluate(
         if not status.permanent and not late:
             return None
         return {**_failed(status.error, status.position), "permanent": status.permanent}
+    if status.stopped_by == REPLACEMENT:
+        if not late:
+            return None
+        return _failed(
+            f"A job was stopped to be replaced, and no other has reported for {silent:.0f} s.", status.position
+        )
+    if status.stopped_by == TASK and silent < min(_CONTINUED, longest):
+        return None
     return {"status": "ok", "position": status.position, "counters": status.counters}
+
+
+def identity(status: StatusRecord | None) -> list[Any] | None:
+    """What tells a status from a later one."""
+    return None if status is None else [status.job.id, status.state, status.at]
+
+
+def sight(status: StatusRecord) -> str:
+    """What a status says, without what changes all the time."""
+    job = status.job
+    stopped = f" (stopped by: {status.stopped_by})" if status.stopped_by else ""
+    error = f" {status.error}" if status.error else ""
+    found = f" {problems.summary(status.problems)}" if status.problems else ""
+    return f"{job.kind} job {job.id[:8]}, epoch {job.epoch} on {job.host}: {status.state}{stopped}.{error}{found}"
 
 
 def _failed(message: str, position: str = "") -> dict[str, Any]:
@@ -109,6 +143,7 @@ class Watch:
         self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
         self._longest = limit(pipeline, max_silence)
+        self._told: tuple[str, float] = ("", 0.0)
         self._began = time.monotonic()
         self._fetching = threading.Lock()
 
@@ -130,13 +165,27 @@ class Watch:
 
     def _evaluate(self, *, now: bool) -> dict[str, Any] | None:
         found, changed = self._records.get(status_key(self._name), now=now)
-        return evaluate(
-            decode(StatusRecord, found),
-            silent=time.monotonic() - max(changed, self._began),
+        status = decode(StatusRecord, found)
+        silent = time.monotonic() - max(changed, self._began, self._records.answering)
+        self._tell(status, silent)
+        event = evaluate(
+            status,
+            silent=silent,
             longest=self._longest,
             earlier=self._earlier,
             max_dead_letters=self._max_dead_letters,
         )
+        return None if event is None else {**event, "seen": identity(status)}
+
+    def _tell(self, status: StatusRecord | None, silent: float) -> None:
+        """Say what is seen, at each change, and from time to time."""
+        line = "No job has ever reported." if status is None else sight(status)
+        late = status is not None and not status.ended and silent > longest_silence(status.heartbeat)
+        kind = f"{line}{late}"
+        if kind != self._told[0] or time.monotonic() - self._told[1] >= _TELL:
+            self._told = kind, time.monotonic()
+            numbers = "" if status is None else f" Position {status.position or 'none yet'}; {status.counters}."
+            log.info("%s%s%s", line, numbers, f" It has not reported for {silent:.0f} s." if late else "")
 
     def close(self) -> None:
         """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
@@ -216,7 +265,7 @@ class StreamErrorTrigger(PipelineTrigger):
         looked = -_ORPHANS
         async with Watching(self._begin, "The stream's status") as watching:
             while True:
-                await asyncio.sleep(self.poll_interval)
+                await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
                 if self._known is not None and time.monotonic() - looked >= _ORPHANS:
                     looked = time.monotonic()
                     await self._stop_orphans()

@@ -191,6 +191,25 @@ def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob
     assert end.outcome.ok and end.outcome.stopped and not end.asked
 
 
+@pytest.mark.parametrize("by", ["request", "task", "replacement"])
+def test_a_job_reports_who_has_stopped_it(flow: Flow, make: MakeJob, by: str) -> None:
+    """Only a request to the pipeline means that it is not to run."""
+    job = make()
+    job.streams()
+    if by == "request":
+        _stop(flow)
+    else:
+        assert job_stop.stop(flow.pipeline, job.identity, final=by == "task")
+    job.end()
+    found = status.report(flow.pipeline).job
+    assert found is not None and (found.state, found.stopped_by) == ("stopped", by)
+    assert (found.wanted, found.over) == (by != "request", by != "replacement")
+    # a person decides about a pipeline whose job has ended, too
+    _stop(flow)
+    found = status.report(flow.pipeline).job
+    assert found is not None and not found.wanted
+
+
 def test_a_job_that_was_killed_falls_silent(flow: Flow, make: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 2.0)
     job = make()

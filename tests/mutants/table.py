@@ -1088,8 +1088,8 @@ MUTANTS = (
     ),
     Mutant(
         "a trigger that moves to another triggerer stops nothing",
-        "JobTrigger.on_kill",
-        never("await tasks.goes_on(self.task_instance)"),
+        "tasks._settle",
+        swap("found is Fate.GOES_ON", "found is Fate.GOES_ON and not await end(found)"),
         "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
     ),
     Mutant(
@@ -1165,7 +1165,7 @@ MUTANTS = (
     Mutant(
         "a silence is that of the watch",
         "Watch._evaluate",
-        swap("max(changed, self._began)", "changed"),
+        swap("max(changed, self._began, self._records.answering)", "changed"),
         "tests/unit/triggers/test_triggers.py::test_a_stream_is_silent_by_the_watchers_own_clock",
     ),
     Mutant(
@@ -1189,8 +1189,62 @@ MUTANTS = (
     Mutant(
         "a job counts as dead by the reader's clock",
         "JobWatch._look",
-        swap("time.monotonic() - max(changed, self._began)", "time.time() - (record.at if record else 0.0)"),
+        swap(
+            "time.monotonic() - max(changed, self._began, self._shared.answering)",
+            "time.time() - (record.at if record else 0.0)",
+        ),
         f"{_WATCH}::test_a_job_is_dead_by_the_readers_clock",
+    ),
+    Mutant(
+        "a silence of a job counts only while Kafka has answered for all of it",
+        "JobWatch._look",
+        swap("max(changed, self._began, self._shared.answering)", "max(changed, self._began)"),
+        f"{_WATCH}::test_a_silence_counts_only_while_kafka_has_answered",
+    ),
+    Mutant(
+        "a job whose processes are on this host is not lost so soon",
+        "JobWatch._look",
+        swap("_ALIVE if here else 1.0", "1.0"),
+        f"{_WATCH}::test_a_job_whose_processes_are_here_is_not_lost_so_soon",
+    ),
+    Mutant(
+        "that nobody has looked is no answer of Kafka",
+        "SharedRecords._answers",
+        swap("now - self._answered > _GAP", "self._answered < 0"),
+        "tests/unit/triggers/test_triggers.py::test_kafka_answers_from_its_first_answer_after_a_failure_or_a_gap",
+    ),
+    Mutant(
+        "a task without a row was not ended by a user",
+        "fate_of",
+        swap("return Fate.GONE", "return Fate.ENDED"),
+        "tests/unit/triggers/test_triggers.py::test_only_when_the_task_was_ended_the_job_is",
+    ),
+    Mutant(
+        "an Airflow that does not answer has not ended a task",
+        "tasks.fate",
+        swap(
+            "log.warning('Airflow does not say whether the task was ended (%s).', type(error).__name__)\nreturn Fate.UNKNOWN",
+            "return Fate.ENDED",
+        ),
+        "tests/unit/triggers/test_triggers.py::test_a_job_goes_on_if_airflow_never_says_that_its_task_was_ended",
+    ),
+    Mutant(
+        "a stop that replaces is not an end",
+        "stream_error.evaluate",
+        never("status.stopped_by == REPLACEMENT"),
+        "tests/unit/triggers/test_triggers.py::test_what_a_streams_status_means",
+    ),
+    Mutant(
+        "a job says whether another one is about to take its place",
+        "JobReporter._hear_now",
+        swap("REPLACEMENT if request.replace else TASK", "TASK"),
+        f"{_STOPPING}::test_a_job_reports_who_has_stopped_it",
+    ),
+    Mutant(
+        "old news of a trigger end no watch",
+        "StreamErrorSensor.execute_complete",
+        never("status is not None and not status.ended and event['seen'] != identity(status)"),
+        "tests/unit/sensors/test_sensors.py::test_old_news_of_the_trigger_end_no_watch",
     ),
     Mutant(
         "an outage of Kafka is not a job's silence",

@@ -25,7 +25,7 @@ def test_a_job_that_kafka_does_not_know_may_wait_in_its_cluster(
     done: list[Any] = []
     shared = SimpleNamespace(get=lambda key: (None, 0.0), release=lambda: None)
     monkeypatch.setattr(SharedRecords, "acquire", lambda kafka: shared)
-    monkeypatch.setattr(jobs, "request_stop", lambda pipeline, job_id: done.append("asked"))
+    monkeypatch.setattr(jobs, "request_stop", lambda pipeline, job_id, replace: done.append("asked"))
     monkeypatch.setattr(jobs, "report_end", lambda *_: done.append("reported"))
     monkeypatch.setattr(provision, "holds", lambda pipeline, claim: False)
     monkeypatch.setattr(provision, "fence", lambda pipeline, claim, why: "")

@@ -149,3 +149,30 @@ def test_while_kafka_does_not_answer_what_is_seen_here_counts(world: World, tmp_
     world.away, world.record = False, running()
     found = watch.fetch()
     assert found is not None and found.outcome == Outcome(ok=True, counts={"position": "0/5"})
+
+
+def test_a_silence_counts_only_while_kafka_has_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared reader has seen nothing while the broker was away, and other watches have heard of it."""
+    world.record = running()
+    watch = watching()
+    world.now += 100
+    monkeypatch.setattr(watch._shared, "answering", world.now - 30)
+    assert watch.fetch() is None
+    world.now += 1
+    assert watch.fetch() is not None
+
+
+def test_a_job_whose_processes_are_here_is_not_lost_so_soon(world: World, tmp_path: Path) -> None:
+    here: Any = {**IDENTITY, "host": socket.gethostname(), "folder": str(tmp_path)}
+    supervise.start(tmp_path, ["sleep", "100"], dict(os.environ))
+    try:
+        world.record = running(host=socket.gethostname())
+        watch = watching(identity=here)
+        world.now += 299
+        assert watch.fetch() is None
+        # it hangs
+        world.now += 2
+        found = watch.fetch()
+        assert found is not None and found.lost
+    finally:
+        supervise.stop(tmp_path, timeout=0.1)

@@ -603,7 +603,7 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(SharedRecords, "all", lambda self: {job_key(k): encode(v) for k, v in jobs.items()})
     monkeypatch.setattr(
-        job_stop, "stop", lambda pipeline, identity: not done.append(f"stop {identity['id']} {identity['folder']}")
+        job_stop, "stop", lambda pipeline, identity, **_: not done.append(f"stop {identity['id']} {identity['folder']}")
     )
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.provision.drop.drop", lambda pipeline, when: done.append("drop"))

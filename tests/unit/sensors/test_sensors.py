@@ -262,3 +262,27 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
     context["ti"].try_number = 2
     assert not look(told(at=7.0), 10)
     assert look(told("stopped", at=8.0), 10)
+
+
+@pytest.mark.parametrize("status", ["failed", "ok"])
+def test_old_news_of_the_trigger_end_no_watch(looks: list[Any], status: str) -> None:
+    """A DAG was paused while its trigger fired; meanwhile the stream was started again."""
+    event = {
+        "status": status,
+        "message": "has not reported",
+        "position": "",
+        "counters": {},
+        "seen": ["j0", "failed", 4.0],
+    }
+    looks.extend([told(), told()])
+    with pytest.raises(TaskDeferred) as raised:
+        error_sensor().execute_complete(CONTEXT, event)
+    assert isinstance(raised.value.trigger, stream_error.StreamErrorTrigger)
+    # what is still so is the verdict
+    same = {**event, "seen": ["j1", "streaming", 5.0]}
+    looks.append(told())
+    if status == "ok":
+        error_sensor().execute_complete(CONTEXT, same)
+        return
+    with pytest.raises(AirflowFailException, match="has not reported"):
+        error_sensor().execute_complete(CONTEXT, same)

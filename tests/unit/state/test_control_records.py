@@ -12,6 +12,7 @@ from airflow_bottledwater.state.control_records import (
     ControlRecord,
     OwnerRecord,
     StatusRecord,
+    StoppedBy,
     StopRequest,
     decode,
     encode,
@@ -28,9 +29,9 @@ STATUS = {
     "state": "streaming", "job": JOB, "slot": "orders", "on_error": "exit",
     "position": "00000000016B3748/0000000C", "counters": {"published": 7, "dead_letters": 0},
     "progress": {"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]}, "problems": [], "error": "", "permanent": False, "retired": False,
-    "at": 1700000001.25, "heartbeat": 2.0,
+    "stopped_by": "", "at": 1700000001.25, "heartbeat": 2.0,
 }  # fmt: skip
-REQUEST = {"command": "stop", "epoch": 3, "retire": True, "interrupted": 0, "at": 1700000002.5}
+REQUEST = {"command": "stop", "epoch": 3, "retire": True, "interrupted": 0, "by": "", "at": 1700000002.5}
 OWNER = {"pipeline": "7301/shop/orders", "at": 1700000003.0}
 
 RECORDS: list[tuple[dict[str, Any], ControlRecord]] = [
@@ -67,7 +68,7 @@ def test_a_field_that_is_not_known_is_left_out(raw: dict[str, Any], record: Cont
 def test_what_is_missing_has_its_default() -> None:
     assert decode(StatusRecord, {"state": "starting", "job": JOB}) == StatusRecord("starting", Job(**JOB))  # type: ignore[arg-type]
     assert decode(StopRequest, {"epoch": 6}) == StopRequest(6, retire=False, interrupted=0, at=None)
-    assert encode(StopRequest(6)) == {"command": "stop", "epoch": 6, "retire": False, "interrupted": 0}
+    assert encode(StopRequest(6)) == {"command": "stop", "epoch": 6, "retire": False, "interrupted": 0, "by": ""}
     assert decode(OwnerRecord, {"pipeline": "p"}) == OwnerRecord("p")
 
 
@@ -121,3 +122,21 @@ def test_keys() -> None:
     assert owner_key("shop.a", "1/d/s") == "owner/shop.a/1/d/s"
     assert owner_key("shop.a", "1/d/s").startswith(owners_prefix("shop.a"))
     assert not owner_key("shop.ab", "1/d/s").startswith(owners_prefix("shop.a"))
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "retired", "over", "wanted"),
+    [
+        ("", False, True, True),
+        # nobody has asked the pipeline to stop
+        ("task", False, True, True),
+        ("replacement", False, False, True),
+        ("request", False, True, False),
+        ("task", True, True, False),
+    ],
+)
+def test_who_has_stopped_a_job_says_whether_another_one_follows_and_is_wanted(
+    stopped_by: StoppedBy, retired: bool, over: bool, wanted: bool
+) -> None:
+    found = StatusRecord("stopped", Job(**JOB), stopped_by=stopped_by, retired=retired)  # type: ignore[arg-type]
+    assert (found.over, found.wanted) == (over, wanted)

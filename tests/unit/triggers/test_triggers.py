@@ -182,10 +182,38 @@ def test_a_trigger_waits_for_a_connection_and_fails_without_one(
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done to the job."""
     made: list[str] = []
-    monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, timeout: made.append(f"stop {pipeline.slot}"))
+    monkeypatch.setattr(
+        job_stop,
+        "stop",
+        lambda pipeline, identity, timeout, final: made.append(f"{'stop' if final else 'replace'} {pipeline.slot}"),
+    )
     monkeypatch.setattr(job_stop, "end_processes", lambda identity: made.append("end processes"))
     monkeypatch.setattr(spark_job, "forget", lambda identity: made.append("forget"))
     return made
+
+
+def of_a_task(trigger: JobTrigger) -> JobTrigger:
+    trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
+    return trigger
+
+
+def airflow_says(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[dict[str, Any]]:
+    """What Airflow says of the task, in turn: its state (the last one for ever), an error, or ``()`` if it has no row of it.
+
+    :returns: what it was asked.
+    """
+    asked: list[dict[str, Any]] = []
+    left = list(answers)
+
+    def states(**arguments: Any) -> Any:
+        asked.append(arguments)
+        state = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(state, Exception):
+            raise state
+        return {} if state == () else {"r": {"stream": state}}
+
+    monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    return asked
 
 
 @pytest.mark.usefixtures("connections")
@@ -196,37 +224,66 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(
         raise Outage("PostgreSQL cannot be reached")
 
     monkeypatch.setattr(job_stop, "stop", away)
-    asyncio.run(watching().on_kill())
-    asyncio.run(watching(postgres_conn_id="nowhere").on_kill())
+    airflow_says(monkeypatch, "failed")
+    asyncio.run(of_a_task(watching()).on_kill())
+    asyncio.run(of_a_task(watching(postgres_conn_id="nowhere")).on_kill())
     assert done == ["end processes", "forget"] * 2
 
 
 @pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize(
-    ("state", "stops"),
+    ("state", "does"),
     [
-        *((state, False) for state in ("deferred", "scheduled", "queued", "running", "restarting", "up_for_retry")),
-        *((state, True) for state in ("failed", "success", "skipped", "upstream_failed", "removed", None, OSError())),
+        *((state, []) for state in ("deferred", "scheduled", "queued", "running", "restarting", "up_for_retry")),
+        *(
+            (state, ["stop orders", "forget"])
+            for state in ("failed", "success", "skipped", "upstream_failed", "removed")
+        ),
+        # cleared: its next try submits another job
+        (None, ["replace orders", "forget"]),
+        # its row is gone, which was no user's decision: airflow db clean
+        ((), []),
     ],
 )
 def test_only_when_the_task_was_ended_the_job_is(
-    monkeypatch: pytest.MonkeyPatch, done: list[str], state: Any, stops: bool
+    monkeypatch: pytest.MonkeyPatch, done: list[str], state: Any, does: list[str]
 ) -> None:
-    """Airflow cancels a trigger in the same way when it gives it to another triggerer, and when it resumes the task or tries it again."""
-    asked: list[dict[str, Any]] = []
-
-    def states(**arguments: Any) -> Any:
-        asked.append(arguments)
-        if isinstance(state, Exception):
-            raise state
-        return {"r": {"stream": state}}
-
-    monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    trigger = watching()
-    trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
-    asyncio.run(trigger.on_kill())
-    assert done == (["stop orders", "forget"] if stops else [])
+    """Airflow cancels a trigger in the same way when it gives it to another triggerer, when it resumes the task or tries it again, and when
+    the task's row was removed."""
+    asked = airflow_says(monkeypatch, state)
+    asyncio.run(of_a_task(watching()).on_kill())
+    assert done == does
     assert asked == [{"dag_id": "d", "task_ids": ["stream"], "run_ids": ["r"], "map_index": -1}]
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(("at_last", "does"), [("failed", ["stop orders", "forget"]), ("deferred", []), ((), [])])
+def test_an_airflow_that_does_not_answer_is_asked_until_it_does(
+    monkeypatch: pytest.MonkeyPatch, done: list[str], at_last: Any, does: list[str]
+) -> None:
+    airflow_says(monkeypatch, OSError("away"), TimeoutError(), at_last)
+
+    async def life() -> None:
+        ended = asyncio.create_task(of_a_task(watching()).on_kill())
+        while not tasks._settling:
+            await asyncio.sleep(0)
+        # what Airflow does when the time of on_kill is over
+        ended.cancel()
+        while tasks._settling:
+            await asyncio.sleep(0)
+
+    asyncio.run(life())
+    assert done == does
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_job_goes_on_if_airflow_never_says_that_its_task_was_ended(
+    monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
+    airflow_says(monkeypatch, OSError("away"))
+    asyncio.run(of_a_task(watching()).on_kill())
+    asyncio.run(watching().on_kill())  # a trigger without a task
+    assert done == []
 
 
 @pytest.mark.usefixtures("connections")
@@ -327,6 +384,13 @@ def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
         (seen(), 599, None, None),
         (seen(), 600, None, "process 5 on h"),
         (seen(state="stopped"), 0, None, "ok"),
+        (seen(state="stopped", stopped_by="request"), 0, None, "ok"),
+        # with its task, which may have been cleared: then it submits another one
+        (seen(state="stopped", stopped_by="task"), 59, None, None),
+        (seen(state="stopped", stopped_by="task"), 60, None, "ok"),
+        # to be replaced, which is no end
+        (seen(state="stopped", stopped_by="replacement"), 599, None, None),
+        (seen(state="stopped", stopped_by="replacement"), 600, None, "no other has reported for 600 s"),
         (seen(state="finished"), 0, None, "ok"),
         (seen(state="failed", permanent=True, error="schema refused"), 0, None, "schema refused"),
         # it is submitted again
@@ -576,3 +640,63 @@ def test_airflow_is_asked_early_so_that_it_answers_when_it_counts(monkeypatch: p
     trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="stream", map_index=-1)  # type: ignore[assignment]
     assert events(trigger) == [{"status": "timeout", "identity": IDENTITY}]
     assert asked == ["stream"]
+
+
+def test_the_watch_says_what_it_sees_at_each_change_and_from_time_to_time(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger=stream_error.__name__)
+    watching = watch()
+
+    def says(status: StatusRecord | None, after: float) -> list[str]:
+        caplog.clear()
+        clock.now += after
+        if status is not clock.status:
+            clock.status, clock.changed = status, clock.now
+        watching.fetch()
+        return [record.getMessage() for record in caplog.records]
+
+    assert says(None, 0) == ["No job has ever reported."]
+    (line,) = says(seen("starting"), 1)
+    assert line.startswith("stream job j1, epoch 4 on h: starting. Position 0/5; {'dead_letters': 2")
+    (line,) = says(seen(), 1)
+    assert "streaming" in line
+    # its position is not news
+    assert says(seen(position="0/6"), 59) == []
+    assert len(says(seen(position="0/7"), 600)) == 1
+    (line,) = says(clock.status, 31)
+    assert "has not reported for 31 s" in line
+    (line,) = says(seen("stopped", stopped_by="replacement", id="j2"), 1)
+    assert "j2" in line and "stopped by: replacement" in line
+
+
+def test_kafka_answers_from_its_first_answer_after_a_failure_or_a_gap(
+    readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, that a record did not change says nothing."""
+    now, away = [1000.0], [False]
+    monkeypatch.setattr(stream_error.time, "monotonic", lambda: now[0])
+
+    def read_to(*_: Any, **__: Any) -> None:
+        if away[0]:
+            raise Outage("away")
+
+    monkeypatch.setattr(Reader, "read_to", read_to)
+    records = SharedRecords.acquire(KAFKA)
+
+    def looked(after: float) -> float:
+        now[0] += after
+        records.get("job/j")
+        return records.answering
+
+    assert looked(0) == 1000
+    # nobody writes, so that it is asked
+    assert looked(10) == looked(10) == looked(10) == 1000
+    away[0] = True
+    with pytest.raises(Outage):
+        looked(10)
+    away[0] = False
+    assert looked(10) == looked(10) == 1050
+    # nobody has looked: Kafka may have been away meanwhile
+    assert looked(31) == 1091
+    records.release()

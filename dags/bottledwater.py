@@ -7,6 +7,8 @@ how PostgreSQL remembers what is published; it keeps all changes since, on its d
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from airflow.sdk import DAG, Param
 
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
@@ -23,6 +25,7 @@ with DAG(
     schedule=None,
     catchup=False,
     max_active_runs=1,
+    default_args={"retries": 3, "retry_delay": timedelta(minutes=1)},
     tags=["cdc", "postgresql", "kafka"],
     render_template_as_native_obj=True,
     # Airflow's form opens what has no section; named sections are closed at first

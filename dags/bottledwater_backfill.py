@@ -6,7 +6,7 @@ To do it for many days, choose *Backfill* in the trigger dialog, or run, for exa
 
 The schedule publishes each day once it is over, with the values of the form as they are set in the DAG's file: give them those of the pipeline.
 
-Prerequisite: a pipeline (the DAG ``bottledwater``, or the command) whose stream runs, or is run by ``bottledwater_scheduled``. The rows are
+Prerequisite: a pipeline (the DAG ``bottledwater``, or the command) whose stream runs, or is run by ``bottledwater_bounded``. The rows are
 published by the stream, between its changes; if none runs, the task waits until one does. To publish a day again does no harm: rows that
 were changed meanwhile are left out, since the topic has them in their newer version.
 """

@@ -85,8 +85,8 @@ class PipelineMixin:
         """All settings as JSON values, without the connections; also used for a trigger's arguments."""
         chosen = {
             "slot": str(self.slot),
-            "tables": _listed(self.tables),
-            "schemas": _listed(self.schemas),
+            "tables": listed(self.tables),
+            "schemas": listed(self.schemas),
             # a native template makes a number of "2024"
             "topic_prefix": None if self.topic_prefix is None else str(self.topic_prefix),
             "output_format": self.output_format,
@@ -132,7 +132,8 @@ def is_first_try(ti: Any, retries: int) -> bool:
     return bool(ti.try_number == ti.max_tries - retries + 1)
 
 
-def _listed(value: Sequence[str] | str | None) -> list[str]:
+def listed(value: Sequence[str] | str | None) -> list[str]:
+    """A list, or its comma-separated text, without what is empty."""
     if value is None:
         return []
     parts = value.split(",") if isinstance(value, str) else value

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
-from airflow_bottledwater.hooks import job_stop, job_watch, places
+from airflow_bottledwater.hooks import job_stop, job_watch, places, tasks
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing, jobs_of
-from airflow_bottledwater.triggers import tasks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

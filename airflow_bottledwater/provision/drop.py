@@ -17,7 +17,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import snapshots, store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control import read_status
-from airflow_bottledwater.state.control_records import REPORTED, longest_silence, owner_key, status_key
+from airflow_bottledwater.state.control_records import REPORTED, longest_silence, owner_key, status_key, verified_key
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
@@ -85,7 +85,7 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     owned = [owner_key(pinned.topic, owner) for pinned in tables.values()]
-    store.write_control(pipeline.kafka, dict.fromkeys([*owned, status_key(owner)]))
+    store.write_control(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
     snapshots.forget_all(pipeline, owner)
 
 

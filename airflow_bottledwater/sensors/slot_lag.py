@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.operators.base import known_event, number
 from airflow_bottledwater.sensors.looking import LookingSensor
-from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, evaluate, stream_over
 
 if TYPE_CHECKING:

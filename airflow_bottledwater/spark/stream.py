@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -165,6 +166,9 @@ def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stoppe
 
     cause = interruption(stopped) or job.translate(error)
     controller = control.Controller(pipeline, start.cluster, start.job)
+    with contextlib.suppress(BottledWaterError):
+        last = control.read_status(pipeline, controller.name)
+        controller.status = last if last is not None and last.job.id == start.job.id else controller.status
     if stopped.is_set() and interruption(stopped) is None:
         controller.finish("stopped")
     else:

@@ -17,6 +17,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import jobs, store
 from airflow_bottledwater.state.control_records import (
     REQUEST,
+    SNAPSHOT,
     StatusRecord,
     StoppedBy,
     StopRequest,
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for which an unanswered request to stop also holds for the job that continues the one that it names
 REQUEST_HOLDS = 600.0
+#: seconds after which a job that then fails does not count as one that repeats
+_STABLE = 600.0
 
 
 def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: float) -> bool:
@@ -109,6 +112,8 @@ class Controller(Reporter):
     def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
         """Obey a request that was written before if it still holds, else remove it."""
         found, status = records.get(request_key(self.name)), decode(StatusRecord, records.get(status_key(self.name)))
+        if not again:
+            self._count(status)
         self._see(status, now=again)
         if found is None:
             return
@@ -118,6 +123,19 @@ class Controller(Reporter):
         elif request is None or request.epoch < self._job.epoch:
             log.info("A request to stop that was made to an earlier job is removed: %s", found)
             self._control.write(request_key(self.name), None, wait=0)
+
+    def _count(self, before: StatusRecord | None) -> None:
+        """Count how often jobs have ended without publishing anything.
+
+        :param before: the last status of the job before this one; None if there is none.
+        """
+        self.status.began = self.status.position
+        if before is None or before.job.epoch >= self._job.epoch or SNAPSHOT in (before.job.kind, self._job.kind):
+            return
+        # one that was killed has written no last status
+        died, moved = before.failed or not before.ended, before.position != before.began
+        if died and not moved and before.at - before.job.started < _STABLE:
+            self.status.repeats = before.repeats + 1
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
         if key == request_key(self.name) and value is not None:

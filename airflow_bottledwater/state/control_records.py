@@ -1,6 +1,6 @@
 """The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the owner of a data topic.
 
-Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>`` and ``request/<pipeline>``, ``snapshot/<pipeline>/<id>`` and
+Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>`` and ``request/<pipeline>``, ``snapshot/<pipeline>/<id>`` and
 ``reading/<pipeline>/<id>``, and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
 is malformed is read as if it were not there. A field that this version does not know is left out; one that is missing has its default.
 """
@@ -41,9 +41,18 @@ def longest_silence(heartbeat: float = 0.0) -> float:
     return max(_SHORTEST_SILENCE, _HEARTBEATS * heartbeat)
 
 
+#: the prefix of the keys of all pipelines' statuses
+STATUSES = "status/"
+
+
 def status_key(name: str) -> str:
     """The key of a pipeline's status."""
-    return f"status/{name}"
+    return f"{STATUSES}{name}"
+
+
+def verified_key(name: str) -> str:
+    """The key of a pipeline's last verification."""
+    return f"verified/{name}"
 
 
 def request_key(name: str) -> str:
@@ -100,6 +109,8 @@ class StatusRecord:
     :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
     :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run; :data:`TASK`, its task in
         Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty if nobody has.
+    :param began: the position at the job's start.
+    :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
     :param heartbeat: seconds after which the job writes its status again.
     :param at: seconds since 1970, by the clock of the job's host.
@@ -117,6 +128,8 @@ class StatusRecord:
     permanent: bool = False
     retired: bool = False
     stopped_by: StoppedBy = ""
+    began: str = ""
+    repeats: int = 0
     at: float = 0.0
     heartbeat: float = 2.0
 
@@ -243,7 +256,7 @@ class StopRequest:
 
 
 #: what can be done about a request where no job of the pipeline runs
-TAKEN_NOW = "To have it taken now, unpause the DAG bottledwater_scheduled, or run bottledwater with the settings of the pipeline and --bounded."
+TAKEN_NOW = "To have it taken now, unpause the DAG bottledwater_bounded, or run bottledwater with the settings of the pipeline and --bounded."
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +328,19 @@ class SnapshotReport:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedRecord:
+    """The end of a pipeline's last verification.
+
+    :param different: the tables whose topics differ.
+    :param at: seconds since 1970.
+    """
+
+    rows: int = 0
+    different: tuple[str, ...] = ()
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerRecord:
     """A pipeline that publishes to a data topic; of several, the one that was written first owns it.
 
@@ -325,7 +351,9 @@ class OwnerRecord:
     at: float = 0.0
 
 
-ControlRecord = StatusRecord | StopRequest | OwnerRecord | JobRecord | JobStop | SnapshotRequest | SnapshotReport
+ControlRecord = (
+    StatusRecord | VerifiedRecord | StopRequest | OwnerRecord | JobRecord | JobStop | SnapshotRequest | SnapshotReport
+)
 
 R = TypeVar("R", bound=ControlRecord)
 

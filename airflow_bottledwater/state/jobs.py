@@ -242,7 +242,15 @@ def request_stop(pipeline: Pipeline, job_id: str, *, replace: bool = False) -> N
     :param replace: whether another job is about to take its place.
     :raises Outage: Kafka does not take it.
     """
-    store.write_control(pipeline.kafka, {stop_key(job_id): encode(JobStop(time.time(), replace=replace))})
+    ask(pipeline.kafka, job_id, replace=replace)
+
+
+def ask(kafka: Mapping[str, str], job_id: str, *, replace: bool = False) -> None:
+    """:func:`request_stop` for whoever knows only the Kafka.
+
+    :param kafka: properties of the client.
+    """
+    store.write_control(kafka, {stop_key(job_id): encode(JobStop(time.time(), replace=replace))})
 
 
 def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:

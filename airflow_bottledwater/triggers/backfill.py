@@ -11,9 +11,8 @@ from typing import Any
 from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks import backfill
+from airflow_bottledwater.hooks import backfill, tasks
 from airflow_bottledwater.hooks.backfill import BackfillWatch
-from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, Watching
 

@@ -12,11 +12,10 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks import job_stop, spark_job
+from airflow_bottledwater.hooks import job_stop, spark_job, tasks
 from airflow_bottledwater.hooks.job_watch import JobWatch
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, SETTLED, Watching
 

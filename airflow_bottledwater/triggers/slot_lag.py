@@ -10,8 +10,8 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
-from airflow_bottledwater.triggers import tasks
 
 #: seconds between two questions to Airflow whether the stream's task has ended
 _TASK_INTERVAL = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks import job_stop, job_watch
+from airflow_bottledwater.hooks import job_stop, job_watch, tasks
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
@@ -26,7 +26,6 @@ from airflow_bottledwater.state.control_records import (
     longest_silence,
     status_key,
 )
-from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.job import STOPPING
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, Watching

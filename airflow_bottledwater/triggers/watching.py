@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
-from airflow_bottledwater.triggers import tasks
+from airflow_bottledwater.hooks import tasks
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from airflow_bottledwater.errors import PreflightError, StateError
+from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog
@@ -23,8 +23,9 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage
+from airflow_bottledwater.state import coverage, store
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import VerifiedRecord, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -89,7 +90,19 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
             known = read_state(pipeline, topic)
             check_complete(known, differ, _to_be_read(connection, pipeline, known))
     found = sorted(results.values(), key=lambda result: result.table)
+    if not pipeline.verify_tables:
+        _record(pipeline, cluster.pipeline(pipeline.slot), found)
     return Verification(pipeline.verify_sample, format_lsn(position), round(time.monotonic() - began, 3), found)
+
+
+def _record(pipeline: Pipeline, name: str, found: Sequence[TableResult]) -> None:
+    """Record when a pipeline was verified, for whoever watches that it is; a failure is only logged."""
+    different = tuple(result.table for result in found if result.counts)
+    last = VerifiedRecord(sum(result.rows for result in found), different, time.time())
+    try:
+        store.write_control(pipeline.kafka, {verified_key(name): encode(last)})
+    except Outage as error:
+        log.warning("That the pipeline was verified could not be recorded: %s", error)
 
 
 def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) -> dict[int, PinnedTable]:

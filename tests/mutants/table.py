@@ -1241,6 +1241,30 @@ MUTANTS = (
         f"{_STOPPING}::test_a_job_reports_who_has_stopped_it",
     ),
     Mutant(
+        "a pipeline that was asked to stop is not meant to run",
+        "StatusRecord.wanted",
+        drop("self.stopped_by != REQUEST"),
+        "tests/unit/state/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+    ),
+    Mutant(
+        "a pipeline without a job is red",
+        "pipelines._ended",
+        swap("ago <= limits.silence", "True"),
+        "tests/unit/state/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+    ),
+    Mutant(
+        "a job that repeats is red",
+        "pipelines.wrong",
+        never("status.repeats >= REPEATS"),
+        "tests/unit/state/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+    ),
+    Mutant(
+        "a pipeline that is watched by its name is not missed",
+        "health.look",
+        drop("health.wrong[pattern] = ['No pipeline of this name has ever reported.']"),
+        "tests/integration/test_health.py::test_a_pipeline_that_is_meant_to_run_and_does_not_is_red",
+    ),
+    Mutant(
         "old news of a trigger end no watch",
         "StreamErrorSensor.execute_complete",
         never("status is not None and not status.ended and event['seen'] != identity(status)"),

@@ -15,7 +15,7 @@ from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver
 from tests.support.topics import Flow
 
-WATCH = "bottledwater_watch"
+VERIFY = "bottledwater_verify"
 
 
 def start_command(flow: Flow) -> subprocess.Popen[str]:
@@ -58,12 +58,12 @@ def _check(found: Verification) -> None:
 
 def start_watch(client: AirflowClient, conf: Mapping[str, Any]) -> str:
     """Trigger the DAG of the watch; returns the run's id."""
-    client.request("PATCH", f"dags/{WATCH}", json={"is_paused": False})
-    return client.trigger(WATCH, conf)
+    client.request("PATCH", f"dags/{VERIFY}", json={"is_paused": False})
+    return client.trigger(VERIFY, conf)
 
 
 def watched(
-    client: AirflowClient, run: str, timeout: float = 300, *, dag: str = WATCH
+    client: AirflowClient, run: str, timeout: float = 300, *, dag: str = VERIFY
 ) -> tuple[str, dict[str, Any], str]:
     """Wait for the end of a run of the watch; returns the task's state, its result (empty if it failed) and its log."""
     client.wait_run(dag, run, timeout)
@@ -81,7 +81,7 @@ def verified_in_airflow(client: AirflowClient, conf: Mapping[str, Any]) -> dict[
     return found_equal(client, start_watch(client, conf))
 
 
-def found_equal(client: AirflowClient, run: str, *, dag: str = WATCH) -> dict[str, Any]:
+def found_equal(client: AirflowClient, run: str, *, dag: str = VERIFY) -> dict[str, Any]:
     """Wait for the end of a run of the watch, which must find every topic equal to its table; returns the task's result."""
     state, result, log = watched(client, run, dag=dag)
     assert state == "success", log[-3000:]

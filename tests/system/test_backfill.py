@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from airflow_bottledwater.local.process import run
-from tests.support.verifying import WATCH, found_equal, holds_snapshot, start_watch, verified_in_airflow, watched
+from tests.support.verifying import VERIFY, found_equal, holds_snapshot, start_watch, verified_in_airflow, watched
 from tests.system.test_dag import DAG, DAGS, TASKS, System, Topics, until
 
 pytestmark = pytest.mark.long
@@ -37,8 +37,8 @@ with DAG(dag_id="behind", schedule=None):
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     dags = tmp_path_factory.mktemp("dags")
     shutil.copytree(DAGS, dags, dirs_exist_ok=True)
-    nightly = (DAGS / "bottledwater_watch.py").read_text()
-    (dags / "often.py").write_text(nightly.replace(f'"{WATCH}"', f'"{OFTEN}"').replace('"@daily"', '"* * * * *"'))
+    nightly = (DAGS / "bottledwater_verify.py").read_text()
+    (dags / "often.py").write_text(nightly.replace(f'"{VERIFY}"', f'"{OFTEN}"').replace('"@daily"', '"* * * * *"'))
     (dags / "behind.py").write_text(BEHIND)
     started = System(tmp_path_factory.mktemp("backfill"), dags)
     try:
@@ -211,12 +211,12 @@ def test_a_slice_waits_for_the_next_bounded_run(system: System) -> None:
     verification = start_watch(system.client, {})
     until("it holds its snapshot", lambda: holds_snapshot(system.execute, "flights"), 120)
     # its schedule runs it at once
-    system.client.request("PATCH", "dags/bottledwater_scheduled", json={"is_paused": False})
+    system.client.request("PATCH", "dags/bottledwater_bounded", json={"is_paused": False})
     _again(system, again, 300)
     more = _published_again(system) - before
     assert {day: n for (_, day), n in more.items()} == {"2026-03-04": ROWS}
     found_equal(system.client, verification)
-    system.client.request("PATCH", "dags/bottledwater_scheduled", json={"is_paused": True})
+    system.client.request("PATCH", "dags/bottledwater_bounded", json={"is_paused": True})
 
 
 def test_the_sensor_does_not_wait_for_a_slot_whose_stream_has_ended(system: System) -> None:

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
-from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
+from airflow_bottledwater.hooks import job_stop, job_watch, spark_job, tasks
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
@@ -35,7 +35,6 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
-from airflow_bottledwater.triggers import tasks
 
 OPERATORS: list[Any] = [
     ReplicationPreflightOperator, CreateReplicationSlotOperator, DropReplicationSlotOperator, SnapshotToKafkaOperator,

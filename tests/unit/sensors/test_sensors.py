@@ -16,13 +16,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
 from airflow_bottledwater.errors import CredentialsRefused, JobFailed, Outage
+from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import connect as postgres
 from airflow_bottledwater.sensors import stream_error
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.state.control_records import StatusRecord
-from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.slot_lag import stream_over
 from tests.support.status import status_of
 

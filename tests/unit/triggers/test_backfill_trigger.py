@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage
-from airflow_bottledwater.hooks import backfill
+from airflow_bottledwater.hooks import backfill, tasks
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.triggers import backfill as module
 from airflow_bottledwater.triggers import pipeline as pipelines
-from airflow_bottledwater.triggers import tasks
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 ARGUMENTS: dict[str, Any] = {

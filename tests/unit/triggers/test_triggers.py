@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage, Refused
-from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
+from airflow_bottledwater.hooks import job_stop, job_watch, spark_job, tasks
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.state.control_records import Owner, StatusRecord, encode, status_key
-from airflow_bottledwater.triggers import job, slot_lag, stream_error, tasks
+from airflow_bottledwater.triggers import job, slot_lag, stream_error
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger

@@ -1,31 +1,25 @@
-"""Publish every few minutes what was committed since, instead of streaming continuously. Backfills that wait are taken, too.
+"""Prove every night that topics equal their tables, while the stream of the DAG ``bottledwater`` runs.
 
-Prerequisite: the DAG ``bottledwater`` has created the slot and taken the snapshot (run it with the choice *Bounded*), and its stream
-does not run. Scheduled runs take the values of the form as they are set in the DAG's file: give them those of the pipeline.
+The task ``verify`` fails if a topic differs; its log has the first keys that do, and says how to mend them. Scheduled runs take the values
+of the form as they are set in the DAG's file: give them those of the pipeline. Add an alert on failure (``on_failure_callback``, or Airflow's
+notifiers).
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-import pendulum
 from airflow.sdk import DAG, Param
 
-from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 
 with DAG(
-    dag_id="bottledwater_scheduled",
-    description="PostgreSQL to Kafka every five minutes",
+    dag_id="bottledwater_verify",
+    description="Topics against tables, while the stream runs",
     doc_md=__doc__,
-    schedule="*/5 * * * *",
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    schedule="@daily",
     catchup=False,
-    # unpause it when the pipeline exists
     is_paused_upon_creation=True,
-    # a slot has one reader: a run that takes longer than the interval delays the next one
     max_active_runs=1,
     tags=["cdc", "postgresql", "kafka"],
-    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     render_template_as_native_obj=True,
     params={
         "postgres_conn_id": Param(
@@ -40,20 +34,6 @@ with DAG(
             title="Replication slot",
             pattern="^[a-z0-9_]{1,63}$",
             description="Names the pipeline.",
-        ),
-        "tables": Param(
-            [],
-            type=["array", "null"],
-            items={"type": "string"},
-            title="Tables",
-            description="As in the pipeline: [schema.]table, one a line; tables that were created since and match are taken in.",
-        ),
-        "schemas": Param(
-            [],
-            type=["array", "null"],
-            items={"type": "string"},
-            title="Schemas",
-            description="As in the pipeline: schemas whose tables are taken in addition, one a line.",
         ),
         "kafka_conn_id": Param(
             "kafka_default",
@@ -83,6 +63,19 @@ with DAG(
             title="Format",
             description="The pipeline's format of keys and values.",
         ),
+        "verify_tables": Param(
+            [],
+            type=["array", "null"],
+            items={"type": "string"},
+            title="Tables",
+            description="Which are compared: [schema.]table, one a line, with * and ?; empty: all of the pipeline.",
+        ),
+        "sample": Param(
+            1.0,
+            type="number",
+            title="Sample",
+            description="Share of the rows, chosen by their keys: 0.01 is one in a hundred, another one each time.",
+        ),
         "settings": Param(
             {},
             type=["object", "null"],
@@ -91,17 +84,16 @@ with DAG(
         ),
     },
 ) as dag:
-    StreamToKafkaOperator(
-        task_id="stream",
+    VerifyTopicsOperator(
+        task_id="verify",
         postgres_conn_id="{{ params.postgres_conn_id }}",
         slot="{{ params.slot }}",
-        tables="{{ params.tables }}",
-        schemas="{{ params.schemas }}",
         kafka_conn_id="{{ params.kafka_conn_id }}",
         schema_registry_conn_id="{{ params.schema_registry_conn_id }}",
         conn_id="{{ params.spark_conn_id }}",
         topic_prefix="{{ params.topic_prefix }}",
         output_format="{{ params.output_format }}",
+        verify_tables="{{ params.verify_tables }}",
+        sample="{{ params.sample }}",
         settings="{{ params.settings }}",
-        bounded=True,
     )

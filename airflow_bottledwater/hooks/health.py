@@ -1,0 +1,131 @@
+"""Looks at all pipelines of a Kafka: what is wrong with them, and with the tasks that have submitted their jobs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.hooks.tasks import Fate, known_fate
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.postgres.slot import SlotState
+    from airflow_bottledwater.state.control_records import JobRecord, StatusRecord
+    from airflow_bottledwater.state.pipelines import Limits
+
+log = logging.getLogger(__name__)
+
+#: heartbeats in which a job that seems to be silent by its host's clock has to report, and the seconds that it has in any case
+_HEARTBEATS, _SHORTEST = 3, 5.0
+
+
+@dataclass(slots=True)
+class Health:
+    """What was found.
+
+    :param states: the state of each pipeline's job, by the pipeline's name.
+    :param wrong: what is wrong with each pipeline that is not as it is meant, by its name.
+    :param told: what people should know although nothing is wrong yet.
+    """
+
+    states: dict[str, str] = field(default_factory=dict)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+
+    def as_result(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"states": self.states, "wrong": self.wrong, "told": self.told}
+
+
+def look(
+    kafka: dict[str, str], *, pipelines: Sequence[str] = (), postgres_conn_ids: Sequence[str] = (), limits: Limits
+) -> Health:
+    """Look once, for at most some seconds more than the servers take.
+
+    :param kafka: properties of the Kafka client.
+    :param pipelines: patterns of slots, or of whole names; empty for all pipelines of this Kafka.
+    :param postgres_conn_ids: connections of the sources whose slots are looked at, too.
+    :raises Outage: Kafka does not answer, so that nothing is known.
+    """
+    from airflow_bottledwater.state import pipelines as state
+
+    shared = SharedRecords.acquire(kafka)
+    try:
+        records = shared.all()
+        found = state.statuses(records, pipelines)
+        dead = _silent(shared, {name: s for name, s in found.items() if state.silent(s, time.time())})
+        # those that are alive have reported meanwhile
+        records = shared.all()
+        found = state.statuses(records, pipelines)
+    finally:
+        shared.release()
+    health = Health({name: status.state for name, status in found.items()})
+    for pattern in state.missing(found, pipelines):
+        health.wrong[pattern] = ["No pipeline of this name has ever reported."]
+    slots = _slots(postgres_conn_ids, health)
+    for name, status in found.items():
+        wrong = state.wrong(name, status, records, limits, alive=name not in dead)
+        cluster = name.rpartition("/")[0]
+        if status.wanted and cluster in slots:
+            wrong += state.wrong_slot(slots[cluster].get(status.slot), status, limits)
+        for job_id, job in state.submitted(records, name, status).items():
+            _task(kafka, job_id, job, wrong, health.told)
+        if wrong:
+            health.wrong[name] = wrong
+    return health
+
+
+def _silent(shared: SharedRecords, suspects: Mapping[str, StatusRecord]) -> set[str]:
+    """Which of these pipelines do not report by this host's clock either: that of the job's host may be wrong."""
+    from airflow_bottledwater.state.control_records import status_key
+
+    silent = dict(suspects)
+    began = time.monotonic()
+    while silent and time.monotonic() - began < max(
+        _SHORTEST, *(_HEARTBEATS * (s.heartbeat or 2.0) for s in silent.values())
+    ):
+        time.sleep(0.5)
+        silent = {name: s for name, s in silent.items() if shared.get(status_key(name))[1] < began}
+    return set(silent)
+
+
+def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[str, SlotState]]:
+    """The slots of each source, by system identifier and database with a slash between them, and by their names. A source that does not
+    answer is wrong itself."""
+    from airflow_bottledwater.postgres import slot
+    from airflow_bottledwater.postgres.connect import session
+    from airflow_bottledwater.postgres.server import identify
+
+    found = {}
+    for conn_id in postgres_conn_ids:
+        try:
+            with session(SourceHook(conn_id).dsn(), "Reading the slots") as connection:
+                name = identify(connection).pipeline("").rstrip("/")
+                found[name] = {each.name: each for each in slot.states(connection)}
+        except BottledWaterError as error:
+            health.wrong[f"connection {conn_id}"] = [str(error)]
+    return found
+
+
+def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], told: list[str]) -> None:
+    """Find out whether a running job has a task: one whose task was ended while no triggerer ran is asked to stop, since nobody else was
+    told; one whose task is gone goes on."""
+    from airflow_bottledwater.state import jobs
+
+    owner = job.owner
+    assert owner is not None
+    task = f"The {job.kind} job {job_id[:8]} on {job.host} was submitted by the task {owner.task_id!r} of the run {owner.run_id!r} of the DAG {owner.dag_id!r}"
+    fate = known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
+    if fate is Fate.GONE:
+        told.append(
+            f"{task}, of which Airflow has no row any more. It goes on; run the DAG again, so that a task watches it, and starts it "
+            "again when it dies."
+        )
+    elif fate is Fate.ENDED:
+        wrong.append(f"{task}, which has ended. The job is asked to stop, too; run the DAG again.")
+        jobs.ask(kafka, job_id)

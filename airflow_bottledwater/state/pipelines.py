@@ -1,0 +1,188 @@
+"""Whether all pipelines of a Kafka are as they are meant to be, as their records say: for a watch that does not live in what it watches."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.slot import SlotState
+from airflow_bottledwater.state import problems
+from airflow_bottledwater.state.control_records import (
+    JOBS,
+    REPLACEMENT,
+    STATUSES,
+    TASK,
+    JobRecord,
+    StatusRecord,
+    VerifiedRecord,
+    decode,
+    longest_silence,
+    verified_key,
+)
+
+#: a job that has begun so often without publishing anything repeats: it does not get further
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From when on something is wrong; None: never.
+
+    :param silence: seconds in which a job has to follow one that has ended, or has to begin to work: at most as long as restarts take.
+    :param pause: seconds between two bounded runs.
+    :param lag: bytes of WAL that a slot may be behind.
+    :param dead_letters: how many there may be.
+    :param unverified: seconds since the last verification that found everything equal.
+    """
+
+    silence: float = 600.0
+    pause: float | None = 3600.0
+    lag: int | None = None
+    dead_letters: int | None = None
+    unverified: float | None = None
+
+
+def statuses(records: Mapping[str, Any], chosen: Sequence[str] = ()) -> dict[str, StatusRecord]:
+    """The last status of each pipeline, by its name (system identifier, database and slot, with slashes between them).
+
+    :param records: those of the shared topic.
+    :param chosen: patterns of slots, or of whole names; empty for all.
+    """
+    found = {}
+    for key, raw in records.items():
+        name = key.removeprefix(STATUSES)
+        if name == key or (status := decode(StatusRecord, raw)) is None:
+            continue
+        if not chosen or any(fnmatch.fnmatchcase(each, pattern) for each in (name, status.slot) for pattern in chosen):
+            found[name] = status
+    return found
+
+
+def missing(found: Mapping[str, StatusRecord], chosen: Sequence[str]) -> list[str]:
+    """The patterns that no pipeline has: one that is watched by name must not be missed because it never began."""
+    return [
+        pattern
+        for pattern in chosen
+        if not any(fnmatch.fnmatchcase(each, pattern) for name, s in found.items() for each in (name, s.slot))
+    ]
+
+
+def wrong(
+    name: str,
+    status: StatusRecord,
+    records: Mapping[str, Any],
+    limits: Limits,
+    *,
+    alive: bool,
+    now: float | None = None,
+) -> list[str]:
+    """What is wrong with a pipeline by its records, each in a sentence or two; nothing is with one that is not meant to run.
+
+    :param alive: whether its job has reported lately.
+    :param now: seconds since 1970.
+    """
+    if not status.wanted:
+        return []
+    now = time.time() if now is None else now
+    found = [_ended(status, now, limits)] if status.ended else [_works(status, now, limits, alive)]
+    if status.repeats >= REPEATS:
+        found.append(f"{status.repeats} jobs in a row have ended without publishing anything. {status.error}")
+    if not status.ended:
+        found += [str(each) for each in problems.lasting(status.problems, status.at)]
+    letters = status.counters.get("dead_letters", 0)
+    if limits.dead_letters is not None and letters > limits.dead_letters:
+        found.append(f"{letters} dead letters, more than {limits.dead_letters}: re-drive them.")
+    found.append(_verified(decode(VerifiedRecord, records.get(verified_key(name))), status, now, limits))
+    return [each.strip() for each in found if each]
+
+
+def _ended(status: StatusRecord, now: float, limits: Limits) -> str:
+    """Why it matters that no job runs; empty if it does not."""
+    ago = now - status.at
+    remedy = "Run its DAG again; or, if it is not to run, stop it: bottledwater stop, or the DAG bottledwater_control."
+    if status.failed and status.permanent:
+        return f"The job failed for good {_ago(ago)}: {status.error} {remedy}"
+    if status.state == "finished" and status.job.kind == "stream":
+        if limits.pause is None or ago <= limits.pause:
+            return ""
+        return f"The last bounded run ended {_ago(ago)}, and none has followed. {remedy}"
+    if ago <= limits.silence:
+        return ""
+    if status.failed:
+        return f"The job failed {_ago(ago)}, and none has followed: {status.error} {remedy}"
+    why = {TASK: "with its task", REPLACEMENT: "to be replaced"}.get(status.stopped_by, "")
+    how = f"was stopped {why}".strip() if status.state == "stopped" else "has finished"
+    return f"The {status.job.kind} job {how} {_ago(ago)}, and none has followed. {remedy}"
+
+
+def _works(status: StatusRecord, now: float, limits: Limits, alive: bool) -> str:
+    job = status.job
+    if not alive:
+        return (
+            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for {now - status.at:.0f} s: it was "
+            "killed, it hangs, or its host is gone. Run its DAG again, or clear the task; it goes on where it was."
+        )
+    if status.error:
+        return f"The job reports an error: {status.error}"
+    if status.state == "starting" and now - job.started > limits.silence:
+        return f"The job is starting since {now - job.started:.0f} s."
+    return ""
+
+
+def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, limits: Limits) -> str:
+    if last is not None and last.different:
+        return f"The last verification, {_ago(now - last.at)}, found differences in {', '.join(last.different)}. Verify again when they are mended."
+    since = last.at if last is not None else status.job.started
+    if limits.unverified is None or now - since <= limits.unverified:
+        return ""
+    when = f"Verified last {_ago(now - since)}" if last is not None else "Never verified"
+    return f"{when}, which is longer than {limits.unverified / 3600:g} hours: unpause the DAG bottledwater_verify, or run bottledwater verify."
+
+
+def wrong_slot(found: SlotState | None, status: StatusRecord, limits: Limits) -> list[str]:
+    """What is wrong with the slot of a pipeline that is meant to run.
+
+    :param found: the slot; None if there is none.
+    """
+    if found is None:
+        return [f"There is no slot {status.slot!r}."]
+    try:
+        slot.check(found, found.database)
+    except BottledWaterError as error:
+        return [str(error)]
+    if limits.lag is not None and found.lag > limits.lag:
+        return [f"The slot is {found.lag:,} bytes behind, more than {limits.lag:,}."]
+    return []
+
+
+def silent(status: StatusRecord, now: float) -> bool:
+    """Whether a job that has not ended has not reported lately, if the clock of its host is right."""
+    return not status.ended and abs(now - status.at) > longest_silence(status.heartbeat)
+
+
+def submitted(records: Mapping[str, Any], name: str, status: StatusRecord) -> dict[str, JobRecord]:
+    """The jobs of a pipeline that a task of Airflow has submitted, and that have not ended, by their ids."""
+    from airflow_bottledwater.state import jobs
+
+    found = {key: raw for key, raw in records.items() if key.startswith(JOBS)}
+    return {
+        each: job
+        for each, job in jobs.unfinished(found, status.slot, name).items()
+        if job.owner is not None and job.host and not silent_job(job, time.time())
+    }
+
+
+def silent_job(job: JobRecord, now: float) -> bool:
+    """Like :func:`silent`, of a submitted job."""
+    return abs(now - job.at) > longest_silence(job.heartbeat)
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} minutes ago" if seconds < 7200 else f"{seconds / 3600:.0f} hours ago"

@@ -1,0 +1,85 @@
+"""Fail if a pipeline that is meant to run does not, every five minutes, for all pipelines of a Kafka.
+
+It does not depend on the runs of the pipelines' own DAGs, so put your alert here (``on_failure_callback``, or Airflow's notifiers): it
+also fails when such a run is paused, was deleted, or ended with nobody starting the stream again. A pipeline that was stopped with
+``bottledwater stop``, or with the DAG ``bottledwater_control``, is not meant to run. Scheduled runs take the values of the form as they are
+set in the DAG's file.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from airflow_bottledwater.operators.health import PipelineHealthOperator
+
+with DAG(
+    dag_id="bottledwater_health",
+    description="Whether all pipelines are as they are meant to be",
+    doc_md=__doc__,
+    schedule="*/5 * * * *",
+    catchup=False,
+    is_paused_upon_creation=True,
+    max_active_runs=1,
+    tags=["cdc", "postgresql", "kafka"],
+    # Kafka may be away for a moment; what is wrong with a pipeline fails the task at once
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=30)},
+    render_template_as_native_obj=True,
+    params={
+        "kafka_conn_id": Param(
+            "kafka_default",
+            type="string",
+            title="Kafka connection",
+            description="Connection of type Apache Kafka, whose pipelines are watched.",
+        ),
+        "pipelines": Param(
+            [],
+            type=["array", "null"],
+            items={"type": "string"},
+            title="Pipelines",
+            description="Replication slots, one a line, with * and ?; empty: all pipelines of this Kafka.",
+        ),
+        "postgres_conn_ids": Param(
+            [],
+            type=["array", "null"],
+            items={"type": "string"},
+            title="Postgres connections",
+            description="Connections of the sources whose slots are looked at, too, one a line.",
+        ),
+        "max_lag": Param(
+            1 << 30,
+            type=["integer", "null"],
+            title="Lag",
+            description="Bytes of WAL that a slot of these sources may be behind; empty: any number.",
+        ),
+        "max_dead_letters": Param(
+            None,
+            type=["integer", "null"],
+            title="Dead letters",
+            description="How many a pipeline may have; empty: any number.",
+        ),
+        "max_pause": Param(
+            3600,
+            type=["number", "null"],
+            title="Pause",
+            description="Seconds between two bounded runs; empty: any number.",
+        ),
+        "max_unverified": Param(
+            8 * 86400,
+            type=["number", "null"],
+            title="Verified",
+            description="Seconds since the last verification (bottledwater_verify); empty: any number.",
+        ),
+    },
+) as dag:
+    PipelineHealthOperator(
+        task_id="health",
+        kafka_conn_id="{{ params.kafka_conn_id }}",
+        pipelines="{{ params.pipelines }}",
+        postgres_conn_ids="{{ params.postgres_conn_ids }}",
+        max_lag="{{ params.max_lag }}",
+        max_dead_letters="{{ params.max_dead_letters }}",
+        max_pause="{{ params.max_pause }}",
+        max_unverified="{{ params.max_unverified }}",
+    )

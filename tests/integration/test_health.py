@@ -1,0 +1,139 @@
+"""The watch over all pipelines of a Kafka, on real servers: it knows them only by what they report."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_bottledwater.hooks import health
+from airflow_bottledwater.hooks.health import Health
+from airflow_bottledwater.hooks.tasks import Fate
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import control, control_records, jobs, store
+from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key, stop_key
+from airflow_bottledwater.state.pipelines import Limits
+from tests.support.topics import Flow
+from tests.support.waiting import until
+
+
+class Watched:
+    """A pipeline whose job reports without doing anything."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        with connect(flow.dsn) as connection:
+            self.cluster = identify(connection)
+        self.epoch = 0
+
+    def job(self, state: str = "streaming") -> Controller:
+        self.epoch += 1
+        job = Job(self.epoch, uuid.uuid4().hex, "stream", "h", 5, time.time())
+        controller = Controller(self.flow.pipeline, self.cluster, job)
+        controller.status.state = state
+        controller.start()
+        until(
+            lambda: (s := control.read_status(self.flow.pipeline, controller.name)) and s.job.id == job.id, "it reports"
+        )
+        return controller
+
+    def look(self, **limits: float) -> Health:
+        return health.look(
+            self.flow.pipeline.kafka,
+            pipelines=[self.flow.pipeline.slot],
+            postgres_conn_ids=["source"],
+            limits=Limits(**limits),  # type: ignore[arg-type]
+        )
+
+    def wrong(self, **limits: float) -> str:
+        return " ".join(self.look(**limits).wrong.get(self.flow.name, []))
+
+
+@pytest.fixture
+def watched(database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    flow = Flow(database, kafka, None, skip_snapshot=True, heartbeat_interval=0.2)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    flow.create()
+    monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 2.0)
+    monkeypatch.setattr(health, "_SHORTEST", 1.0)
+    monkeypatch.setattr(health.SourceHook, "dsn", lambda self: flow.dsn)
+    yield Watched(flow)
+    drop(flow.pipeline, when="always")
+
+
+def _kill(controller: Controller) -> None:
+    controller._ended.set()
+    controller._thread.join()
+
+
+def test_a_pipeline_that_is_meant_to_run_and_does_not_is_red(watched: Watched) -> None:
+    (nobody,) = watched.look().wrong.values()
+    assert nobody == ["No pipeline of this name has ever reported."]
+    job = watched.job()
+    assert watched.look().states == {watched.flow.name: "streaming"} and not watched.wrong()
+    job.problems.tell("tables", [Problem("not-followed", "public.b", "It has no key.", since=time.time() - 100)])
+    until(lambda: "public.b: It has no key." in watched.wrong(), "its problem is red")
+    # the clock of its host is wrong, but it reports
+    write = job._write
+    job._write = lambda wait: (setattr(job.status, "at", 5.0), write(wait))[1]  # type: ignore[method-assign]
+    assert "not reported" not in watched.wrong()
+    _kill(job)
+    until(lambda: "has not reported" in watched.wrong(), "its silence is red")
+    # another one that dies, and another
+    for _ in range(3):
+        job = watched.job()
+        job.finish("failed", RuntimeError("no room"), permanent=False)
+    assert not watched.wrong()
+    watched.job()
+    assert "3 jobs in a row have ended without publishing anything" in watched.wrong()
+
+
+def test_one_that_was_asked_to_stop_is_not_and_one_that_was_stopped_otherwise_is(watched: Watched) -> None:
+    job = watched.job()
+    job.finish("stopped")
+    assert "was stopped with its task" in watched.wrong(silence=0.0)
+    # a person decides
+    control.request_stop(watched.flow.pipeline, watched.cluster)
+    assert not watched.wrong(silence=0.0)
+    # and decides otherwise
+    job = watched.job()
+    job.finish("finished")
+    assert not watched.wrong(silence=0.0) and "last bounded run" in watched.wrong(pause=0.0)
+
+
+def test_the_slots_of_the_sources_are_looked_at(watched: Watched) -> None:
+    job = watched.job()
+    assert not watched.wrong()
+    watched.flow.execute("INSERT INTO a VALUES (1)")
+    assert "bytes behind" in watched.wrong(lag=0)
+    watched.flow.execute(f"SELECT pg_drop_replication_slot('{watched.flow.pipeline.slot}')")
+    assert "There is no slot" in watched.wrong()
+    _kill(job)
+
+
+@pytest.mark.parametrize("fate", [Fate.GONE, Fate.ENDED, Fate.GOES_ON, Fate.UNKNOWN])
+def test_a_job_whose_task_is_gone_goes_on_and_one_whose_task_has_ended_is_asked_to_stop(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, fate: Fate
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(health, "known_fate", lambda *task: (asked.append(task), fate)[1])
+    job = watched.job()
+    pipeline = watched.flow.pipeline
+    record = JobRecord("stream", pipeline.slot, Owner("d", "r", "stream", -1, "h", "", "s"), host="h", at=time.time())
+    record.pipeline = watched.flow.name
+    store.write_control(pipeline.kafka, {job_key("j"): encode(record)})
+    found = watched.look()
+    assert asked == [("d", "r", "stream", -1)]
+    assert any("no row any more. It goes on" in line for line in found.told) is (fate is Fate.GONE)
+    assert bool(found.wrong) is (fate is Fate.ENDED)
+    assert (stop_key("j") in jobs.records(pipeline)) is (fate is Fate.ENDED)
+    store.write_control(pipeline.kafka, {job_key("j"): None, stop_key("j"): None})
+    _kill(job)

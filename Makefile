@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down lint test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
+.PHONY: help setup demo up down check lint lint-code warm test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -39,17 +39,24 @@ up: setup ## start the stack and keep it running
 down: ## stop what `make up` started
 	@test ! -x $(BIN)/bottledwater || $(BIN)/bottledwater down
 
-lint: setup ## format, lint, import directions, types; Dockerfile, Compose files, Kubernetes' manifests and the chart's values
-	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
+check: lint-code ## after each change: format, lint, import directions, types, and the unit tests that are not slow
+	@$(PYTEST) tests/unit -q -n 2 --dist worksteal -m "not slow and not long"
+
+lint: lint-code ## format, lint, import directions, types; Dockerfile, Compose files, Kubernetes' manifests and the chart's values
 	@$(BIN)/hadolint --ignore DL3066 docs/examples/Dockerfile  # the users of the base images have names
 	@$(BIN)/yamllint --strict --config-data '{extends: relaxed, rules: {line-length: disable}}' docker-compose.yaml docs/examples
 	@$(BIN)/kubernetes-validate --strict --quiet docs/examples/spark-on-kubernetes.yaml
+
+lint-code: setup
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
 	@$(BIN)/mypy -p airflow_bottledwater -p tests.benchmarks  # those are run too seldom to show that they do not fit any more
 
-test-unit: setup
-	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in both processes at the same time
+warm: setup
+	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in each of many processes at the same time
+
+test-unit: warm
 	@$(PYTEST) tests/unit -q -n 2 --dist worksteal
 
 test-integration: setup
@@ -69,9 +76,14 @@ test-faults: setup ## death, zombies and outages at every point FAULTS=10 times,
 	  $(PYTEST) tests/faults tests/integration/test_handover_random.py tests/integration/test_live_random.py tests/integration/test_new_key.py tests/system/clusters/test_pipeline_on_standalone.py -q -n 2 \
 	  --dist loadgroup $(if $(CLASS),-k $(CLASS))
 
-test: lint ## all tests but the long ones, in three processes, the slowest files first
-	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in each of many processes at the same time
+ifeq ($(T)$(K),)
+test: ## all tests but the long ones, in three processes, the slowest files first; or some: T=path, K=word (as pytest's -k)
+	@$(MAKE) --no-print-directory --output-sync --jobs=2 lint warm
 	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 3 --dist loadfile --no-loadscope-reorder
+else
+test: setup
+	@$(PYTEST) $(or $(T),tests --ignore=tests/system/clusters) -q $(if $(K),-k "$(K)")
+endif
 
 test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
 	@$(PYTEST) tests/integration/test_security.py -q

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import logging, os, resource, sys
 if limit := int(os.environ["LIMIT"]):

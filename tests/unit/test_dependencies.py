@@ -14,6 +14,8 @@ import pytest
 
 from airflow_bottledwater.extras import EXTRAS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "airflow_bottledwater"
 CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())

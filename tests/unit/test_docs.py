@@ -229,6 +229,13 @@ def test_relative_links_and_their_anchors_exist(page: Path) -> None:
     assert broken == []
 
 
+def test_links_in_messages_lead_to_sections_that_exist() -> None:
+    sources = [path.read_text() for path in (ROOT / "airflow_bottledwater").rglob("*.py")]
+    named = {found for text in sources for found in re.findall(r"\{DOCS\}([\w-]+)\.html#([\w-]+)", text)}
+    assert named
+    assert [link for link in named if link[1] not in anchors((ROOT / "docs" / f"{link[0]}.md").read_text())] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_pictures_exist(page: Path) -> None:
     pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page.read_text())

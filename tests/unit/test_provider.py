@@ -19,6 +19,8 @@ from airflow.triggers.base import BaseTrigger
 from airflow_bottledwater.get_provider_info import get_provider_info
 from airflow_bottledwater.local import demo_stack
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DAGS = sorted((ROOT / "dags").glob("*.py"))
 INFO = get_provider_info()

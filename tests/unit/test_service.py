@@ -33,6 +33,8 @@ from airflow_bottledwater.state import health
 from tests.support.status import status_of
 from tests.unit.state.test_health import SLOT
 
+pytestmark = pytest.mark.slow
+
 REQUIRED = ["--postgres", "host=db dbname=shop", "-f", "json"]
 _PROGRAM = str(Path(sys.executable).parent / "bottledwater")
 PIPELINE = Pipeline(postgres="host=db")

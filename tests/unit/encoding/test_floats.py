@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from airflow_bottledwater.encoding import kernels, wire
 from tests.support import wire as w
 
+pytestmark = pytest.mark.slow
+
 
 def written(opcode: int, value: bytes) -> str:
     out = np.zeros(200, dtype=np.uint8)

@@ -22,6 +22,8 @@ from tests.support import wire as w
 from tests.support.examples import examples
 from tests.support.paths import encode_block
 
+pytestmark = pytest.mark.slow
+
 GUARD, PAD = 64, 0xA5
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 NUMERIC_1000_0 = (1000 << 16) + 4

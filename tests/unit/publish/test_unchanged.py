@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,8 @@ from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyTab
 from airflow_bottledwater.publish.toast import ToastResolver
 from tests.support import wire as w
 from tests.support.examples import examples
+
+pytestmark = pytest.mark.slow
 
 COLUMNS = [(name, w.plain(w.TEXT)) for name in ("k", "a", "l", "b")]
 TABLES = [

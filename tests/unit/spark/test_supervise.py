@@ -28,6 +28,8 @@ from airflow_bottledwater.state import jobs, store
 from tests.support import stand_in
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:

@@ -22,6 +22,8 @@ from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.slow
+
 OIDS = (16384, 16390, 2**32 - 5)
 
 

@@ -19,6 +19,8 @@ from tests.support import reference
 from tests.support.blocks import Records, rows
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.slow
+
 KEY, VALUE = 7, 70_000
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 

@@ -48,7 +48,8 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
             "keys of deleted rows may have been unknown (bottledwater snapshot --tables … --sweep), or start again with a new slot and a snapshot.",
         )
     recorded = known.coverage
-    assert recorded is not None  # it is written together with the slot's record
+    if recorded is None:
+        return  # there is no slot yet: both are written together
     names = {oid: pinned.table.qualified for oid, pinned in known.tables.items() if oid in wanted}
     if gaps := recorded.gaps(today(connection, pipeline, known), names):
         raise StateError(

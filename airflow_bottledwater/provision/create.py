@@ -192,10 +192,10 @@ def _intent(
         pipeline.publication_name,
         time.time(),
         system_identifier,
-        fingerprint,
         "root" if via_root else "leaves",
         pipeline.output_format,
         pipeline.topic_prefix,
+        fingerprint,
     )
 
 

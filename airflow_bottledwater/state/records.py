@@ -98,10 +98,10 @@ class Intent:
     publication: str
     at: float
     system_identifier: str
-    fingerprint: dict[str, str] | None
     partitioned_tables: str
     output_format: str
     topic_prefix: str
+    fingerprint: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) 
     with connect(source.dsn) as connection:
         cluster = identify(connection)
     claim = Claim(source.pipeline, cluster, "create", Backoff(10))
-    claim.write({INTENT: Intent(source.name, source.name, time.time(), "", None, "root", "json", "")})
+    claim.write({INTENT: Intent(source.name, source.name, time.time(), "", "root", "json", "")})
     claim.close()
     source.execute(
         f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput')",

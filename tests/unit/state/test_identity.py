@@ -94,7 +94,7 @@ def test_another_topic_of_the_name_is_refused(found: Topic | None, pin: Pin | No
 def made(output_format: str, prefix: str) -> PipelineState:
     """The state of a pipeline that was made with these."""
     state = PipelineState()
-    state.apply({SLOT: RECORD, INTENT: Intent("orders", "orders", 0.0, "7000", {}, "root", output_format, prefix)})
+    state.apply({SLOT: RECORD, INTENT: Intent("orders", "orders", 0.0, "7000", "root", output_format, prefix)})
     return state
 
 

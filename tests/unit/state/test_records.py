@@ -28,7 +28,7 @@ _PARTITIONS = records.Partitions({7: KnownPartition("public.a", 2**31, "77"), 8:
 RECORDS: dict[str, StateRecord] = {
     records.CLAIM: Job.next(None, "stream"),
     records.IDS: records.Ids(("a", "b")),
-    records.INTENT: records.Intent("shop", "shop", 1.5, "7381", {"1": "2/3"}, "root", "avro", ""),
+    records.INTENT: records.Intent("shop", "shop", 1.5, "7381", "root", "avro", "", {"1": "2/3"}),
     records.SAVED_SETTINGS: records.SavedSettings({"tables": ["a"], "partitions": 6}),
     records.SLOT: SlotRecord("shop", "7381", 1, "shop", 2**40, 12),
     records.COVERAGE: Coverage({"shop": Publication(500, "77", 10, False, "insert")}, {1: frozenset({901, 7})}),

@@ -54,10 +54,10 @@ with DAG(
             description="Bytes of WAL that a slot of these sources may be behind; empty: any number.",
         ),
         "max_dead_letters": Param(
-            None,
+            0,
             type=["integer", "null"],
             title="Dead letters",
-            description="How many a pipeline may have; empty: any number.",
+            description="How many of a pipeline may be open; empty: any number.",
         ),
         "max_pause": Param(
             3600,

@@ -98,6 +98,14 @@ def preflight(**values: Any) -> None:
     help="Of --check: how old the job's last report may be.  [default: ten heartbeats, at least 30]",
 )
 @click.option(
+    "--max-dead-letters",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of --check: how many dead letters may be open.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
@@ -105,13 +113,20 @@ def preflight(**values: Any) -> None:
     help="Of --check: seconds to wait for PostgreSQL and Kafka.",
 )
 def status(
-    as_json: bool, check: bool, max_lag: int | None, max_age: float | None, timeout: float, **values: Any
+    as_json: bool,
+    check: bool,
+    max_lag: int | None,
+    max_age: float | None,
+    max_dead_letters: int,
+    timeout: float,
+    **values: Any,
 ) -> None:
     """Slot, lag, boundaries, progress and errors of a pipeline."""
     if check:
         if as_json:
             raise click.UsageError("--check and --json do not belong together")
-        probe.answer(pipeline_of(values), max_lag=max_lag, max_age=max_age, timeout=timeout)
+        limits = {"max_lag": max_lag, "max_age": max_age, "max_dead_letters": max_dead_letters}
+        probe.answer(pipeline_of(values), limits, timeout=timeout)
         return
     if max_lag is not None or max_age is not None:
         raise click.UsageError("--max-lag and --max-age belong to --check")
@@ -187,6 +202,17 @@ def verify(as_json: bool, master: str | None, spark_conf: dict[str, str], **valu
 
     where = spark_of(values["config"], master, spark_conf)
     verification.run(pipeline_of(values, later=True), *where, as_json=as_json)
+
+
+@cli.command()
+@options(everything=False)
+@click.option("-i", "--tables", "of_tables", default="", help="Only those of these tables; comma-separated patterns.")
+def dismiss(of_tables: str, **values: Any) -> None:
+    """Give up dead letters, all or those of some tables: what they hold is not published, and they are no longer reported."""
+    from airflow_bottledwater.provision import redrive
+
+    patterns = [each.strip() for each in of_tables.split(",") if each.strip()]
+    click.echo(f"{redrive.dismiss(pipeline_of(values), patterns).dismissed} dismissed.", err=True)
 
 
 cli.add_command(snapshot)

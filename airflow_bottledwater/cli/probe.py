@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -15,18 +17,17 @@ from airflow_bottledwater.spark.job import EXIT_FAILED
 log = logging.getLogger("bottledwater")
 
 
-def answer(pipeline: Pipeline, *, max_lag: int | None, max_age: float | None, timeout: float) -> None:
+def answer(pipeline: Pipeline, limits: Mapping[str, Any], *, timeout: float) -> None:
     """Say whether the pipeline's job works: a line on standard output if it does; otherwise one in the log, and exit code 1.
 
-    :param max_lag: see :func:`airflow_bottledwater.state.health.problem`.
-    :param max_age: see there.
+    :param limits: the arguments ``max_lag``, ``max_age`` and ``max_dead_letters`` of :func:`airflow_bottledwater.state.health.problem`.
     :param timeout: seconds to wait for PostgreSQL and Kafka.
     """
     from airflow_bottledwater.state import health
 
     try:
         found, status = health.look(pipeline, timeout=timeout)
-        why = health.problem(found, status, max_lag=max_lag, max_age=max_age, now=time.time())
+        why = health.problem(found, status, **limits, now=time.time())
     except BottledWaterError as error:
         why = str(error)
     if why:

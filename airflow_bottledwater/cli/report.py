@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_bottledwater.postgres.slot import SlotState
+from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.status import PipelineReport
 
 _COLUMNS = ("table", "topic", "boundary", "filtered", "ranges", "rows")
@@ -24,8 +25,10 @@ def show(report: PipelineReport, console: Console) -> None:
         console.print(f"Job: {job.state} ({age:,.0f} s ago), epoch {job.job.epoch} on {job.job.host}; {job.counters}")
         if job.error:
             console.print(f"Last error: {job.error}", style="red")
-        for problem in job.problems:
+        for problem in (each for each in job.problems if each.kind != letters.KIND):
             console.print(f"Problem for {time.time() - problem.since:,.0f} s: {problem}", style="red")
+    for name, counts in report.open_letters.items():
+        console.print(f"Open dead letters of {name}: {letters.described(counts)}", style="red")
     position = report.position or "(nothing streamed yet)"
     console.print(f"Stream at {position}; snapshot {'complete' if report.complete else 'not complete'}")
     table = Table(*_COLUMNS)

@@ -27,6 +27,7 @@ from airflow_bottledwater.live.wanted import wanted
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
+from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import without
@@ -34,7 +35,14 @@ from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.records import LiveProgress, Partitions, StateRecord, live_key, partitions_key
+from airflow_bottledwater.state.records import (
+    BY_LIVE,
+    LiveProgress,
+    Partitions,
+    StateRecord,
+    live_key,
+    partitions_key,
+)
 from airflow_bottledwater.state.snapshots import SnapshotRequests
 
 log = logging.getLogger(__name__)
@@ -222,7 +230,7 @@ class LiveSnapshots:
             self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables}
             self._noting, self._position = True, self._session.state.position
             self._reading = Reading(self._pipeline, self._request, progress, tables)
-            self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0)
+            self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0, BY_LIVE)
         if len(self._touched) > MOST:
             log.info("The stream has changed too many keys since the rows were read: they are read again.")
             self._forget()
@@ -312,6 +320,7 @@ class LiveSnapshots:
             # what was known before of a partition that is read by itself is kept: it may have got another file since
             known = self._session.state.partitions.get(oid, {}) if chunk.after.parts else {}
             changes[partitions_key(oid)] = Partitions({**chunk.partitions, **known})
+        changes.update(counted(self._session.state, BY_LIVE, [chunk.version.table] * dead_letters))
         changes[live_key(self._id)] = replace(
             chunk.after,
             rows=before.rows + rows,

@@ -29,7 +29,7 @@ class PipelineHealthOperator(BaseOperator):
     :param postgres_conn_ids: connections of type Postgres, a list or comma-separated, of the sources whose slots are looked at, too: that
         they exist and are not lost, and their lag. (templated)
     :param max_lag: bytes of WAL that a slot may be behind; None: any number. (templated)
-    :param max_dead_letters: dead letters that a pipeline may have; None: any number. (templated)
+    :param max_dead_letters: dead letters of a pipeline that may be open; None: any number. (templated)
     :param max_silence: seconds in which a job has to follow one that has ended, or has to begin to work. (templated)
     :param max_pause: seconds between two bounded runs; None: any number. (templated)
     :param max_unverified: seconds since the last verification of all tables; None: any number. (templated)
@@ -54,7 +54,7 @@ class PipelineHealthOperator(BaseOperator):
         pipelines: Sequence[str] | str | None = None,
         postgres_conn_ids: Sequence[str] | str | None = None,
         max_lag: int | str | None = None,
-        max_dead_letters: int | str | None = None,
+        max_dead_letters: int | str | None = 0,
         max_silence: float | str = 600.0,
         max_pause: float | str | None = 3600.0,
         max_unverified: float | str | None = None,

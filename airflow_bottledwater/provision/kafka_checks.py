@@ -67,6 +67,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     problems += _policies(pipeline, data, present)
+    problems += _letters_expire(pipeline, present)
     control = present.get(store.CONTROL_TOPIC)
     if not pipeline.share_topics and control is not None and control.may_read:
         problems += owners_problems(pipeline, found.cluster, list(data))
@@ -143,12 +144,26 @@ def expiry_problem(name: str, policy: str, *, exists: bool) -> str:
     )
 
 
+def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[str]:
+    """Check that an existing topic of dead letters keeps them until they are settled."""
+    topic = present.get(names.service_topic("dead_letters", pipeline.topic_prefix))
+    if topic is None or "delete" not in topic.cleanup or not (pipeline.on_error == "log" or pipeline.skip_position):
+        return []
+    return [
+        f"Topic {topic.name!r} has cleanup.policy={topic.cleanup}: dead letters would expire before anybody has settled them. Set it: "
+        f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config cleanup.policy=compact"
+    ]
+
+
 def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:
     """A data or service topic to create. One that deletes by time counts from when a record was appended: by the time of its commit, the
     changes of a stream that was stopped for longer would be deleted at once.
 
     :param table: the table whose rows it receives; None for a service topic.
     """
+    if name == names.service_topic("dead_letters", pipeline.topic_prefix):
+        # compacted: what is settled goes, and what is not stays however long that takes
+        return store.new_topic(name, replication)
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
     forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
     policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else forever

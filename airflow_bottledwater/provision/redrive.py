@@ -1,4 +1,5 @@
-"""Publishes dead letters after their cause was fixed: on request, while the stream is stopped, and under its transactional id.
+"""Settles dead letters, on request, while the stream is stopped, and under its transactional id: publishes them after their cause was
+fixed, or dismisses them.
 
 A dead letter is published only if the source still has the row as the dead letter holds it (or, for a delete, has no such row), and no
 newer record of its key is in the topic: of a later change, or for a row of a snapshot, of a change that the snapshot does not show.
@@ -9,11 +10,10 @@ to decide this, since compaction removes tombstones.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,8 +27,7 @@ from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, Slo
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
-from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.kafka.topic_reader import KeySet
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
@@ -36,6 +35,7 @@ from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.held import DeadLetter, Held, compare
+from airflow_bottledwater.provision.letters import LettersTopic, portion
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
@@ -45,15 +45,11 @@ from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.pinned import PinnedTable, pins
-from airflow_bottledwater.state.records import stream_id
+from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.records import letters_key, stream_id
 
 log = logging.getLogger(__name__)
 
-#: bytes of dead letters that are treated at once
-_PORTION_BYTES = 32 << 20
-#: records that are read at once: dead letters may be large
-_BLOCK, _LARGE_BLOCK = 10_000, 100
 _NOTHING = tombstones(0, [])
 
 
@@ -66,36 +62,39 @@ class Result:
         table was truncated since, or taken up again with another key.
     :param failed: still refused; they stay in the dead-letter topic.
     :param incomplete: without their row, which was too large for a dead letter; they stay.
+    :param dismissed: given up, and removed.
     """
 
     published: int = 0
     overtaken: int = 0
     failed: int = 0
     incomplete: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a dead letter is, by which it is found again: not all of them fit into memory.
-
-    :param position: of its change; empty of a snapshot's.
-    :param size: in bytes.
-    """
-
-    position: str
-    key: bytes
-    size: int
-
-
-class _Head(msgspec.Struct):
-    """What of a dead letter says whose it is."""
-
-    pos: str
-    pipeline: str
+    dismissed: int = 0
 
 
 def redrive(pipeline: Pipeline) -> Result:
     """Publish the pipeline's dead letters, each in one transaction with a tombstone for it in the dead-letter topic.
+
+    :raises SlotInUse: the stream runs.
+    :raises StateError: the state topic does not know the slot.
+    :raises TakenOver: another job has claimed the slot.
+    """
+    return _settle(pipeline, lambda letters: letters.redrive())
+
+
+def dismiss(pipeline: Pipeline, tables: Sequence[str] = ()) -> Result:
+    """Give up the pipeline's dead letters: their rows are not published.
+
+    :param tables: ``[schema.]table`` patterns, as in the settings; empty for all dead letters.
+    :raises SlotInUse: the stream runs.
+    :raises StateError: the state topic does not know the slot.
+    :raises TakenOver: another job has claimed the slot.
+    """
+    return _settle(pipeline, lambda letters: letters.dismiss(tables))
+
+
+def _settle(pipeline: Pipeline, how: Callable[[_Letters], Result]) -> Result:
+    """Claim the slot, and settle its dead letters.
 
     :raises SlotInUse: the stream runs.
     :raises StateError: the state topic does not know the slot.
@@ -107,8 +106,7 @@ def redrive(pipeline: Pipeline) -> Result:
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = ToastResolver(pipeline.postgres, backoff.wait)
         try:
-            redriving = _Redrive(pipeline, publishing, completer, claim.state.tables)
-            return redriving.run(claim.cluster.pipeline(pipeline.slot))
+            return how(_Letters(pipeline, publishing, completer, claim))
         finally:
             publishing.close()
             completer.close()
@@ -116,7 +114,7 @@ def redrive(pipeline: Pipeline) -> Result:
 
 @contextmanager
 def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
-    with session(pipeline.postgres, "Re-driving dead letters") as connection:
+    with session(pipeline.postgres, "Settling dead letters") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
     if found is not None and found.active_pid is not None:
@@ -136,33 +134,31 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
         claim.close()
 
 
-class _Redrive:
-    """
-    :param tables: the pipeline's tables by oid, as they are published today.
-    """
+class _Letters:
+    """The dead letters of a pipeline whose slot is claimed."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        publishing: PublishSession,
-        completer: ToastResolver,
-        tables: Mapping[int, PinnedTable],
-    ) -> None:
-        self._pipeline, self._publishing, self._completer, self._tables = pipeline, publishing, completer, tables
+    def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: ToastResolver, claim: Claim) -> None:
+        self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
+        #: the pipeline's tables by oid, as they are published today
+        self._tables = claim.state.tables
+        self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}
-        self._dead_letters_topic = publishing.topics[publishing.dead_letters]
         self._events_topic = publishing.topics[publishing.events]
 
-    def run(self, name: str) -> Result:
-        """The dead letters of the pipeline of this name: some thousand at a time, the snapshot's first, then by position."""
+    def redrive(self) -> Result:
+        """Publish them: some thousand at a time, the snapshot's first, then by position."""
         result = Result()
-        places = sorted(self._places(name), key=lambda place: place.position)
+        places = sorted(self._publishing.run(self._letters.places), key=lambda place: place.position)
         while places:
-            n = _portion(places)
-            self._redrive(self._read([place.key for place in places[:n]]), result)
+            n = portion(places)
+            self._redrive(self._letters.read([place.key for place in places[:n]]), result)
             del places[:n]
         return result
+
+    def dismiss(self, tables: Sequence[str]) -> Result:
+        """Remove those of some tables; an attempt whose outcome is unknown is repeated from what is left."""
+        return Result(dismissed=self._publishing.run(lambda: self._letters.dismiss(tables)))
 
     def _redrive(self, dead_letters: list[DeadLetter], result: Result) -> None:
         ready: list[tuple[DeadLetter, Records]] = []
@@ -216,39 +212,10 @@ class _Redrive:
             return True
         return pinned is None
 
-    def _places(self, name: str) -> Iterable[_Place]:
-        """The dead letters of the pipeline of this name."""
-        found: dict[bytes, _Place] = {}
-        for block in self._blocks(self._dead_letters_topic):
-            for i in range(len(block)):
-                key, value = block.key(i), block.value(i)
-                if value is None:
-                    found.pop(key, None)
-                    continue
-                head = msgspec.json.decode(value, type=_Head)
-                if head.pipeline == name:
-                    found[key] = _Place(head.pos, key, len(value))
-        return found.values()
-
-    def _read(self, keys: Sequence[bytes]) -> list[DeadLetter]:
-        """These dead letters, but for those that are gone meanwhile."""
-        wanted, found = KeySet(keys), dict[bytes, bytes | None]()
-        for block in self._blocks(self._dead_letters_topic):
-            for i in block.having(wanted):
-                found[block.key(i)] = block.value(i)
-        return [DeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
-
     def _events(self) -> Iterator[dict[str, Any]]:
-        for block in self._blocks(self._events_topic):
+        for block in self._letters.blocks(self._events_topic):
             for i in range(len(block)):
                 yield json.loads(block.value(i) or b"{}")
-
-    def _blocks(self, topic: str) -> Iterator[Block]:
-        size = _LARGE_BLOCK if topic == self._dead_letters_topic else _BLOCK
-        return blocks(self._pipeline.kafka, topic, self._ends(topic), self._publishing.backoff, size=size)
-
-    def _ends(self, topic: str) -> list[int]:
-        return Topics(self._pipeline.kafka).ends(topic, self._publishing.partitions[topic])
 
     def _with_schema(self, version: Version) -> Version:
         """The relation version with the schemas that the registry has today: it may have refused that of the rows then, or have lost it since.
@@ -312,7 +279,7 @@ class _Redrive:
         found: dict[tuple[str, bytes], str] = {}
         for topic, keys in wanted.items():
             looked_for = KeySet(keys)
-            for block in self._blocks(topic) if keys else ():
+            for block in self._letters.blocks(topic) if keys else ():
                 for i in block.having(looked_for):
                     key, pos = block.key(i), (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
@@ -355,17 +322,12 @@ class _Redrive:
         def work() -> None:
             nonlocal begun
             # whether an attempt before this one was committed, the dead letter itself tells
-            if not begun or self._read([dead_letter.key]):
+            if not begun or self._letters.read([dead_letter.key]):
                 begun = True
-                self._publishing.transact([records, tombstone], {})
+                counted = letters_key(int(dead_letter.content["oid"]), str(dead_letter.content["by"]))
+                self._publishing.transact([records, tombstone], self._letters.closed({counted: 1}))
 
         self._publishing.run(work)
-
-
-def _portion(places: Sequence[_Place]) -> int:
-    """How many dead letters are treated at once: at least one, and as many as memory is for."""
-    sizes = itertools.accumulate(place.size for place in places)
-    return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))
 
 
 def _key(records: Records, i: int) -> bytes | None:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import psycopg
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
 
+from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import ProtocolError
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import ColumnType, Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
 
 #: a dead letter has at most so many characters of row text, for which so many bytes of a value are enough
 MAX_TEXT = 64 * 1024
 MAX_BYTES = 4 * (MAX_TEXT + 1)
+#: types of which psycopg reads the binary form, without a connection: bool, int8, int2, int4, oid, float4, float8, date, time, timestamp,
+#: timestamptz (in UTC), numeric and uuid (src/include/catalog/pg_type.dat)
+_READ = frozenset((16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 1700, 2950))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,7 @@ class DeadLetter:
     :param position: the position of the change; empty for a row of a snapshot.
     :param message: the row as a message of pgoutput.
     :param error: why it could not be published.
+    :param by: what has written it, see :func:`~airflow_bottledwater.state.records.letters_key`.
     :param whole: whether the message has all of the row, so that it can be published later.
     :param context: what else is needed to publish it later: of a change, the transaction's id and time (``xid``, ``time``); of a snapshot's
         row, the LSN up to which it shows the table (``lsn``), and the header of a live snapshot's (``label``).
@@ -41,6 +52,7 @@ class DeadLetter:
     position: str
     message: bytes
     error: str
+    by: str
     whole: bool = True
     context: Mapping[str, int | str] = field(default_factory=dict)
 
@@ -60,6 +72,8 @@ class DeadLetter:
             "op": self.op,
             "pos": self.position,
             "relation": table.qualified,
+            "oid": table.oid,
+            "by": self.by,
             "key": {name: kept.get(name) for name in table.key} if table.key else None,
             "columns": kept,
             "truncated": size > MAX_TEXT,
@@ -77,8 +91,24 @@ class DeadLetter:
         return json.dumps({**record, "truncated": True}, ensure_ascii=False).encode()
 
 
+def counted(state: PipelineState, by: str, tables: Iterable[Table]) -> dict[str, StateRecord]:
+    """The counts behind the dead letters of a Kafka transaction, which are to be written in it.
+
+    :param state: as it is before the transaction.
+    :param by: what writes them, see :func:`~airflow_bottledwater.state.records.letters_key`. Nobody else writes a count of the same key.
+    :param tables: that of each letter.
+    """
+    found: dict[str, Letters] = {}
+    for table in tables:
+        key = letters_key(table.oid, by)
+        before = found.get(key) or state.letters.get(key) or Letters(table.qualified, 0)
+        found[key] = replace(before, table=table.qualified, written=before.written + 1)
+    return dict(found)
+
+
 def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
-    """A row's values for a dead letter: printable text unchanged, anything else as hex of its binary form."""
+    """A row's values for a dead letter: numbers, times and the like as PostgreSQL writes them, printable text unchanged, and anything else
+    as hex of its binary form."""
     try:
         row = pgoutput.row(message)
     except ProtocolError:
@@ -88,8 +118,20 @@ def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
         if value.kind in "nu":
             texts[column.name] = None
             continue
-        texts[column.name] = _printable(value.data[:MAX_BYTES])
+        read = _read(column.type, value.data) if value.kind == "b" else None
+        texts[column.name] = _printable(value.data[:MAX_BYTES]) if read is None else read
     return texts
+
+
+def _read(kind: ColumnType, data: bytes) -> str | None:
+    """A binary value as text; None if it is of another type than :data:`_READ`, or is not one of it."""
+    if kind.base_oid not in _READ or types.mapping(kind).convert is not None:
+        return None
+    try:
+        value = Transformer().get_loader(kind.base_oid, Format.BINARY).load(data)
+    except (psycopg.Error, ValueError, struct.error, IndexError, OverflowError):
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _printable(data: bytes) -> str:

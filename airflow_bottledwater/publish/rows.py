@@ -25,18 +25,17 @@ log = logging.getLogger(__name__)
 
 #: bytes of a key column's value that an error shows
 _KEY_BYTES = 100
-#: int8, int2, int4 (src/include/catalog/pg_type.dat)
-_INTEGERS = (20, 21, 23)
 
 
 class RowEncoder:
     """Encodes blocks of rows for a session. It remembers the rows that the broker is known to refuse.
 
     :param headers: see :class:`~airflow_bottledwater.kafka.publisher.Records`.
+    :param by: what writes its dead letters, see :func:`~airflow_bottledwater.state.records.letters_key`.
     """
 
-    def __init__(self, session: PublishSession, headers: int) -> None:
-        self._session = session
+    def __init__(self, session: PublishSession, headers: int, by: str) -> None:
+        self._session, self._by = session, by
         self._encoder = BlockEncoder(headers)
         #: rows that the broker is known to refuse, by the digest of their bytes, and why
         self._refused: dict[bytes, str] = {}
@@ -70,7 +69,7 @@ class RowEncoder:
         message = _as_insert(version.table, raw, largest=len(raw) if whole else MAX_BYTES)
         log.error("Dead letter for a row of %s: %s", version.table.qualified, rejection.reason)
         context: dict[str, int | str] = {"lsn": insert_lsn, "label": label}
-        of = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, whole, context)
+        of = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, self._by, whole, context)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), of.encode(limit))
 
     def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:
@@ -116,10 +115,7 @@ def _named(table: Table, raw: memoryview) -> str:
     values = []
     for column in table.columns:
         if column.name in table.key:
-            text = texts.get(column.name) or ""
-            if column.type.oid in _INTEGERS and text.startswith("\\x"):
-                text = str(int.from_bytes(bytes.fromhex(text[2:]), signed=True))
-            values.append(f"{column.name} = {text}")
+            values.append(f"{column.name} = {texts.get(column.name) or ''}")
     return f"; it is the row with {', '.join(values)}"
 
 

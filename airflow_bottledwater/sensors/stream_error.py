@@ -39,7 +39,7 @@ _SEEN = "bottledwater_seen"
 
 
 class StreamErrorSensor(PipelineMixin, LookingSensor):
-    """Fails as soon as the stream reports an error, has written too many dead letters or does not report any more; succeeds when the
+    """Fails as soon as the stream reports an error, too many dead letters are open, or it does not report any more; succeeds when the
     stream ends in order.
 
     Beside a stream task, it reports the stream's error as a task of its own, with its own callbacks. In another DAG, it watches a stream
@@ -58,8 +58,8 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
     :param kafka_conn_id: connection of type Apache Kafka. (templated)
     :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
     :param settings: any other setting (docs/settings.md). (templated)
-    :param max_dead_letters: more than this many dead letters since the slot was created are an error; None: any number is allowed.
-        (templated)
+    :param max_dead_letters: more than this many dead letters of stream and snapshots that nobody has re-driven or dismissed are an error;
+        None: any number is allowed. (templated)
     :param max_silence: seconds without any report, by the watching host's own clock, after which the stream counts as dead, or as
         never started; in any case at least ten times ``heartbeat_interval`` and twice ``outage_timeout``. (templated)
     :param poke_interval: seconds between two checks.
@@ -87,7 +87,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         kafka_conn_id: str = "kafka_default",
         schema_registry_conn_id: str | None = "schema_registry_default",
         settings: Mapping[str, Any] | None = None,
-        max_dead_letters: int | str | None = None,
+        max_dead_letters: int | str | None = 0,
         max_silence: float | str = 600.0,
         poke_interval: float = 10.0,
         timeout: float = _NEVER,

@@ -149,7 +149,7 @@ class Topics:
     unkeyed_retention_ms: Annotated[
         int,
         about(
-            "The property retention.ms of topics of unkeyed tables, of events and of dead letters.",
+            "The property retention.ms of topics of unkeyed tables and of events.",
             allowed="milliseconds, or -1 for ever",
             ge=-1,
             le=2**63 - 1,

@@ -35,7 +35,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Meter, Report
 from airflow_bottledwater.snapshot.task import LaneTask, Result
-from airflow_bottledwater.state import schemas
+from airflow_bottledwater.state import letters, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
@@ -128,11 +128,11 @@ class _Driver:
         wanted = [oid for oid in known.tables if oid not in known.completed]
         if not wanted:
             log.info("The snapshot is complete.")
-            return Result(len(known.tables), 0, 0, 0, 0, 0.0)
+            return self._nothing_left()
         tables = self._present(wanted)
         if not tables:
             self._complete([])
-            return Result(len(known.tables), 0, 0, 0, 0, 0.0)
+            return self._nothing_left()
         holder = pg.SnapshotExporter(self._pipeline.postgres)
         try:
             return self._take(holder, tables, started)
@@ -163,15 +163,29 @@ class _Driver:
         self._check_done([part for parts in plans.parts.values() for part in parts])
         self._sweep(tables)
         self._complete(tables)
-        self._report(meter.sum_up(self._claim.state))
+        self._report(meter.sum_up(self._claim.state, sum(t["dead_letters"] for t in totals)))
+        self._tell_letters()
         return Result(
             len(tables),
             sum(t["rows"] for t in totals),
             sum(t["dead_letters"] for t in totals),
+            self._claim.state.counters["open_dead_letters"],
             sum(len(t.chunks) for t in tasks),
             skipped,
             time.monotonic() - started,
         )
+
+    def _nothing_left(self) -> Result:
+        """What a snapshot does that is complete."""
+        self._tell_letters()
+        known = self._claim.state
+        return Result(len(known.tables), 0, 0, known.counters["open_dead_letters"], 0, 0, 0.0)
+
+    def _tell_letters(self) -> None:
+        """Tell of the dead letters that nobody has settled: in the log and in the job's status."""
+        known = self._claim.state
+        self._controller.status.counters = known.counters
+        self._controller.problems.tell("dead letters", letters.problems(known.open_letters))
 
     def _present(self, wanted: Sequence[int]) -> list[Table]:
         """These tables, but for those that were dropped: they have no rows that could be read, and the others are not to wait for them."""
@@ -270,6 +284,7 @@ class _Driver:
             return
         progress = meter.update(state)
         self._controller.status.progress |= asdict(progress)
+        self._tell_letters()
         self._report(progress)
 
     def _check_done(self, tables: Sequence[Table]) -> None:

@@ -23,6 +23,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.refusals import rule_out
 from airflow_bottledwater.publish.reject import without
 from airflow_bottledwater.publish.rows import RowEncoder
@@ -31,7 +32,7 @@ from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.pinned import pins
-from airflow_bottledwater.state.records import Progress, StateRecord, lane_id
+from airflow_bottledwater.state.records import Progress, StateRecord, by_lane, lane_id
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class _Lane:
         )
         self._connection: Connection = self._connect()
         self._tables = {t.table.oid: t for t in task.tables}
-        self._rows = RowEncoder(self._session, wire.HEADERS if pipeline.snapshot_headers else 0)
+        self._rows = RowEncoder(self._session, wire.HEADERS if pipeline.snapshot_headers else 0, by_lane(task.lane))
         self._totals = {"rows": 0, "dead_letters": 0}
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class _Lane:
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
         counts = {"rows": 0, "dead_letters": 0}
-        progress: dict[str, StateRecord] = {}
+        progress: dict[str, StateRecord | None] = {}
         deadline = math.inf
 
         def in_time() -> None:
@@ -154,6 +155,8 @@ class _Lane:
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
             rows = rows_before + counts["rows"]
+            letters = [pinned.table] * counts["dead_letters"]
+            progress.update(counted(self._session.state, by_lane(self._task.lane), letters))
             progress[chunk.progress_key] = self._progress(rows, last, done=last == chunk.last)
 
         try:

@@ -83,14 +83,18 @@ class Meter:
             )  # fmt: skip
         return found
 
-    def sum_up(self, state: PipelineState) -> SnapshotProgress:
-        """Log how much was published, in total and of the largest tables; returns the last progress."""
+    def sum_up(self, state: PipelineState, dead_letters: int) -> SnapshotProgress:
+        """Log how much was published, in total and of the largest tables; returns the last progress.
+
+        :param dead_letters: how many rows became dead letters.
+        """
         seconds = max(0.001, time.monotonic() - self._began)
         now = self._measure(state)
         rows = now.rows - self._before.rows
         log.info(
-            "Snapshot of %d %s: %s rows, %s in %s (%s rows a second)%s.",
-            len(self._tables), "table" if len(self._tables) == 1 else "tables", f"{rows:,}", size(now.bytes - self._before.bytes),
+            "Snapshot of %d %s: %s rows%s, %s in %s (%s rows a second)%s.",
+            len(self._tables), "table" if len(self._tables) == 1 else "tables", f"{rows:,}",
+            f" and {dead_letters:,} dead letters" if dead_letters else "", size(now.bytes - self._before.bytes),
             duration(seconds), f"{rows / seconds:,.0f}", f"; {self._before.rows:,} rows were there before" if self._before.rows else "",
         )  # fmt: skip
         largest = sorted(self._tables, key=lambda table: self._of(state, table).total_bytes, reverse=True)

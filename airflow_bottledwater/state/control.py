@@ -90,6 +90,7 @@ class Controller(Reporter):
         :param result: the last state, see :class:`StatusRecord`.
         :param permanent: whether the job failed for good.
         """
+        self.status.problems = self.problems.all()
         self.status.state = result
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent

@@ -139,6 +139,11 @@ class StatusRecord:
         return not self.retired and self.stopped_by != REQUEST
 
     @property
+    def open_dead_letters(self) -> int:
+        """How many dead letters of the pipeline nobody has re-driven or dismissed yet."""
+        return self.counters.get("open_dead_letters", 0)
+
+    @property
     def ended(self) -> bool:
         """Whether it is the job's last status."""
         return self.ended_in_order or self.failed

@@ -16,12 +16,18 @@ from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import problems, store
+from airflow_bottledwater.state import letters, problems, store
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 
 
 def problem(
-    found: SlotState | None, status: StatusRecord | None, *, max_lag: int | None, max_age: float | None, now: float
+    found: SlotState | None,
+    status: StatusRecord | None,
+    *,
+    max_lag: int | None,
+    max_age: float | None,
+    now: float,
+    max_dead_letters: int = 0,
 ) -> str:
     """Why a pipeline does not work, in one sentence; empty if it does.
 
@@ -30,6 +36,7 @@ def problem(
     :param max_lag: bytes of WAL that the slot may be behind; None for any number.
     :param max_age: seconds that the status may be old; None for ten heartbeats, at least 30.
     :param now: seconds since 1970.
+    :param max_dead_letters: how many dead letters may be open.
     """
     if status is None:
         return "No job has ever reported."
@@ -52,7 +59,9 @@ def problem(
         return str(error)
     if max_lag is not None and found.lag > max_lag:
         return f"The slot is {found.lag:,} bytes behind, more than {max_lag:,}."
-    return problems.summary(status.problems)
+    if status.open_dead_letters > max_dead_letters:
+        return problems.summary(status.problems) or f"{status.open_dead_letters:,} dead letters are open."
+    return problems.summary(each for each in status.problems if each.kind != letters.KIND)
 
 
 def look(pipeline: Pipeline, *, timeout: float) -> tuple[SlotState | None, StatusRecord | None]:

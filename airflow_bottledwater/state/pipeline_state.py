@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from airflow_bottledwater.state.records import (
     COVERAGE,
     IDS,
     INTENT,
+    LETTERS,
     LIVE,
     POSITION,
     SAVED_SETTINGS,
@@ -28,6 +30,7 @@ from airflow_bottledwater.state.records import (
     Complete,
     Ids,
     Intent,
+    Letters,
     LiveProgress,
     Partitions,
     Plan,
@@ -57,6 +60,7 @@ class PipelineState:
     raw: dict[str, dict[str, Any]] = field(default_factory=dict)
     _decoded: dict[str, StateRecord] = field(default_factory=dict, compare=False, repr=False)
     _by_table: dict[str, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
+    _letters: dict[str, Letters] | None = field(default=None, compare=False, repr=False)
 
     def get(self, key: str, kind: type[R]) -> R | None:
         """One record, decoded; None if there is none.
@@ -74,7 +78,9 @@ class PipelineState:
     def apply(self, changes: Mapping[str, StateRecord | None]) -> None:
         """Apply records that were written to the topic; None removes a record."""
         for key, record in changes.items():
-            self._by_table.pop(key.partition("/")[0], None)
+            self._by_table.pop(kind := key.partition("/")[0], None)
+            if kind == LETTERS:
+                self._letters = None
             self._decoded.pop(key, None)
             if record is None:
                 self.raw.pop(key, None)
@@ -207,5 +213,30 @@ class PipelineState:
 
     @property
     def counters(self) -> dict[str, int]:
-        """How many records of each kind the stream has published since the slot was created."""
-        return {name: getattr(self.reached, name, 0) for name in ("published", "dead_letters", "superseded", "events")}
+        """How many records of each kind the stream has published since the slot was created, and how many dead letters the stream and
+        the snapshots have written."""
+        streamed = {name: getattr(self.reached, name, 0) for name in ("published", "superseded", "events")}
+        letters = self.letters.values()
+        return {
+            **streamed,
+            "dead_letters": sum(each.written for each in letters),
+            "open_dead_letters": sum(each.open for each in letters),
+        }
+
+    @property
+    def letters(self) -> dict[str, Letters]:
+        """The counts of dead letters by the keys of their records (:func:`~airflow_bottledwater.state.records.letters_key`)."""
+        if self._letters is None:
+            found = {key: self.get(key, Letters) for key in self.raw if key.startswith(f"{LETTERS}/")}
+            self._letters = {key: each for key, each in found.items() if each is not None}
+        return self._letters
+
+    @property
+    def open_letters(self) -> dict[str, dict[str, int]]:
+        """How many dead letters are open, by the table's name and by what has written them: snapshot, stream or live."""
+        found: dict[str, Counter[str]] = {}
+        for key, each in self.letters.items():
+            if each.open:
+                by = key.rpartition("/")[2].partition("-")[0]
+                found.setdefault(each.table, Counter())[by] += each.open
+        return {table: dict(found[table]) for table in sorted(found)}

@@ -11,7 +11,7 @@ from typing import Any
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state import problems
+from airflow_bottledwater.state import letters, problems
 from airflow_bottledwater.state.control_records import (
     JOBS,
     REPLACEMENT,
@@ -36,14 +36,14 @@ class Limits:
     :param silence: seconds in which a job has to follow one that has ended, or has to begin to work: at most as long as restarts take.
     :param pause: seconds between two bounded runs.
     :param lag: bytes of WAL that a slot may be behind.
-    :param dead_letters: how many there may be.
+    :param dead_letters: how many may be open.
     :param unverified: seconds since the last verification that found everything equal.
     """
 
     silence: float = 600.0
     pause: float | None = 3600.0
     lag: int | None = None
-    dead_letters: int | None = None
+    dead_letters: int | None = 0
     unverified: float | None = None
 
 
@@ -93,10 +93,10 @@ def wrong(
     if status.repeats >= REPEATS:
         found.append(f"{status.repeats} jobs in a row have ended without publishing anything. {status.error}")
     if not status.ended:
-        found += [str(each) for each in problems.lasting(status.problems, status.at)]
-    letters = status.counters.get("dead_letters", 0)
-    if limits.dead_letters is not None and letters > limits.dead_letters:
-        found.append(f"{letters} dead letters, more than {limits.dead_letters}: re-drive them.")
+        found += [str(each) for each in problems.lasting(status.problems, status.at) if each.kind != letters.KIND]
+    if limits.dead_letters is not None and (count := status.open_dead_letters) > limits.dead_letters:
+        found.append(f"{count} dead letters are open, more than {limits.dead_letters}: re-drive them, or dismiss them.")
+        found += [str(each) for each in status.problems if each.kind == letters.KIND]
     found.append(_verified(decode(VerifiedRecord, records.get(verified_key(name))), status, now, limits))
     return [each.strip() for each in found if each]
 

@@ -3,7 +3,7 @@
 Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
 partitions; ``heir/…`` by the oid of a table that is to get a topic; ``below/…`` by that of one whose changes are sent as another one's;
-and ``live/…`` by the id of a live snapshot.
+``live/…`` by the id of a live snapshot; and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot",
 COVERAGE, SAVED_SETTINGS = "coverage", "settings"
 #: the prefix of the keys of live snapshots
 LIVE = "live/"
+#: the first part of the keys of dead letters' counts, and what writes dead letters; each lane of a snapshot has a count of its own
+LETTERS = "letters"
+BY_STREAM, BY_LIVE, _BY_SNAPSHOT = "stream", "live", "snapshot"
 
 
 def table_key(oid: int) -> str:
@@ -74,6 +77,19 @@ def below_key(oid: int) -> str:
 def live_key(request_id: str) -> str:
     """The key of a live snapshot's progress."""
     return f"{LIVE}{request_id}"
+
+
+def by_lane(lane: int) -> str:
+    """What writes the dead letters of a lane of the snapshot."""
+    return f"{_BY_SNAPSHOT}-{lane}"
+
+
+def letters_key(oid: int, by: str) -> str:
+    """The key of the count of a table's dead letters.
+
+    :param by: what has written them: :data:`BY_STREAM`, :data:`BY_LIVE`, or :func:`by_lane`.
+    """
+    return f"{LETTERS}/{oid}/{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +169,6 @@ class Reached:
     fingerprint: str | None = None
     epoch: int | None = None
     published: int = 0
-    dead_letters: int = 0
     superseded: int = 0
     events: int = 0
 
@@ -203,6 +218,24 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class Letters:
+    """The dead letters of one table that one publisher has written, in the same Kafka transactions as the letters.
+
+    :param table: the table's name when the last one was written.
+    :param written: how many, since the slot was created; of these, ``closed`` were re-driven, overtaken or dismissed.
+    """
+
+    table: str
+    written: int
+    closed: int = 0
+
+    @property
+    def open(self) -> int:
+        """How many nobody has settled yet."""
+        return self.written - self.closed
+
+
+@dataclass(frozen=True, slots=True)
 class LiveProgress:
     """How far a live snapshot is published.
 
@@ -247,7 +280,7 @@ class LiveProgress:
 
 StateRecord = (
     Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep | Partitions | Heir
-    | Below | LiveProgress
+    | Below | LiveProgress | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
@@ -269,6 +302,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "heir": Heir,
     "below": Below,
     "live": LiveProgress,
+    LETTERS: Letters,
 }
 
 R = TypeVar("R")

@@ -70,6 +70,7 @@ class PipelineReport:
     :param consistent_point: the LSN at which the slot starts; empty before it is created.
     :param position: the position up to which the stream is published; empty before anything is.
     :param counters: how many records of each kind the stream has published since the slot was created.
+    :param open_letters: how many dead letters are open, by table and by what has written them: snapshot, stream or live.
     :param complete: whether the snapshot of all tables is complete.
     :param job: the last status of the pipeline's job; None if there is none.
     """
@@ -80,6 +81,7 @@ class PipelineReport:
     consistent_point: str
     position: str
     counters: dict[str, int]
+    open_letters: dict[str, dict[str, int]]
     complete: bool
     tables: list[TableReport]
     job: StatusRecord | None
@@ -109,6 +111,7 @@ def report(pipeline: Pipeline) -> PipelineReport:
         consistent_point=format_lsn(known.slot.consistent_point) if known.slot else "",
         position=str(known.position) if known.position else "",
         counters=known.counters,
+        open_letters=known.open_letters,
         complete=bool(known.tables) and known.complete,
         tables=[_table(known, oid, pinned) for oid, pinned in tables],
         job=read_status(pipeline, cluster.pipeline(pipeline.slot)),

@@ -23,6 +23,7 @@ from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import session, stoppable
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.coverage import CoverageWatch
 from airflow_bottledwater.state.schemas import SchemaWatch
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 _IDLE, _BESIDE = 0.2, 0.01
 #: seconds between two log lines with the stream's position
 _LOG_INTERVAL = 10.0
+#: seconds between two looks whether open dead letters are to be logged again
+_TELL_LETTERS = 60.0
 
 
 @contextmanager
@@ -84,6 +87,20 @@ class StreamReport:
         self._controller, self._watch = controller, watch
         self.position = position
         self._last_logged, self._published_then = -math.inf, 0
+        self._letters: Mapping[str, Mapping[str, int]] = {}
+        self._told_letters = -math.inf
+
+    def tell_letters(self, open_letters: Mapping[str, Mapping[str, int]], counters: Mapping[str, int]) -> None:
+        """Tell of the dead letters that nobody has settled, if they are others than before, and now and then: a live snapshot writes some
+        without a change of the stream's position.
+
+        :param counters: see :meth:`update`.
+        """
+        if open_letters != self._letters or time.monotonic() - self._told_letters > _TELL_LETTERS:
+            self._letters, self._told_letters = open_letters, time.monotonic()
+            status = self._controller.status
+            status.counters = {**status.counters, **counters}
+            self._controller.problems.tell("dead letters", letters.problems(open_letters))
 
     def update(self, position: Position, counters: Mapping[str, int], skipped_by_table: Mapping[str, int]) -> None:
         """Report that the stream is at ``position``.
@@ -100,8 +117,9 @@ class StreamReport:
         if (seconds := now - self._last_logged) > _LOG_INTERVAL:
             rate = (published - self._published_then) / seconds
             log.info(
-                "At %s: %s records published (%s a second), %s dead letters.",
+                "At %s: %s records published (%s a second), %s dead letters, of which %s are open.",
                 position, f"{published:,}", f"{rate:,.0f}", f"{counters.get('dead_letters', 0):,}",
+                f"{counters.get('open_dead_letters', 0):,}",
             )  # fmt: skip
             self._last_logged, self._published_then = now, published
 
@@ -128,6 +146,7 @@ def follow(
         with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
             publisher.reached()
             report = StreamReport(controller, watch, publisher.position)
+            controller.status.counters = publisher.counters
             with contextlib.closing(open_source(pipeline, start, backoff, publisher.position)) as source:
                 rest = Rest(source.rest)
                 target = flush_target(pipeline) if bounded else None
@@ -142,6 +161,7 @@ def follow(
                         counters = {**publisher.counters, **source.statistics}
                         report.update(publisher.position, counters, source.skipped_by_table)
                     live.work()
+                    report.tell_letters(publisher.open_letters, publisher.counters)
                     rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
                 if not stopped.is_set():
                     watch.check(publisher.position)

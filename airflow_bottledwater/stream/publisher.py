@@ -18,7 +18,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.dead_letter import DeadLetter
+from airflow_bottledwater.publish.dead_letter import DeadLetter, counted
 from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
@@ -26,7 +26,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.records import POSITION, Reached, stream_id
+from airflow_bottledwater.state.records import BY_STREAM, POSITION, Reached, StateRecord, stream_id
 from airflow_bottledwater.stream.events import truncate_events
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start
@@ -69,6 +69,11 @@ class StreamPublisher:
     def counters(self) -> dict[str, int]:
         """How many records of each kind the stream has published since the slot was created."""
         return self._session.state.counters
+
+    @property
+    def open_letters(self) -> dict[str, dict[str, int]]:
+        """The dead letters that nobody has settled, see :attr:`PipelineState.open_letters`."""
+        return self._session.state.open_letters
 
     @property
     def position(self) -> Position:
@@ -154,7 +159,10 @@ class StreamPublisher:
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(truncate_events(encoded.completed.batch, self._session.events))
         before, end = self.counters, encoded.batch.end
-        progress = {
+        versions, changes = encoded.completed.batch.versions, encoded.completed.batch.changes
+        of = [versions[int(changes[each.row]["relation"])].table for each in encoded.rejections]
+        progress: dict[str, StateRecord | None] = {
+            **counted(self._session.state, BY_STREAM, of),
             POSITION: Reached(
                 end.lsn,
                 end.ordinal,
@@ -162,10 +170,9 @@ class StreamPublisher:
                 self._fingerprint,
                 self._session.job.epoch,
                 published=before["published"] + len(records),
-                dead_letters=before["dead_letters"] + len(dead_letters),
                 superseded=before["superseded"] + len(encoded.completed.superseded),
                 events=before["events"] + len(events),
-            )
+            ),
         }
         try:
             self._session.transact([records, *events, *dead_letters], progress)
@@ -191,11 +198,12 @@ class StreamPublisher:
             position,
             bytes(batch.data[at : at + size]),
             rejection.reason,
+            BY_STREAM,
             context={"xid": int(change["xid"]), "time": int(change["time"])},
         )
         log.error("Dead letter for %s at %s: %s", version.table.qualified, position, rejection.reason)
         value = dead_letter.encode(self._session.dead_letter_limit)
-        return single(self._session.dead_letters, 0, position.encode(), value)
+        return single(self._session.dead_letters, 0, f"{self._session.name}/{position}".encode(), value)
 
 
 def _rest(batch: Batch, reached: Position | None) -> Batch:

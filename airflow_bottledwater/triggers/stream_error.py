@@ -17,7 +17,7 @@ from airflow_bottledwater.hooks import job_stop, job_watch, tasks
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import problems
+from airflow_bottledwater.state import letters, problems
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
     TASK,
@@ -68,7 +68,7 @@ def evaluate(
     :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are not used.
     :param longest: seconds that a silence may last.
     :param earlier: the id of the job whose end was known before the watch began; empty for none.
-    :param max_dead_letters: more dead letters than these are an error; None: any number is allowed.
+    :param max_dead_letters: more open dead letters than these are an error; None: any number is allowed.
     """
     late = silent >= longest
     if status is None or status.job.kind != "stream":
@@ -79,11 +79,13 @@ def evaluate(
             f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not start; check that "
             "this task has the same slot and connections."
         )
-    letters = status.counters.get("dead_letters", 0)
-    if max_dead_letters is not None and letters > max_dead_letters:
-        return _failed(f"{letters} dead letters, more than {max_dead_letters}.", status.position)
+    if max_dead_letters is not None and status.open_dead_letters > max_dead_letters:
+        why = problems.summary(each for each in status.problems if each.kind == letters.KIND)
+        more = f"{status.open_dead_letters} dead letters are open, more than {max_dead_letters}."
+        return _failed(f"{more} {why}".strip(), status.position)
     if not status.ended:
-        if found := problems.lasting(status.problems, status.at):
+        others = [each for each in status.problems if each.kind != letters.KIND]
+        if found := problems.lasting(others, status.at):
             return _failed(problems.summary(found), status.position)
         if not late:
             return None
@@ -225,7 +227,7 @@ class StreamErrorTrigger(PipelineTrigger):
     :param cluster: the source's :class:`Cluster` as a dictionary, which the sensor has read.
     :param earlier: the id of the job whose end was known before the sensor began; empty for none.
     :param max_silence: seconds without a report after which the stream counts as dead, see :func:`limit`.
-    :param max_dead_letters: the trigger fires if there are more dead letters; None: any number is allowed.
+    :param max_dead_letters: the trigger fires if more dead letters are open; None: any number is allowed.
     :param poll_interval: seconds between two checks.
     """
 

@@ -25,6 +25,7 @@ _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/tes
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _REGISTRY = "tests/integration/test_registry.py"
+_LETTERS = "tests/integration/test_dead_letters.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -111,8 +112,8 @@ MUTANTS = (
     ),
     Mutant(
         "dead letters of another pipeline are left alone",
-        "_Redrive._places",
-        always("head.pipeline == name"),
+        "LettersTopic.places",
+        always("head.pipeline == self._name"),
         "tests/integration/test_recovery.py::test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone",
     ),
     Mutant(
@@ -487,7 +488,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter of a refused schema is registered again when it is re-driven",
-        "_Redrive._with_schema",
+        "_Letters._with_schema",
         swap("Registry(self._pipeline.registry).register(subject, schema)", "version.value_schema"),
         f"{_EVOLUTION}::test_a_change_of_columns_or_types_is_published_or_a_record_error[other-BACKWARD]",
     ),
@@ -800,7 +801,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter brings no row back",
-        "_Redrive._redrive",
+        "_Letters._redrive",
         drop("held is None or held.allows(records, i)"),
         f"{_RECOVERY}::test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_back",
     ),
@@ -1718,7 +1719,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter of an earlier key is not published",
-        "_Redrive._redrive",
+        "_Letters._redrive",
         never("self._replaced(dead_letter)"),
         "tests/integration/test_new_key.py::test_dead_letters_of_before_are_not_published",
     ),
@@ -2482,5 +2483,29 @@ MUTANTS = (
         "array_checks.check_arrays",
         never("shifted or depths - {column.type.dimensions}"),
         "tests/integration/test_arrays.py::test_a_depth_that_was_lost_is_found_before_anything_is_created_and_both_ways_out_work",
+    ),
+    Mutant(
+        "the letters of live snapshots are counted",
+        "LiveSnapshots._records",
+        drop("changes.update(counted(self._session.state, BY_LIVE, [chunk.version.table] * dead_letters))"),
+        f"{_LETTERS}::test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled",
+    ),
+    Mutant(
+        "a letter that is re-driven is no longer open",
+        "_Letters._send",
+        swap("self._letters.closed({counted: 1})", "{}"),
+        f"{_LETTERS}::test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled",
+    ),
+    Mutant(
+        "letters that went with their topic are not open for ever",
+        "LettersTopic._reconcile",
+        swap("before.open != left", "before.open < left"),
+        f"{_LETTERS}::test_letters_that_went_with_their_topic_are_no_longer_open",
+    ),
+    Mutant(
+        "a topic of letters keeps them",
+        "kafka_checks._letters_expire",
+        always("'delete' not in topic.cleanup"),
+        f"{_LETTERS}::test_their_topic_keeps_them_whatever_the_retention",
     ),
 )

@@ -256,6 +256,7 @@ def test_a_jobs_own_lines_are_shown_at_their_levels(tmp_path: Path, caplog: pyte
 
 SLOT = SlotState("shop", "pgoutput", "logical", "db", None, 0x1_0000_0010, "reserved", 1234, 5678, None)
 REPORT = PipelineReport(
+    open_letters={"public.t": {"snapshot": 2, "live": 1}},
     name="shop",
     database="db",
     slot=SLOT,
@@ -276,6 +277,7 @@ def test_the_status_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> N
     assert "Last error: [x] is away" in shown
     assert "Stream at (nothing streamed yet); snapshot complete" in shown
     assert "public.[a]" in shown
+    assert "Open dead letters of public.t: 1 of live snapshots, 2 of the snapshot" in shown
 
 
 def test_the_status_of_a_pipeline_that_has_not_begun_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,15 @@ def made(
     message = w.insert(7, *(None if text is None else text.encode() for text in columns.values()))
     version = Version(table, "shop.items")
     of = DeadLetter(
-        "7/shop/slot", version, "u", "0000000000000010/00000001", message, "no representation", whole, {"xid": 9}
+        "7/shop/slot",
+        version,
+        "u",
+        "0000000000000010/00000001",
+        message,
+        "no representation",
+        "stream",
+        whole,
+        {"xid": 9},
     )
     value = of.encode(limit)
     return value, json.loads(value), message

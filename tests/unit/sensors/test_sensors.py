@@ -213,8 +213,8 @@ def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status:
 
 
 def test_too_many_dead_letters_are_the_sensors_error_at_once(looks: list[Any]) -> None:
-    looks.append(told(counters={"dead_letters": 4}))
-    with pytest.raises(AirflowFailException, match="0/5: 4 dead letters"):
+    looks.append(told(counters={"dead_letters": 9, "open_dead_letters": 4}))
+    with pytest.raises(AirflowFailException, match="0/5: 4 dead letters are open"):
         error_sensor(max_dead_letters=3).execute(CONTEXT)
 
 

@@ -69,9 +69,9 @@ def test_a_line_now_and_then_and_a_summary_by_table(clock: list[float], caplog: 
         meter.update(state(FIRST, (1, 1, Progress(2000, 70, False, 1, 2))))
         assert caplog.messages == ["Snapshot: 6,000 rows (200 a second), 573 kB of 819 kB, about 10 s left."]
         caplog.clear()
-        meter.sum_up(state(FIRST, (1, 1, Progress(6000, LAST_BLOCK, True, 1, 2))))
+        meter.sum_up(state(FIRST, (1, 1, Progress(6000, LAST_BLOCK, True, 1, 2))), 3)
     assert caplog.messages == [
-        "Snapshot of 2 tables: 6,000 rows, 492 kB in 10 s (600 rows a second); 4,000 rows were there before.",
+        "Snapshot of 2 tables: 6,000 rows and 3 dead letters, 492 kB in 10 s (600 rows a second); 4,000 rows were there before.",
         "  public.large          10,000 rows     819 kB",
         "  public.small               0 rows        0 B",
     ]

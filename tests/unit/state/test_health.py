@@ -21,15 +21,21 @@ SLOT = SlotState("shop", "pgoutput", "logical", "db", None, 0x10, "reserved", 12
 NOW = 10_000.0
 
 
-def problem(found: SlotState | None = SLOT, *, max_lag: Any = None, max_age: Any = None, **status: Any) -> str:
+_LETTERS = Problem("dead-letters", "public.t", "1 of its rows")
+
+
+def problem(
+    found: SlotState | None = SLOT, *, max_lag: Any = None, max_age: Any = None, letters: int = 0, **status: Any
+) -> str:
     told = status_of(status.pop("state", "streaming"), slot="shop", **{"at": NOW - 1, **status})
-    return health.problem(found, told, max_lag=max_lag, max_age=max_age, now=NOW)
+    return health.problem(found, told, max_lag=max_lag, max_age=max_age, now=NOW, max_dead_letters=letters)
 
 
 @pytest.mark.parametrize("state", ["snapshot", "streaming", "waiting"])
 def test_a_job_that_works_has_no_problem(state: str) -> None:
     assert problem(state=state) == ""
     assert problem(state=state, max_lag=1234, max_age=1) == ""
+    assert problem(state=state, problems=[_LETTERS], counters={"open_dead_letters": 2}, letters=2) == ""
     # the clock of another host
     assert problem(state=state, at=NOW + 60) == ""
 
@@ -48,6 +54,8 @@ def test_a_job_that_works_has_no_problem(state: str) -> None:
         ({"max_lag": 1233}, "1,234 bytes behind, more than 1,233"),
         ({"found": None}, "There is no slot 'shop'"),
         ({"problems": [Problem("not-followed", "public.t", "It has no key.")]}, "public.t: It has no key."),
+        ({"problems": [_LETTERS], "counters": {"open_dead_letters": 1}}, "public.t: 1 of its rows"),
+        ({"counters": {"open_dead_letters": 1}}, "1 dead letters are open"),
         ({"found": replace(SLOT, invalidated="wal_removed")}, "was invalidated"),
         ({"found": replace(SLOT, plugin="other")}, "another application"),
     ],

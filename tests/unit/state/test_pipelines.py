@@ -74,9 +74,9 @@ def test_a_pipeline_that_is_not_as_it_is_meant_is_red(status: StatusRecord, aliv
 
 
 def test_what_people_limit_is_red_beyond_it() -> None:
-    letters = reported(counters={"dead_letters": 3})
-    assert wrong(letters) == wrong(letters, dead_letters=3) == ""
-    assert "3 dead letters, more than 2" in wrong(letters, dead_letters=2)
+    letters = reported(counters={"dead_letters": 9, "open_dead_letters": 3})
+    assert wrong(letters, dead_letters=None) == wrong(letters, dead_letters=3) == ""
+    assert "3 dead letters are open, more than 2" in wrong(letters, dead_letters=2)
     old = VerifiedRecord(5, at=NOW - 7200)
     assert wrong(reported(), old) == wrong(reported(), old, unverified=7200) == ""
     assert "Verified last 2 hours ago" in wrong(reported(), old, unverified=7199)

@@ -33,7 +33,7 @@ RECORDS: dict[str, StateRecord] = {
     records.SLOT: SlotRecord("shop", "7381", 1, "shop", 2**40, 12),
     records.COVERAGE: Coverage({"shop": Publication(500, "77", 10, False, "insert")}, {1: frozenset({901, 7})}),
     records.COMPLETE: records.Complete((1, 2), False, 2.5),
-    records.POSITION: records.Reached(2**63, 3, 4.5, "f", 2, 7, 1, 0, 5),
+    records.POSITION: records.Reached(2**63, 3, 4.5, "f", 2, 7, 0, 5),
     records.table_key(1): PinnedTable(_TABLE, "shop.t", "id", 6, 1, 2, 2**33),
     records.boundary_key(1): Boundary(Snapshot(2**33, 2**33 + 9, (2**33 + 1, 2**33 + 4)), 2**40, 2**33, True),
     records.plan_key(1): records.Plan(7, "definition", ((0, 10, 0), (10, 20, 1))),
@@ -42,6 +42,7 @@ RECORDS: dict[str, StateRecord] = {
     records.partitions_key(1): _PARTITIONS,
     records.heir_key(1): Heir("public.t", 2**40),
     records.below_key(1): Below("public.t"),
+    records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),
     records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, owed=True),
 }
 

@@ -366,7 +366,9 @@ def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None)
 
 
 def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
-    return status_of(state, **{"position": "0/5", "counters": {"dead_letters": 2, "published": 7}, **changes})
+    return status_of(
+        state, **{"position": "0/5", "counters": {"dead_letters": 9, "open_dead_letters": 2, "published": 7}, **changes}
+    )
 
 
 @pytest.mark.parametrize(
@@ -378,8 +380,8 @@ def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
         (None, 600, None, "No job has ever reported"),
         (seen(), 0, None, None),
         (seen(), 0, 2, None),
-        (seen(), 0, 1, "2 dead letters"),
-        (seen(), 0, 0, "2 dead letters"),
+        (seen(), 0, 1, "2 dead letters are open"),
+        (seen(), 0, 0, "2 dead letters are open"),
         # killed without a word, or its host is gone
         (seen(), 599, None, None),
         (seen(), 600, None, "process 5 on h"),

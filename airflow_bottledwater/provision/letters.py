@@ -1,0 +1,149 @@
+"""The dead letters of a pipeline in their topic, and the counts of open ones in its state, which are written in the same transactions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from airflow_bottledwater.kafka.publisher import single
+from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.provision.held import DeadLetter
+from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
+
+log = logging.getLogger(__name__)
+
+#: bytes of dead letters that are treated at once
+_PORTION_BYTES = 32 << 20
+#: records that are read at once: dead letters may be large
+_BLOCK, _LARGE_BLOCK = 10_000, 100
+#: dead letters that are dismissed in one Kafka transaction
+_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a dead letter is, by which it is found again: not all of them fit into memory.
+
+    :param position: of its change; empty of a snapshot's.
+    :param size: in bytes.
+    :param counted: the key of the count that it is in.
+    :param relation: its table.
+    """
+
+    position: str
+    key: bytes
+    size: int
+    counted: str
+    relation: str
+
+
+class _Head(msgspec.Struct):
+    """What of a dead letter says whose it is."""
+
+    pos: str
+    pipeline: str
+    relation: str
+    oid: int
+    by: str
+
+
+class LettersTopic:
+    """
+    :param publishing: under whose transactional id dead letters are removed.
+    :param name: the pipeline's.
+    """
+
+    def __init__(self, pipeline: Pipeline, publishing: PublishSession, name: str) -> None:
+        self._kafka, self._publishing, self._name = pipeline.kafka, publishing, name
+        self._topic = publishing.topics[publishing.dead_letters]
+
+    def places(self) -> list[Place]:
+        """The dead letters of this pipeline; afterwards, its counts of open ones are right."""
+        found: dict[bytes, Place] = {}
+        for block in self.blocks(self._topic):
+            for i in range(len(block)):
+                key, value = block.key(i), block.value(i)
+                if value is None:
+                    found.pop(key, None)
+                    continue
+                head = msgspec.json.decode(value, type=_Head)
+                if head.pipeline == self._name:
+                    found[key] = Place(head.pos, key, len(value), letters_key(head.oid, head.by), head.relation)
+        places = list(found.values())
+        self._reconcile(places)
+        return places
+
+    def _reconcile(self, places: Sequence[Place]) -> None:
+        """Make the counts of open dead letters those of the topic: some may have gone with it, or be of before the slot was dropped."""
+        known, present = self._publishing.state.letters, Counter(place.counted for place in places)
+        named = {place.counted: place.relation for place in places}
+        changed: dict[str, StateRecord | None] = {}
+        for key in known.keys() | present.keys():
+            before, left = known.get(key) or Letters(named.get(key, ""), 0), present[key]
+            if before.open > left:
+                log.warning(
+                    "%d dead letters of %s are not in topic %r any more: it was deleted, or has expired them.",
+                    before.open - left, before.table, self._topic,
+                )  # fmt: skip
+            if before.open != left:
+                written = max(before.written, left)
+                changed[key] = replace(before, written=written, closed=written - left)
+        if changed:
+            self._publishing.transact([], changed)
+
+    def read(self, keys: Sequence[bytes]) -> list[DeadLetter]:
+        """These dead letters, but for those that are gone meanwhile."""
+        wanted, found = KeySet(keys), dict[bytes, bytes | None]()
+        for block in self.blocks(self._topic):
+            for i in block.having(wanted):
+                found[block.key(i)] = block.value(i)
+        return [DeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
+
+    def dismiss(self, tables: Sequence[str]) -> int:
+        """Remove those of some tables, some thousand in one transaction; returns how many.
+
+        :param tables: see :func:`airflow_bottledwater.provision.redrive.dismiss`.
+        """
+        places = [place for place in self.places() if not tables or _meant(place.relation, tables)]
+        for start in range(0, len(places), _AT_ONCE):
+            some = places[start : start + _AT_ONCE]
+            removed = [single(self._publishing.dead_letters, 0, place.key, None) for place in some]
+            self._publishing.transact(removed, self.closed(Counter(place.counted for place in some)))
+        return len(places)
+
+    def closed(self, counts: Mapping[str, int]) -> dict[str, StateRecord | None]:
+        """The counts behind some dead letters that are settled.
+
+        :param counts: how many, by the keys of their counts.
+        """
+        known = self._publishing.state.letters
+        return {key: replace(known[key], closed=known[key].closed + count) for key, count in counts.items()}
+
+    def blocks(self, topic: str) -> Iterator[Block]:
+        """The records of a topic, up to its present end."""
+        size = _LARGE_BLOCK if topic == self._topic else _BLOCK
+        return blocks(self._kafka, topic, self._ends(topic), self._publishing.backoff, size=size)
+
+    def _ends(self, topic: str) -> list[int]:
+        return Topics(self._kafka).ends(topic, self._publishing.partitions[topic])
+
+
+def portion(places: Sequence[Place]) -> int:
+    """How many dead letters are treated at once: at least one, and as many as memory is for."""
+    sizes = itertools.accumulate(place.size for place in places)
+    return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))
+
+
+def _meant(relation: str, patterns: Sequence[str]) -> bool:
+    schema, _, name = relation.partition(".")
+    return catalog.covers(patterns, (), schema, name)

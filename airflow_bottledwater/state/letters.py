@@ -1,0 +1,33 @@
+"""Dead letters that nobody has settled yet, as problems of their pipeline: counted in its state by whoever writes or settles one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_bottledwater.model.problem import Problem
+
+#: the kind of these problems
+KIND = "dead-letters"
+_BY = {"snapshot": "the snapshot", "stream": "the stream", "live": "live snapshots"}
+
+
+def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:
+    """One problem for each table that has open dead letters.
+
+    :param open_letters: see :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.open_letters`.
+    """
+    return [
+        Problem(
+            KIND,
+            table,
+            f"{sum(counts.values()):,} of its rows or changes are only in the dead-letter topic ({described(counts)}).",
+            "Mend the cause, which each dead letter names, stop the stream and run 'bottledwater redrive'; or give them up with "
+            "'bottledwater dismiss'.",
+        )
+        for table, counts in open_letters.items()
+    ]
+
+
+def described(counts: Mapping[str, int]) -> str:
+    """Open dead letters by what has written them, for messages."""
+    return ", ".join(f"{count:,} of {_BY.get(by, by)}" for by, count in sorted(counts.items()))

@@ -1,0 +1,103 @@
+"""Dead letters are heard of: counted by table and writer, open until they are re-driven or dismissed, and kept until then."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.state import letters, status
+from airflow_bottledwater.state.status import PipelineReport
+from tests.support.topics import MakeFlow, limit_records
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE a (id int PRIMARY KEY, t text, n numeric(10, 2))",
+        "CREATE TABLE b (id uuid PRIMARY KEY, n numeric(10, 2), at timestamp, t text)",
+    )
+
+
+def _open(report: PipelineReport) -> tuple[dict[str, dict[str, int]], int, int]:
+    return report.open_letters, report.counters["open_dead_letters"], report.counters["dead_letters"]
+
+
+def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, lanes=2)
+    flow.execute(
+        "INSERT INTO a VALUES (1, 'x', 1), (2, repeat('x', 30000), 2), (-3, repeat('x', 30000), 3)",
+        "INSERT INTO b VALUES ('b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'NaN', '2026-01-02 03:04:05', repeat('x', 30000))",
+    )
+    flow.create()
+    taken = flow.snapshot()
+    assert (taken.rows, taken.dead_letters, taken.open_dead_letters) == (1, 3, 3)
+    report = status.report(flow.pipeline)
+    assert _open(report) == ({"public.a": {"snapshot": 2}, "public.b": {"snapshot": 1}}, 3, 3)
+    assert report.job is not None and [each.kind for each in report.job.problems] == [letters.KIND] * 2
+
+    flow.execute("UPDATE a SET t = repeat('y', 30000) WHERE id = 1")
+    asked = flow.ask("a")
+    counters = flow.stream()
+    assert flow.reported(asked).dead_letters == 3
+    of_a = {"snapshot": 2, "stream": 1, "live": 3}
+    report = status.report(flow.pipeline)
+    assert _open(report) == ({"public.a": of_a, "public.b": {"snapshot": 1}}, 7, 7)
+    assert (counters["dead_letters"], counters["open_dead_letters"]) == (7, 7)
+    assert report.job is not None and report.job.open_dead_letters == 7
+
+    # people read numbers
+    found = {letter.value["relation"]: letter.value for letter in flow.dead_letters()[:3]}
+    assert found["public.b"]["key"] == {"id": "b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"}
+    assert found["public.b"]["columns"]["at"] == "2026-01-02 03:04:05" and found["public.b"]["columns"]["n"] == "NaN"
+    assert {letter.value["key"]["id"] for letter in flow.dead_letters() if letter.value["topic"].endswith(".a")} == {
+        "1",
+        "2",
+        "-3",
+    }
+
+    limit_records(flow, "a", 100_000)
+    done = redrive.redrive(flow.pipeline)
+    assert done.published + done.overtaken == 6 and done.failed == 1
+    assert _open(status.report(flow.pipeline)) == ({"public.b": {"snapshot": 1}}, 1, 7)
+    assert flow.compare("a").differences == []
+
+    assert redrive.dismiss(flow.pipeline, ["a"]) == redrive.Result()
+    assert redrive.dismiss(flow.pipeline, ["b*"]) == redrive.Result(dismissed=1)
+    assert _open(status.report(flow.pipeline)) == ({}, 0, 7)
+    flow.stream()
+    report = status.report(flow.pipeline)
+    assert report.job is not None and report.job.problems == [] and report.job.open_dead_letters == 0
+
+
+def test_letters_that_went_with_their_topic_are_no_longer_open(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)")
+    flow.stream()
+    topic = f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters"
+    admin = AdminClient(flow.pipeline.kafka)
+    admin.delete_topics([topic])[topic].result()
+    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    assert redrive.redrive(flow.pipeline) == redrive.Result()
+    assert _open(status.report(flow.pipeline)) == ({}, 0, 1)
+
+
+def test_their_topic_keeps_them_whatever_the_retention(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", unkeyed_retention_ms=1000)
+    flow.create()
+    topic = f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters"
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(flow.pipeline.kafka)
+    (found,) = admin.describe_configs([resource]).values()
+    assert found.result()["cleanup.policy"].value == "compact"
+    # as somebody else may have made it
+    entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([changed])[changed].result()
+    with pytest.raises(PreflightError, match="dead letters would expire"):
+        flow.create()
+    flow.change(on_error="exit")
+    flow.create()

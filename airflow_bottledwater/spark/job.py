@@ -277,7 +277,7 @@ def _failed(failure: BaseException) -> Outcome:
     if isinstance(failure, BottledWaterError):
         log.error("%s: %s", type(failure).__name__, failure)
     else:
-        log.exception("The job failed.", exc_info=failure)
+        log.error("The job failed.", exc_info=failure)
     return Outcome(ok=False, kind=type(failure).__name__, error=str(failure)[:4000], transient=transient(failure))
 
 

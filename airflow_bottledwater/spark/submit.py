@@ -140,7 +140,8 @@ def _resource_manager() -> str:
     for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         file = Path(os.environ.get(variable) or os.devnull) / "yarn-site.xml"
         with contextlib.suppress(OSError, ElementTree.ParseError):
-            for each in ElementTree.parse(file).iter("property"):
+            # the file of whoever administers this machine
+            for each in ElementTree.parse(file).iter("property"):  # noqa: S314
                 name, value = (str(each.findtext(part) or "").strip() for part in ("name", "value"))
                 # with several, their names follow: yarn.resourcemanager.hostname.rm1
                 if name.startswith(_WHERE) and "$" not in value:

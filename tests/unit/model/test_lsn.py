@@ -65,7 +65,7 @@ def test_positions_order_as_their_texts_do(one: Position, other: Position) -> No
     ],
 )
 def test_something_else_is_not_a_position(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="is not a position"):
         Position.parse(text)
 
 

@@ -190,7 +190,7 @@ class Stages:
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets time pass."""
     clock = [100.0]
     monkeypatch.setattr(executors.time, "monotonic", lambda: clock[0])
@@ -198,7 +198,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]
     def pass_by(many: float) -> None:
         clock[0] += many
 
-    yield pass_by
+    return pass_by
 
 
 def watched(stages: Stages, seconds: Callable[[float], None], many: int, presence: executors.Presence) -> None:

@@ -196,7 +196,8 @@ def redrive_letters(**values: Any) -> None:
 def verify(as_json: bool, master: str | None, spark_conf: dict[str, str], **values: Any) -> None:
     """Prove that the topics equal their tables, while the stream runs.
 
-    Exits with 0 if they do, with 2 if a topic differs, and with 75 if keys were changed whenever they were looked at.
+    Exits with 0 if they do, with 2 if a topic differs, with 3 if a table cannot be compared, and with 75 if keys were
+    changed whenever they were looked at.
     """
     from airflow_bottledwater.cli import verify as verification
 

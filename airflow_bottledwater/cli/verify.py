@@ -22,6 +22,8 @@ log = logging.getLogger("bottledwater")
 
 #: the exit code if a topic differs from its table; a failure has 1, as everywhere
 EXIT_DIFFERENT = 2
+#: the exit code if nothing is known of a table
+EXIT_UNVERIFIED = 3
 
 
 def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json: bool) -> None:
@@ -61,6 +63,8 @@ def answer(found: Verification, *, as_json: bool) -> None:
         sys.exit(EXIT_DIFFERENT)
     if found.unsettled:
         sys.exit(EXIT_TRANSIENT)
+    if found.unverified:
+        sys.exit(EXIT_UNVERIFIED)
 
 
 def show(found: Verification, console: Console) -> None:

@@ -40,7 +40,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
     :param settings: any other setting (docs/settings.md). (templated)
     :param verify_tables: tables to verify, as ``[schema.]table`` patterns; empty means all of the pipeline. (templated)
     :param sample: share of the rows that is verified, more than 0, up to 1. (templated)
-    :param fail_on_difference: whether the task fails if a topic differs. Its result (XCom) has the counts in either case.
+    :param fail_on_difference: whether the task fails if a topic differs, or cannot be compared (see ``allow_unverified``). Its result (XCom) has the counts in either case.
     :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
     :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
     :param name: the job's name in Spark; None: ``bottledwater-verify``. (templated)
@@ -148,11 +148,11 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
             self.log.info("%s: %s, %s rows", table.table, table.verdict, f"{table.rows:,}")
             for difference in table.differences:
                 self.log.warning("%s: %s", table.table, difference)
-        if found.different and self.fail_on_difference:
+        if (found.different or found.unverified) and self.fail_on_difference:
             if self.do_xcom_push:
                 # a task that fails returns nothing
                 self._ti.xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=found.summary())
-            raise AirflowFailException(f"{_first_keys(found)} {found.advice()}")
+            raise AirflowFailException(f"{_first_keys(found)} {found.advice()}".strip())
         if advice := found.advice():
             self.log.warning("%s", advice)
         return found.summary()
@@ -168,4 +168,4 @@ def _first_keys(found: Verification) -> str:
         if sum(table.counts.values()) > len(keys):
             keys.append("…")
         told.append(f"{table.table} ({'; '.join(keys)})")
-    return f"The first keys that differ: {', '.join(told)}."
+    return f"The first keys that differ: {', '.join(told)}." if told else ""

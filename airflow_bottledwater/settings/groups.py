@@ -298,6 +298,10 @@ class Verification:
             le=1,
         ),
     ] = 1.0
+    allow_unverified: Annotated[
+        bool,
+        about("Let a verification succeed although a table cannot be compared with its topic.", changes="at each use"),
+    ] = False
     verify_timeout: Annotated[
         Seconds,
         about("How long a verification waits for the stream to come up to its snapshot.", changes="at each use"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_bottledwater.errors import TablesChanged
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from airflow_bottledwater.verify.task import Answer, Reading
+
+
+log = logging.getLogger(__name__)
 
 
 def _read(file: SettingsFile, reading: Reading) -> dict[int, Answer] | Failure:
@@ -39,13 +44,32 @@ def _warm() -> None:
     lane.warm_up()
 
 
+def _advance(pipeline: Pipeline, stopped: threading.Event) -> None:
+    """Run a bounded stream in this process."""
+    # compiled code, a hundred megabytes, which a verification beside a stream does without
+    from airflow_bottledwater.stream import engine, start
+
+    while True:
+        try:
+            engine.follow(pipeline, start.begin(pipeline), bounded=True, stopped=stopped)
+        except TablesChanged as changed:
+            log.info("%s", changed)
+        else:
+            return
+
+
 def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     from airflow_bottledwater.verify import driver
 
     with job.context(f"bottledwater verify {pipeline.slot}") as context:
         executors.check(context, pipeline, file, count=pipeline.lanes)
         warm_workers(context, pipeline, pipeline.lanes, _warm)
-        found = driver.run(pipeline, functools.partial(run_readings, context, pipeline, file), stopped=stopped)
+        found = driver.run(
+            pipeline,
+            functools.partial(run_readings, context, pipeline, file),
+            stopped=stopped,
+            advance=functools.partial(_advance, pipeline, stopped),
+        )
     return found.as_json()
 
 

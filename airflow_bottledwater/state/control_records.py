@@ -336,12 +336,13 @@ class SnapshotReport:
 class VerifiedRecord:
     """The end of a pipeline's last verification.
 
-    :param different: the tables whose topics differ.
+    :param different: the tables whose topics differ; of those that are ``unverified``, nothing is known, and that was not accepted.
     :param at: seconds since 1970.
     """
 
     rows: int = 0
     different: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
     at: float = 0.0
 
 

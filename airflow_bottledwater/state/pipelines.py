@@ -137,6 +137,8 @@ def _works(status: StatusRecord, now: float, limits: Limits, alive: bool) -> str
 def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, limits: Limits) -> str:
     if last is not None and last.different:
         return f"The last verification, {_ago(now - last.at)}, found differences in {', '.join(last.different)}. Verify again when they are mended."
+    if last is not None and last.unverified:
+        return f"The last verification, {_ago(now - last.at)}, proved nothing of {', '.join(last.unverified)}: its log says why."
     since = last.at if last is not None else status.job.started
     if limits.unverified is None or now - since <= limits.unverified:
         return ""

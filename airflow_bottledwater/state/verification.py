@@ -49,7 +49,8 @@ class TableResult:
     """What was found of one table.
 
     :param rows: how many rows were compared; of a sample, those of the sample.
-    :param verified: False if it cannot be compared, for a ``reason``: it has no key, say.
+    :param verified: False if it cannot be compared, for a ``reason``: its changes are in another topic, say.
+    :param dropped: whether it does not exist any more, so that there is nothing to compare.
     :param counts: how many keys differ, by kind.
     :param differences: the first of them.
     :param unsettled: keys that differed, and were changed again whenever they were looked at: nothing is known of them.
@@ -70,6 +71,7 @@ class TableResult:
     unexamined: int = 0
     older: int = 0
     left_out: list[str] = field(default_factory=list)
+    dropped: bool = False
 
     @property
     def equal(self) -> bool:
@@ -79,6 +81,8 @@ class TableResult:
     @property
     def verdict(self) -> str:
         """In a word or two."""
+        if self.dropped:
+            return "dropped"
         if not self.verified:
             return "not verified"
         if self.counts:
@@ -97,12 +101,14 @@ class Verification:
 
     :param sample: the share of the keys that was compared.
     :param position: L of its first snapshot, at which the tables were compared.
+    :param allow_unverified: whether tables that are not verified are accepted.
     """
 
     sample: float
     position: str
     seconds: float
     tables: list[TableResult]
+    allow_unverified: bool = False
 
     @property
     def different(self) -> list[TableResult]:
@@ -113,6 +119,16 @@ class Verification:
     def unsettled(self) -> list[TableResult]:
         """The tables of which not all is known."""
         return [table for table in self.tables if table.verdict == "unsettled"]
+
+    @property
+    def unverified(self) -> list[TableResult]:
+        """The tables of which nothing is known, unless that is accepted."""
+        return [] if self.allow_unverified else [table for table in self.tables if table.verdict == "not verified"]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all that was asked for is proved."""
+        return not (self.different or self.unsettled or self.unverified)
 
     @property
     def rows(self) -> int:
@@ -126,7 +142,7 @@ class Verification:
             each["verdict"] = table.verdict
             each["differences"] = each["differences"][:room]
             room -= len(each["differences"])
-        return {**found, "rows": self.rows, "equal": not self.different and not self.unsettled}
+        return {**found, "rows": self.rows, "equal": self.equal}
 
     def summary(self) -> dict[str, Any]:
         """The counts by table, without values of rows."""
@@ -134,7 +150,7 @@ class Verification:
             table.table: {"verdict": table.verdict, "rows": table.rows, "unsettled": table.unsettled, **table.counts}
             for table in self.tables
         }
-        return {"equal": not self.different and not self.unsettled, "rows": self.rows, "tables": tables}
+        return {"equal": self.equal, "rows": self.rows, "tables": tables}
 
     def advice(self) -> str:
         """What is wrong, and what the reader can do; empty if nothing is wrong."""
@@ -152,4 +168,11 @@ class Verification:
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)
             return f"Keys of {names} were changed whenever they were looked at. Verify again when less is written."
+        if self.unverified:
+            why = "; ".join(f"{table.table}: {table.reason}" for table in self.unverified[:10])
+            more = f"; and {len(self.unverified) - 10} more" if len(self.unverified) > 10 else ""
+            return (
+                f"Nothing is proved of {len(self.unverified)} {'table' if len(self.unverified) == 1 else 'tables'} ({why}{more}). Verify the "
+                "others by name (verify_tables), or set allow_unverified if that is meant."
+            )
         return ""

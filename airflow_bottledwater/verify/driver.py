@@ -35,6 +35,7 @@ from airflow_bottledwater.verify import lane
 from airflow_bottledwater.verify.buckets import Buckets, bitmap, bits_for
 from airflow_bottledwater.verify.compare import Compared, Comparison, Suspect
 from airflow_bottledwater.verify.moment import Moment, Moments, check_complete
+from airflow_bottledwater.verify.streaming import Streaming
 from airflow_bottledwater.verify.task import Answer, Chunk, Reading, View
 from airflow_bottledwater.verify.values import unverified
 
@@ -45,15 +46,24 @@ RunTasks = Callable[[Sequence[Reading]], list[dict[int, Answer]]]
 
 #: rows and records that are looked at one by one at once: they are all in the driver's memory
 _AT_ONCE = 200_000
+#: of a table that does not exist any more
+_DROPPED = "it does not exist any more; its rows stay in the topic"
 #: how often a key that differs is looked at again
 _ROUNDS = 6
 #: differences of a table after which no more are looked for
 _ENOUGH = 10_000
 
 
-def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | None = None) -> Verification:
+def run(
+    pipeline: Pipeline,
+    run_tasks: RunTasks,
+    *,
+    stopped: threading.Event | None = None,
+    advance: Callable[[], None] | None = None,
+) -> Verification:
     """Compare the pipeline's tables with their topics, while the stream runs.
 
+    :param advance: publishes what is committed, where no stream runs and none is about to; None: that is an error.
     :param stopped: set when the job is to end.
     :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was pinned.
     :raises Outage: the stream does not come up to the snapshot in time, or a server does not answer.
@@ -77,10 +87,18 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
         refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
         results = {
-            oid: TableResult(pinned.table.qualified, pinned.topic, verified=oid in wanted, reason=aside.get(oid, ""))
+            oid: TableResult(
+                pinned.table.qualified,
+                pinned.topic,
+                verified=oid in wanted,
+                reason=aside.get(oid, ""),
+                dropped=aside.get(oid) == _DROPPED,
+            )
             for oid, pinned in chosen.items()
         }
-        moments = Moments(pipeline, connection, topic, wanted, stopped)
+        moments = Moments(
+            pipeline, connection, topic, wanted, stopped, Streaming(pipeline, cluster, connection, advance)
+        )
         try:
             position = _Driver(pipeline, moments, wanted, results, run_tasks).run() if wanted else 0
         finally:
@@ -90,15 +108,17 @@ def run(pipeline: Pipeline, run_tasks: RunTasks, *, stopped: threading.Event | N
             known = read_state(pipeline, topic)
             check_complete(known, differ, _to_be_read(connection, pipeline, known))
     found = sorted(results.values(), key=lambda result: result.table)
+    seconds = round(time.monotonic() - began, 3)
+    verified = Verification(pipeline.verify_sample, format_lsn(position), seconds, found, pipeline.allow_unverified)
     if not pipeline.verify_tables:
-        _record(pipeline, cluster.pipeline(pipeline.slot), found)
-    return Verification(pipeline.verify_sample, format_lsn(position), round(time.monotonic() - began, 3), found)
+        _record(pipeline, cluster.pipeline(pipeline.slot), verified)
+    return verified
 
 
-def _record(pipeline: Pipeline, name: str, found: Sequence[TableResult]) -> None:
+def _record(pipeline: Pipeline, name: str, found: Verification) -> None:
     """Record when a pipeline was verified, for whoever watches that it is; a failure is only logged."""
-    different = tuple(result.table for result in found if result.counts)
-    last = VerifiedRecord(sum(result.rows for result in found), different, time.time())
+    different, unverified = (tuple(table.table for table in each) for each in (found.different, found.unverified))
+    last = VerifiedRecord(found.rows, different, unverified, time.time())
     try:
         store.write_control(pipeline.kafka, {verified_key(name): encode(last)})
     except Outage as error:
@@ -128,13 +148,11 @@ def _not_comparable(connection: Connection, known: PipelineState) -> dict[int, s
     """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
     there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
     found = {}
-    for oid, pinned in known.tables.items():
+    for oid in known.tables:
         if oid not in there:
-            found[oid] = "it does not exist any more; its rows stay in the topic"
+            found[oid] = _DROPPED
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
-        elif not pinned.table.keyed:
-            found[oid] = "it has no key, and its topic has inserts only"
     return found
 
 
@@ -176,6 +194,7 @@ class _Driver:
         """Compare everything; returns L of the first snapshot."""
         with self._moments.hold() as (moment, holder):
             self._sum_up(moment, self._moments.work(holder, functools.partial(self._read, moment, {})))
+        self._sum_up_again()
         ends = moment.ends
         while batch := self._next_buckets():
             ends = self._look(batch, ends)
@@ -187,6 +206,8 @@ class _Driver:
     def _sum_up(self, moment: Moment, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> None:
         """Find the buckets in which a table and its topic differ."""
         for oid, table in moment.tables.items():
+            if not any(oid in found for _, found in answers):
+                continue
             search = self._search[oid]
             sides = {of_topic: Buckets(search.bits) for of_topic in (False, True)}
             for of_topic, found in answers:
@@ -196,10 +217,38 @@ class _Driver:
             search.queue = list(zip(buckets.tolist(), keys.tolist(), strict=True))
             result = self._results[oid]
             result.rows, result.left_out = sides[False].keys, unverified(table)
+            if not table.keyed:
+                search.queue = []
+                self._judge_rows(result, sides[True].keys, differing=len(buckets))
             log.info(
                 "%s: %s rows, %s of %s buckets differ at first.",
                 table.qualified, f"{result.rows:,}", f"{len(search.queue):,}", f"{1 << search.bits:,}",
             )  # fmt: skip
+
+    @staticmethod
+    def _judge_rows(result: TableResult, records: int, *, differing: int) -> None:
+        """Decide about a table without a key: rows and records are compared as multisets. Since its topic has inserts only, a difference
+        proves nothing: rows may have been updated or deleted."""
+        result.verified = not differing
+        result.reason = ""
+        if differing:
+            result.reason = (
+                f"it has no key, and the {result.rows:,} rows of the table are not the {records:,} records of its topic, which has inserts only: "
+                "rows were updated or deleted, or the topic differs"
+            )
+
+    def _sum_up_again(self) -> None:
+        """Sum up tables without a key again that differ from their topics: a commit may be published a moment before others see it."""
+        for _ in range(_ROUNDS):
+            differing = [oid for oid, pinned in self._wanted.items() if not self._results[oid].verified]
+            if not differing:
+                return
+            settled = self._moments.settle(differing)
+            with self._moments.hold() as (moment, holder):
+                wanted: dict[int, list[int]] = {oid: [] for oid in differing}
+                self._sum_up(moment, self._moments.work(holder, functools.partial(self._read, moment, wanted)))
+            if settled:
+                return
 
     # ------------------------------------------------------------------ keys that differ
     def _next_buckets(self) -> dict[int, list[int]]:

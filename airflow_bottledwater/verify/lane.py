@@ -96,7 +96,7 @@ class _Work:
     def answers(self) -> dict[int, Answer]:
         """What was found, by the tables' oids."""
         for oid, answer in self._found.items():
-            if self._reading.view(oid).wanted is None:
+            if self._reading.view(oid).summed:
                 answer.sums = self._sums(oid).to_bytes()
         return self._found
 
@@ -110,15 +110,15 @@ class _Work:
         table = view.table
         if table.oid not in self._scans:
             schemas = of_topic(self._schemas, view.topic, self._pipeline.topic_prefix)
-            self._scans[table.oid] = compile_scan(table, schemas, self._reading.seed) or PlainScan(
-                Expectation(table, as_json=schemas is None), TopicReader(table, schemas), self._reading.seed
-            )
+            self._scans[table.oid] = (
+                compile_scan(table, schemas, self._reading.seed) if table.keyed else None
+            ) or PlainScan(Expectation(table, as_json=schemas is None), TopicReader(table, schemas), self._reading.seed)
         return self._scans[table.oid]
 
     def _chosen(self, view: View, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Which keys are looked at: those of the sample, and of wanted buckets if there are some."""
         chosen = sampled(keys, self._reading.sample)
-        if view.wanted is not None:
+        if not view.summed and view.wanted is not None:
             chosen &= members(view.wanted, view.bits)[bucket_of(keys, view.bits)]
         return chosen
 
@@ -147,10 +147,12 @@ class _Work:
 
     def _take_rows(self, view: View, block: RowBlock) -> None:
         keys, rows = self._scan(view).rows(block)
+        if not view.table.keyed:
+            keys = rows
         chosen = self._chosen(view, keys)
         answer = self._answer(view.table.oid)
         answer.rows += int(chosen.sum())
-        if view.wanted is None:
+        if view.summed:
             self._sums(view.table.oid).add(keys[chosen], rows[chosen])
             return
         places = bucket_of(keys, view.bits)
@@ -162,7 +164,9 @@ class _Work:
         """Read some partitions of a table's topic."""
         view = self._reading.view(oid)
         ends = [end if p in partitions else 0 for p, end in enumerate(view.ends)]
-        if view.wanted is not None:
+        if not view.table.keyed:
+            self._sum_up_unkeyed(view, ends)
+        elif view.wanted is not None:
             self._find_records(view, ends)
         else:
             self._sum_up_records(view, ends)
@@ -173,6 +177,15 @@ class _Work:
             self._check_stopped()
             if len(block):
                 yield block
+
+    def _sum_up_unkeyed(self, view: View, ends: list[int]) -> None:
+        """Sum up all records of a table without a key that the snapshot can show: its rows are compared as a multiset."""
+        places, scan = Places(view), self._scan(view)
+        for block in self._blocks(view, ends):
+            _, rows = scan.records(block)
+            counts = sampled(rows, self._reading.sample) & (places.kinds(block) == latest.VALUE)
+            self._sums(view.table.oid).add(rows[counts], rows[counts])
+            self._answer(view.table.oid).rows += int(counts.sum())
 
     def _sum_up_records(self, view: View, ends: list[int]) -> None:
         low = 0

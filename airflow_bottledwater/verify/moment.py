@@ -26,6 +26,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.store import Reader
+from airflow_bottledwater.verify.streaming import Streaming
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ class Moments:
     """Makes moments of a pipeline's tables.
 
     :param wanted: the tables, by oid.
+    :param streaming: sees to it that somebody publishes.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Moments:
         state_topic: str,
         wanted: Mapping[int, PinnedTable],
         stopped: threading.Event,
+        streaming: Streaming,
     ) -> None:
         self._pipeline, self._connection, self._state_topic = pipeline, connection, state_topic
-        self._wanted, self._stopped = wanted, stopped
+        self._wanted, self._stopped, self._streaming = wanted, stopped, streaming
         self._admin = Topics(pipeline.kafka)
         self._state = Reader(pipeline.kafka, state_topic)
 
@@ -83,6 +86,7 @@ class Moments:
         :raises Outage: the stream does not come up to it, or other sessions have locks on the tables.
         :raises Refused: a table does not exist any more, or its key changed.
         """
+        self._streaming.catch_up()
         holder = SnapshotExporter(self._pipeline.postgres)
         try:
             tables = [pinned.table for pinned in self._wanted.values()]
@@ -128,6 +132,7 @@ class Moments:
                 return
             check_stopped()
             watch.look()
+            self._streaming.look()
             if time.monotonic() > deadline:
                 raise self._behind(lsn, position)
 

@@ -65,7 +65,7 @@ class PlainScan:
         for i in range(len(block)):
             data, value = block.key(i), block.value(i)
             try:
-                key = canonical(self._reader.key(data))
+                key = canonical(self._reader.key(data) if self._expectation.table.keyed else {})
             except Unreadable:
                 key = canonical(data)
             keys[i] = self._hash(key)

@@ -30,6 +30,11 @@ class View:
     bits: int
     wanted: bytes | None = None
 
+    @property
+    def summed(self) -> bool:
+        """Whether rows and records are only summed up; those of a table without a key always are."""
+        return self.wanted is None or not self.table.keyed
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

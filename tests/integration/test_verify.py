@@ -460,7 +460,7 @@ def test_tables_are_chosen_and_those_without_a_key_are_named(make_flow: MakeFlow
     with running(flow):
         assert {t.table: t.verdict for t in verify(flow).tables} == {
             "public.items": "equal",
-            "public.keyless": "not verified",
+            "public.keyless": "equal",
         }
         assert [t.table for t in verify(flow, verify_tables="items").tables] == ["public.items"]
         with pytest.raises(PreflightError, match=r"public.other does not belong"):

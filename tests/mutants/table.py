@@ -2508,4 +2508,22 @@ MUTANTS = (
         always("'delete' not in topic.cleanup"),
         f"{_LETTERS}::test_their_topic_keeps_them_whatever_the_retention",
     ),
+    Mutant(
+        "what is not verified is no success",
+        "Verification.equal",
+        drop("self.unverified"),
+        "tests/integration/test_verify_alone.py::test_rows_without_a_key_are_compared_as_a_multiset_where_no_stream_runs",
+    ),
+    Mutant(
+        "equal rows without a key are counted",
+        "Buckets.add",
+        swap("np.add.at(self._buckets['sum'], places, rows)", "self._buckets['sum'][places] ^= rows"),
+        "tests/integration/test_verify_alone.py::test_rows_without_a_key_are_compared_as_a_multiset_where_no_stream_runs",
+    ),
+    Mutant(
+        "a verification that nobody publishes for says so at once",
+        "Streaming.look",
+        never("self._advance is None or (status is not None and not status.ended_in_order)"),
+        "tests/integration/test_verify_alone.py::test_that_no_stream_runs_is_said_at_once",
+    ),
 )

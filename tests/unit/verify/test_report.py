@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -30,7 +31,9 @@ MISSING = Difference("different", {"id": "[7]"}, "name", "x", "y", 0, 3)
         (found(), 0),
         (found(counts={"different": 1}, differences=[MISSING]), 2),
         (found(unsettled=1), 75),
-        (found(verified=False), 0),
+        (found(verified=False), 3),
+        (found(verified=False, dropped=True), 0),
+        (replace(found(verified=False), allow_unverified=True), 0),
     ],
 )
 def test_the_exit_code_tells_the_verdict(result: Verification, code: int, capsys: pytest.CaptureFixture[str]) -> None:

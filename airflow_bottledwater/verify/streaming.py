@@ -1,0 +1,74 @@
+"""Whether somebody publishes what a verification waits for; where nobody does, and nobody is about to, the verification does it itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres import slot
+from airflow_bottledwater.postgres.connect import Connection, pause
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.control import read_status
+from airflow_bottledwater.state.control_records import longest_silence
+
+log = logging.getLogger(__name__)
+
+#: seconds for which nobody reads from the slot before it counts: a stream that reconnects needs a moment
+_PATIENCE = 3.0
+
+
+class Streaming:
+    """
+    :param advance: publishes what is committed, and ends; None: that nobody does it is an error.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, cluster: Cluster, connection: Connection, advance: Callable[[], None] | None
+    ) -> None:
+        self._pipeline, self._connection, self._advance = pipeline, connection, advance
+        self._name = cluster.pipeline(pipeline.slot)
+        self._free_since = 0.0
+
+    def catch_up(self) -> None:
+        """Where no stream runs, publish what is committed before any lock is taken: most of it, so that little is left under the snapshot.
+
+        :raises Outage: see :meth:`look`.
+        """
+        while True:
+            self.look()
+            if not self._free_since:
+                return
+            pause(0.2)
+
+    def look(self) -> None:
+        """Look whether a stream reads from the slot; if the last job has ended in order, publish what is committed in its place.
+
+        :raises Outage: no stream runs, and the last one did not end in order.
+        """
+        found = slot.state(self._connection, self._pipeline.slot)
+        if found is not None and found.active_pid is not None:
+            self._free_since = 0.0
+            return
+        now = time.monotonic()
+        self._free_since = self._free_since or now
+        if now - self._free_since < _PATIENCE:
+            return
+        status = read_status(self._pipeline, self._name)
+        if status is not None and not status.ended and time.time() - status.at < longest_silence(status.heartbeat):
+            return  # it is about to connect
+        if self._advance is None or (status is not None and not status.ended_in_order):
+            why = f" The last job: {status.state}. {status.error}".rstrip() if status is not None else ""
+            raise Outage(
+                f"The stream of slot {self._pipeline.slot!r} has not come to the rows that are to be verified, and no stream reads from the slot."
+                f"{why}",
+                "Start the stream, or verify while it runs; its last error is in 'bottledwater status'.",
+            )
+        log.info("No stream runs, and the last one has ended in order: what is committed is published now.")
+        try:
+            self._advance()
+        except (TakenOver, SlotInUse) as error:
+            log.info("A stream has been started meanwhile: %s", error)
+        self._free_since = 0.0

@@ -41,6 +41,7 @@ from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress, Partitions
+from airflow_bottledwater.state.schemas import wait_for
 
 log = logging.getLogger(__name__)
 
@@ -311,9 +312,12 @@ class Reading(threading.Thread):
     def _version(self, found: OwnSnapshot) -> Version:
         """The relation version of the rows. A changed table has a new schema, which is registered here.
 
+        :raises Outage: the registry has lost the table's schemas.
         :raises Refused: the table's key changed.
         """
         pinned = self._tables[found.table.oid]
+        if found.table.oid not in self._versions and self._pipeline.output_format == "avro":
+            wait_for(self._pipeline, pinned)
         table = pinned.check_key(found.table)
         known = self._versions.get(table.oid, pinned.version)
         if catalog.definition(table) == catalog.definition(known.table):

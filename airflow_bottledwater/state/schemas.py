@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from airflow_bottledwater.encoding import avro, meaning
-from airflow_bottledwater.errors import DOCS, BottledWaterError, Refused, SchemasLost
+from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused, SchemasLost
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
@@ -93,6 +93,23 @@ def lost(
     return [each for each in wanted if not meaning.same(known[each.number] or "", each.schema)]
 
 
+def wait_for(pipeline: Pipeline, pinned: PinnedTable) -> None:
+    """Check that the registry has a table's schemas, if it can be asked, before rows are published that their ids are to replace.
+
+    :raises Outage: it has lost one. The stream notices it, too, and begins anew.
+    """
+    try:
+        missing = lost(Registry(pipeline.registry), pinned_schemas(pipeline, [pinned]))
+    except BottledWaterError as error:
+        log.info("The ids of the schemas could not be compared with the registry: %s", error)
+        return
+    if missing:
+        raise Outage(
+            f"The registry has lost schema {missing[0].number} of subject {missing[0].subject}.",
+            "The stream begins anew within a minute, and registers it again.",
+        )
+
+
 def key_problems(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[str]:
     """What is wrong with the ids of these tables' keys, for a check that changes nothing.
 
@@ -150,20 +167,21 @@ def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
 def _value_again(
     pipeline: Pipeline, registry: Registry, each: PinnedSchema, pinned: PinnedTable, today: Table
 ) -> PinnedTable:
-    """The table with the schema of its rows registered again: that of today, since an earlier one need not be compatible with it.
+    """The table with the schema of its rows registered again. If it gets another id, that of today is registered instead: an earlier one
+    need not be compatible with it.
 
     :raises Outage: the registry takes no schemas now.
     :raises Refused: it refuses the schema, or the table's key changed.
     """
+    if registry.restore(each.subject, each.schema, each.number) == each.number:
+        log.warning("The registry had lost schema %d of subject %s; it has it again.", each.number, each.subject)
+        return pinned
     table = pinned.check_key(today)
-    subject, schema = avro.value_subject(pinned.topic, table, pipeline.topic_prefix)
-    as_before = meaning.same(schema, each.schema)
-    restored = registry.restore(subject, schema, each.number) if as_before else None
-    number = restored or registry.register(subject, schema)
+    number = registry.register(*avro.value_subject(pinned.topic, table, pipeline.topic_prefix))
     log.warning(
-        "The registry had lost schema %d of subject %s; it is registered, with id %d.", each.number, subject, number
+        "The registry has lost schema %d of subject %s; that of now has id %d.", each.number, each.subject, number
     )
-    return pinned if as_before and number == each.number else replace(pinned, table=table, value_schema=number)
+    return replace(pinned, table=table, value_schema=number)
 
 
 def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:

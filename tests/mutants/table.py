@@ -2467,6 +2467,12 @@ MUTANTS = (
         f"{_REGISTRY}::test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_and_rows_are_published_anew",
     ),
     Mutant(
+        "a live snapshot writes no id that is lost",
+        "_version",
+        drop("wait_for(self._pipeline, pinned)"),
+        f"{_REGISTRY}::test_a_live_snapshot_publishes_no_id_that_is_lost",
+    ),
+    Mutant(
         "an id that means another schema is lost",
         "schemas.lost",
         swap("meaning.same(known[each.number] or '', each.schema)", "known[each.number]"),

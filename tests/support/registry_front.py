@@ -49,7 +49,8 @@ class RegistryFront:
         self.asked: list[tuple[str, str]] = []
         self.lost, self.importing = set[int](), False
         self.instead: dict[int, int] = {}
-        self._again: set[int] = set()
+        #: how often each schema was registered again with another id
+        self._again = dict[int, int]()
         front = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -100,17 +101,18 @@ class RegistryFront:
         if not asked_only and (wanted is not None) != self.importing:
             return _error(422, 42205, "Subject is not in import mode")
         status, data = self._pass_on(request, request.path, json.dumps(given).encode())
-        if status != 200 or (answer := json.loads(data))["id"] not in self.lost:
+        if status != 200:
             return status, data
+        answer = json.loads(data)
         number = answer["id"]
-        if self.importing and number == wanted:
-            self.lost.discard(number)
-            return status, data
-        if not asked_only:
-            self._again.add(number)
-        if number not in self._again:
+        known = number + _ANOTHER * self._again.get(number, 0)
+        if known in self.lost and not asked_only:
+            self._again[number] = wanted // _ANOTHER if self.importing else self._again.get(number, 0) + 1
+            known = number + _ANOTHER * self._again[number]
+            self.lost.discard(known)
+        if known in self.lost:
             return _error(404, 40403, "Schema not found")
-        return status, json.dumps({**answer, "id": number + _ANOTHER}).encode()
+        return status, json.dumps({**answer, "id": known}).encode()
 
     def _pass_on(self, request: BaseHTTPRequestHandler, path: str, body: bytes | None) -> tuple[int, bytes]:
         asked = urllib.request.Request(self.registry.url + path, body, method=request.command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import hypothesis
 import pytest
@@ -10,6 +11,9 @@ import pytest
 # the helpers' own asserts say what they compared, too
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.fixtures", "tests.support.clusters.fixtures"]
+
+#: seconds of tests from which on the summary says which files take longest
+_LONG = 300
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
 hypothesis.settings.register_profile(
@@ -30,5 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """With which it can be repeated."""
+    """With which it can be repeated; of a long run, too, which files take longest."""
     terminalreporter.write_line(f"random values: --hypothesis-seed={config.option.hypothesis_seed}")
+    taken: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                taken[report.nodeid.partition("::")[0]] += report.duration
+    if taken.total() > _LONG:
+        terminalreporter.write_line(f"{taken.total():.0f} s of tests, of these:")
+        for file, seconds in taken.most_common(20):
+            terminalreporter.write_line(f"{seconds:6.0f} s  {file}")

@@ -140,11 +140,7 @@ class StaleBatch(BottledWaterError):
     would repeat or skip changes; when the job is started again, it continues from the state."""
 
 
-class TablesChanged(BottledWaterError):
-    """Tables were created that the pipeline is to follow: the stream begins anew, in the same job, and takes them in."""
-
-
-class SchemasLost(TablesChanged):
+class SchemasLost(BottledWaterError):
     """The registry has lost schemas that the stream's records name: the stream begins anew, in the same job, and registers them again."""
 
 

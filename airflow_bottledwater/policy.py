@@ -30,7 +30,6 @@ ERROR_ACTIONS: dict[type[BaseException], ErrorAction] = {
     errors.TakenOver: ErrorAction.END,
     errors.StaleBatch: ErrorAction.AGAIN,
     errors.SchemasLost: ErrorAction.AGAIN,
-    errors.TablesChanged: ErrorAction.AGAIN,
     errors.JobDied: ErrorAction.AGAIN,
     errors.Refused: ErrorAction.END,
     errors.BottledWaterError: ErrorAction.END,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -90,7 +90,7 @@ def resolve(
 
     :param tables: names, or patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
     :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas but the system's
-        are.
+        are. In both, a pattern behind ``!`` leaves out what it matches, whatever else matches it.
     :param via_root: whether a partitioned table stands for itself instead, and everything below it belongs to it.
     :param strict: whether it is an error if a pattern matches nothing; otherwise the others count.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
@@ -103,7 +103,10 @@ def resolve(
             " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
         ).fetchall()
     ]
-    choice = _Choice({row.oid: row for row in rows}, dict(connection.execute(_BELOW).fetchall()), via_root)
+    everything = {row.oid: row for row in rows}
+    rows = [row for row in rows if not _left_out(tables, schemas, row.schema, row.name)]
+    choice = _Choice(everything, dict(connection.execute(_BELOW).fetchall()), via_root, {row.oid for row in rows})
+    tables, schemas = _taken(tables), _taken(schemas)
     if not tables and not schemas:
         choice.take(rows, "*")
     for pattern in schemas:
@@ -122,10 +125,26 @@ def resolve(
 
 def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:
     """Whether patterns mean a table of this name, as :func:`resolve` takes them."""
+    if _left_out(tables, schemas, schema, name):
+        return False
+    tables, schemas = _taken(tables), _taken(schemas)
     return (
         not (tables or schemas)
         or any(fnmatch.fnmatchcase(schema, pattern) for pattern in schemas)
         or any(_is_named(each, schema, name) or _is_meant(each, schema, name) for each in tables)
+    )
+
+
+def _taken(patterns: Sequence[str]) -> list[str]:
+    """The patterns that take tables in."""
+    return [each for each in patterns if not each.startswith("!")]
+
+
+def _left_out(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:
+    """Whether a pattern behind ``!`` matches a table."""
+    return any(each.startswith("!") and fnmatch.fnmatchcase(schema, each[1:]) for each in schemas) or any(
+        each.startswith("!") and (_is_named(each[1:], schema, name) or _is_meant(each[1:], schema, name))
+        for each in tables
     )
 
 
@@ -153,10 +172,19 @@ class _Relation(NamedTuple):
 
 
 class _Choice:
-    """The tables that patterns have matched so far, and the problems of patterns and of tables that were given by their exact name."""
+    """The tables that patterns have matched so far, and the problems of patterns and of tables that were given by their exact name.
 
-    def __init__(self, by_oid: Mapping[int, _Relation], below: Mapping[int, Sequence[int]], via_root: bool) -> None:
-        self._by_oid, self._below, self._via_root = by_oid, below, via_root
+    :param allowed: the oids of what no pattern leaves out.
+    """
+
+    def __init__(
+        self,
+        by_oid: Mapping[int, _Relation],
+        below: Mapping[int, Sequence[int]],
+        via_root: bool,
+        allowed: Collection[int],
+    ) -> None:
+        self._by_oid, self._below, self._via_root, self._allowed = by_oid, below, via_root, allowed
         self._chosen: dict[int, None] = {}
         self.problems: list[str] = []
 
@@ -184,7 +212,7 @@ class _Choice:
 
     def _leaves(self, parent: _Relation, exact: bool) -> list[int]:
         below = [self._by_oid[oid] for oid in self._below.get(parent.oid, []) if oid in self._by_oid]
-        leaves = [each for each in below if each.kind != "p"]
+        leaves = [each for each in below if each.kind != "p" and each.oid in self._allowed]
         unfit = [leaf for leaf in leaves if leaf.kind != "r" or leaf.persistence != "p"]
         if exact:
             self.problems += [

@@ -7,7 +7,7 @@ have other oids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_bottledwater.postgres.connect import Connection
@@ -64,11 +64,11 @@ class Coverage:
         """This coverage, extended by the tables and publications of ``today`` that it does not contain."""
         return Coverage({**today.publications, **self.publications}, {**today.tables, **self.tables})
 
-    def gaps(self, today: Coverage, names: Mapping[int, str]) -> list[str]:
-        """The ways in which changes may have been left out of the stream since this coverage was recorded, as sentences; empty if none.
+    def broken(self, today: Coverage) -> list[str]:
+        """The ways in which changes of all tables may have been left out of the stream since this coverage was recorded, as sentences;
+        empty if none.
 
         :param today: the coverage now.
-        :param names: the names of the tables to check, by oid.
         """
         found = []
         for name, before in self.publications.items():
@@ -83,18 +83,17 @@ class Coverage:
                 )
             elif now.xmin != before.xmin and now.owner == before.owner:
                 found.append(f"Publication {name!r} was altered, and then altered back.")
-        # a changed publication is reported once, instead of for each of its tables
-        for oid, table in names.items() if not found else ():
-            rows = self.tables.get(oid, frozenset())
-            if not rows or rows & today.tables.get(oid, frozenset()):
-                continue
-            again = (
-                "was removed from its publication and added again"
-                if today.tables.get(oid)
-                else "is no longer published"
-            )
-            found.append(f"Table {table} {again}.")
         return found
+
+    def lost(self, today: Coverage, oid: int) -> str:
+        """Why changes of one table may have been left out of the stream since this coverage was recorded, as the end of a sentence; empty if
+        none can be."""
+        rows = self.tables.get(oid, frozenset())
+        if not rows or rows & today.tables.get(oid, frozenset()):
+            return ""
+        if today.tables.get(oid):
+            return "was removed from its publication and added again"
+        return "is no longer published"
 
 
 def read(connection: Connection, publications: Sequence[str], oids: Sequence[int]) -> Coverage:

@@ -184,6 +184,22 @@ def extend(connection: Connection, publication: str, added: Sequence[Table], *, 
                 )
 
 
+def remove(connection: Connection, name: str, table: Table, *, timeout: float) -> None:
+    """Take a table out of a publication.
+
+    :raises Outage: see :func:`create`.
+    """
+    statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), _only(table))
+
+    def take_out() -> None:
+        with connection.transaction():
+            locks.limit(connection, 1)
+            connection.execute(statement)
+
+    what = f"Taking {table.qualified} out of publication {name!r}"
+    locks.in_rounds(connection, [table.oid], locks.PUBLISH, take_out, what=what, timeout=timeout)
+
+
 def drop(connection: Connection, publication: str) -> list[str]:
     """Drop both publications, if they exist; returns the names of those that did."""
     dropped = [name for name in names(publication) if read(connection, name) is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_bottledwater.backoff import Backoff
@@ -24,7 +23,7 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import saved, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
-from airflow_bottledwater.state.identity import shared, topic_problems
+from airflow_bottledwater.state.identity import topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
@@ -36,12 +35,10 @@ from airflow_bottledwater.state.records import (
     SLOT,
     Complete,
     Intent,
-    LiveProgress,
     Partitions,
     Reached,
     SavedSettings,
     StateRecord,
-    live_key,
     partitions_key,
     table_key,
 )
@@ -56,16 +53,12 @@ def create(
     pipeline: Pipeline,
     *,
     stopped: threading.Event | None = None,
-    live: bool = False,
-    adding: frozenset[int] = frozenset(),
 ) -> SlotRecord:
     """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
 
     The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded itself yet.
 
     :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next call continues.
-    :param live: whether live snapshots are to read the tables that are added, one for each, so that none waits for another's mending.
-    :param adding: the oids of the tables that are to be added; empty for those that the settings name.
     :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
@@ -74,13 +67,11 @@ def create(
     :raises StopRequested: it was asked to stop.
     """
     with stoppable(stopped):
-        return _create_or_find(pipeline, stopped, live, adding)
+        return _create_or_find(pipeline, stopped)
 
 
-def _create_or_find(
-    pipeline: Pipeline, stopped: threading.Event | None, live: bool, adding: frozenset[int]
-) -> SlotRecord:
-    findings = preflight.run(pipeline, adding=adding)
+def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> SlotRecord:
+    findings = preflight.run(pipeline)
     cluster = findings.cluster
     known = findings.state
     wanted = {t.oid: t for t in findings.tables}
@@ -95,7 +86,7 @@ def _create_or_find(
     backoff = Backoff(pipeline.outage_timeout, stopped)
     claim = Claim(pipeline, cluster, "create", backoff)
     try:
-        return _create(pipeline, claim, findings.tables, findings.via_root, live)
+        return _create(pipeline, claim, findings.tables, findings.via_root)
     finally:
         claim.close()
 
@@ -206,7 +197,7 @@ def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[s
     return {partitions_key(oid): Partitions(partitions.remembered(below.get(oid, []))) for oid in roots}
 
 
-def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool, live: bool) -> SlotRecord:
+def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool) -> SlotRecord:
     # until now a job may have published: the claim has ended it
     _check_between_transactions(pipeline, claim.state, tables)
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
@@ -216,8 +207,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         )
         identifier = claim.cluster.system_identifier
         claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})
-        if not live:
-            saved.remember(pipeline, claim)
+        saved.remember(pipeline, claim)
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
             raise Refused(" ".join(problems))
@@ -251,8 +241,6 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
             completed = sorted({*claim.state.completed, *(t.oid for t in added)})
             values[COMPLETE] = Complete(tuple(completed), True, time.time())
             values |= partition_records(connection, added)
-        if live:
-            values |= _lives(pipeline, pinned)
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
@@ -261,18 +249,6 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         claim.write({SLOT: record, COVERAGE: covered, **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
-
-
-def _lives(pipeline: Pipeline, pinned: Sequence[PinnedTable]) -> dict[str, StateRecord]:
-    """The records of live snapshots that read these tables, with a sweep where the topic holds rows of an earlier pipeline, or of a table
-    that had the name before; but the keys of another pipeline are not removed."""
-    ends = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned})
-    used = [topic for topic, found in ends.items() if any(found)]
-    swept = set(used) - shared(pipeline, used).keys()
-    return {
-        live_key(uuid.uuid4().hex[:12]): LiveProgress((each.table.oid,), sweep=each.topic in swept, owed=True)
-        for each in pinned
-    }
 
 
 def _make_slot(

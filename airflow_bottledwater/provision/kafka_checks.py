@@ -74,6 +74,30 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     problems += _transactions(pipeline)
 
 
+def check_topics(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table]) -> list[str]:
+    """The problems with the topics of tables that are to be followed by a pipeline that runs.
+
+    :param by_topic: the tables by their topics' names.
+    :raises Refused: Kafka refuses a request.
+    :raises Outage: Kafka does not answer.
+    """
+    topics = Topics(pipeline.kafka)
+    own = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+    state_topic = store.state_topic_name(cluster.database, pipeline.slot)
+    problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
+    if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
+        return [f"Topic {too_long[0]!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Rename the table."]
+    problems += _collisions(list(by_topic), topics.names())
+    present = topics.describe(list(by_topic))
+    problems += [
+        f"Kafka denies Write on topic {name!r}. {GRANT}" for name, topic in present.items() if not topic.may_write
+    ]
+    missing = {name: table for name, table in by_topic.items() if name not in present}
+    problems += _missing(pipeline, topics, topics.brokers(), missing)
+    problems += _policies(pipeline, by_topic, present)
+    return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
+
+
 def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> list[str]:
     """Problems with the topics' names.
 

@@ -29,12 +29,10 @@ log = logging.getLogger(__name__)
 OLDEST_VERSION = 140000
 
 
-def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = frozenset()) -> Findings:
+def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
     """Check source, broker and registry; changes nothing. Warnings are logged.
 
     :param renewing: whether the tables are to be taken up again, see :mod:`airflow_bottledwater.provision.renew`.
-    :param adding: the oids of the tables that are to be added to a running pipeline: only these are checked. Empty for those that the
-        settings name.
     :raises PreflightError: there are problems; the error has all that were found.
     :raises SlotInUse: the slot is still being created.
     :raises Outage: a server is not available.
@@ -42,7 +40,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False, adding: frozenset[int] = 
     problems: list[str] = []
     with session(pipeline.postgres, "Preflight") as connection:
         cluster = identify(connection)
-        found = Findings(cluster, renewing=renewing, adding=adding)
+        found = Findings(cluster, renewing=renewing)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
                 [

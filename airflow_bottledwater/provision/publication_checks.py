@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, publication
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
 
@@ -37,8 +37,10 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
         )
         return problems
     found.warnings += _left_out(connection, pipeline, found.tables)
+    of = publication.names(pipeline.publication_name)
     return problems + [
-        f"Table {t.qualified} is not in publication {pipeline.publication_name!r}. Add it, or leave it out of the pipeline's tables."
+        f"Table {t.qualified} is not in publication {of[not t.identifiable]!r}. As the owner of both, run: ALTER PUBLICATION "
+        f"{quoted(of[not t.identifiable])} ADD TABLE ONLY {quoted(t.schema, t.name)}; or leave it out of the pipeline's tables."
         for t in found.tables
         if t.oid not in covered
     ]

@@ -201,16 +201,17 @@ class _Letters:
         result.failed += 1
 
     def _replaced(self, dead_letter: DeadLetter) -> bool:
-        """Whether its table has got another key since, or a successor: a live snapshot has read all rows then, under the new key, and has
-        removed the keys of before."""
-        table = msgspec.convert(dead_letter.content["again"], Version).table
+        """Whether its table has got another key or another topic since, or a successor: a live snapshot has read all rows then, under the
+        new key, and has removed the keys of before."""
+        version = msgspec.convert(dead_letter.content["again"], Version)
+        table = version.table
         pinned = self._tables.get(table.oid)
         try:
             if pinned is not None:
                 pinned.check_key(table)
         except Refused:
             return True
-        return pinned is None
+        return pinned is None or pinned.topic != version.topic
 
     def _events(self) -> Iterator[dict[str, Any]]:
         for block in self._letters.blocks(self._events_topic):

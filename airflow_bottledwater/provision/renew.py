@@ -39,7 +39,6 @@ from airflow_bottledwater.state.records import (
     StateRecord,
     below_key,
     boundary_key,
-    heir_key,
     live_key,
     partitions_key,
     plan_key,
@@ -98,53 +97,26 @@ def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") ->
     return name, request_id
 
 
-def inherit(pipeline: Pipeline, oid: int) -> None:
-    """Take a table up that has the name of one that was dropped, like :func:`renew`; its live snapshot is only recorded.
-
-    :param oid: the table's; everything of the dropped one is published.
-    :raises PreflightError: see :func:`renew`.
-    :raises Refused: see :func:`renew`.
-    """
-    findings = preflight.run(pipeline, renewing=True, adding=frozenset({oid}))
-    if not findings.tables:
-        raise Refused("The table was dropped, too.", "Nothing is to be done: its name is free for another one.")
-    claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
-    try:
-        with session(pipeline.postgres, "Taking a table up") as connection:
-            _renew(pipeline, connection, claim, findings.tables, uuid.uuid4().hex[:12], inherited=True)
-    finally:
-        claim.close()
-
-
 def _renew(
     pipeline: Pipeline,
     connection: Connection,
     claim: Claim,
     tables: Sequence[Table],
     request_id: str,
-    *,
-    inherited: bool = False,
 ) -> None:
-    """
-    :param inherited: whether everything of the tables before is published: then no change is to be left out, and as for a new table,
-        nobody has to wait for older transactions but the live snapshot.
-    """
     known = claim.state
     renewals = _renewals(pipeline, connection, known, tables)
     if pipeline.create_publication:
         publication.extend(connection, pipeline.publication_name, tables, timeout=pipeline.create_slot_timeout)
     oldest_xid = slot.fresh_xid(connection)
-    boundary = None
-    if not inherited:
-        slot.wait_visible(connection, oldest_xid, timeout=pipeline.create_slot_timeout)
-        boundary = _boundary(pipeline, connection, oldest_xid)
+    slot.wait_visible(connection, oldest_xid, timeout=pipeline.create_slot_timeout)
+    boundary = _boundary(pipeline, connection, oldest_xid)
     pinned = pin(pipeline, claim.cluster, {each.topic: each.table for each in renewals}, oldest_xid)
     values: dict[str, StateRecord | None] = {}
     for each in renewals:
         values |= dict.fromkeys(_obsolete(known, each))
         # the changes of a table that was dropped are left out, too
-        if boundary is not None:
-            values |= {boundary_key(each.before): boundary, boundary_key(each.table.oid): boundary}
+        values |= {boundary_key(each.before): boundary, boundary_key(each.table.oid): boundary}
     values |= _lives(known, {each.before: each.table.oid for each in renewals})
     values |= {table_key(each.table.oid): each for each in pinned}
     values |= partition_records(connection, tables)
@@ -232,7 +204,7 @@ def _lives(known: PipelineState, oids: Mapping[int, int]) -> dict[str, LiveProgr
 def _obsolete(known: PipelineState, renewal: _Renewal) -> list[str]:
     """The keys of a table's records that describe what it was: its definition, its first snapshot, its partitions; and what waited."""
     oid = renewal.before
-    keys = [table_key(oid), partitions_key(oid), sweep_key(oid), below_key(oid), heir_key(renewal.table.oid)]
+    keys = [table_key(oid), partitions_key(oid), sweep_key(oid), below_key(oid)]
     for part in known.parts(oid):
         if (plan := known.plan(part)) is not None:
             keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]

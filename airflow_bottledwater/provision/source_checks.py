@@ -11,7 +11,7 @@ from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state.identity import heirs, topic_of
+from airflow_bottledwater.state.identity import topic_of
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -84,7 +84,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, forms=pipeline.forms)
-    _leave_heirs(connection, pipeline, found)
+    _leave_to_stream(pipeline, found)
     problems += _check_partitions(connection, found)
     read = [*found.tables, *found.parts]
     for table in found.tables:
@@ -133,14 +133,19 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     return problems
 
 
-def _leave_heirs(connection: Connection, pipeline: Pipeline, found: Findings) -> None:
-    """Leave those tables to the stream that it takes up by itself, behind the last changes of the dropped ones whose topics they get."""
+def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:
+    """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last changes of these."""
     if found.adding or found.renewing or pipeline.new_tables != "add" or not found.state.complete:
         return
-    named = {table.oid: (table.schema, table.name) for table in found.tables}
-    left = heirs(connection, found.state, named, pipeline.topic_prefix)
+    owners = {pinned.topic for pinned in found.state.tables.values()}
+    left = {
+        table.oid
+        for table in found.tables
+        if table.oid not in found.state.tables
+        and names.topic(table.schema, table.name, pipeline.topic_prefix) in owners
+    }
     found.warnings += [
-        f"{table.qualified} was dropped and created again: the stream takes it up, and gives it its topic."
+        f"{table.qualified} bears the name of another table: the stream gives it that one's topic."
         for table in found.tables
         if table.oid in left
     ]

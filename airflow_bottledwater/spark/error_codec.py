@@ -79,8 +79,8 @@ def returned(work: Callable[[], T], *, repeated: bool = True) -> T | Failure:
         return work()
     except BottledWaterError as error:
         carried = pack(error)
-        # a table is taken in by the driver
-        if repeated and transient(error) and not isinstance(error, errors.TablesChanged):
+        # the driver settles what the registry has lost
+        if repeated and transient(error) and not isinstance(error, errors.SchemasLost):
             raise carried from error
         return Failure(str(carried))
 

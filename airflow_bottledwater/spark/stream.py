@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, TablesChanged
+from airflow_bottledwater.errors import BottledWaterError, Outage, SchemasLost
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.policy import transient
@@ -58,11 +58,11 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
 def follow(
     context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Stream from a claimed start, and begin anew where tables are to be taken in; returns position and counters."""
+    """Stream from a claimed start, and begin anew where the registry has lost schemas; returns position and counters."""
     while True:
         try:
             return run_task(context, pipeline, file, start, bounded, stopped)
-        except TablesChanged as changed:
+        except SchemasLost as changed:
             log.info("%s", changed)
             start = begin(pipeline, stopped)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import TablesChanged
+from airflow_bottledwater.errors import SchemasLost
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
@@ -52,7 +52,7 @@ def _advance(pipeline: Pipeline, stopped: threading.Event) -> None:
     while True:
         try:
             engine.follow(pipeline, start.begin(pipeline), bounded=True, stopped=stopped)
-        except TablesChanged as changed:
+        except SchemasLost as changed:
             log.info("%s", changed)
         else:
             return

@@ -7,7 +7,7 @@ and a new table may take the name of an old one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused, SlotError, StateError
@@ -137,21 +137,6 @@ def resolve(
     :raises StateError: see :func:`via_root`.
     """
     return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known), strict=strict)
-
-
-def heirs(connection: Connection, known: PipelineState, tables: Mapping[int, tuple[str, str]], prefix: str) -> set[int]:
-    """Which tables have the names, and so the topics, of tables that do not exist any more.
-
-    :param tables: schema and name of tables by their oids.
-    """
-    by_topic = {pinned.topic: oid for oid, pinned in known.tables.items()}
-    before = {
-        oid: by_topic[topic]
-        for oid, named in tables.items()
-        if oid not in known.tables and (topic := names.topic(*named, prefix)) in by_topic
-    }
-    there = catalog.names(connection, list(before.values())) if before else {}
-    return {oid for oid, dropped in before.items() if dropped not in there}
 
 
 def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -> list[str]:

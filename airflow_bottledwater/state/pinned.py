@@ -73,6 +73,21 @@ class PinnedTable:
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy
         )
 
+    def check_forms(self, table: Table) -> None:
+        """Check that the settings give the key the form that the keys in its topic have.
+
+        :param table: the table as it is now.
+        :raises Refused: they give it another one.
+        """
+        forms, before = (
+            {c.name: (c.type.oid, c.type.typmod, c.type.forms) for c in each.columns if c.name in self.table.key}
+            for each in (table, self.table)
+        )
+        if {name: kind[:2] for name, kind in forms.items()} == {name: kind[:2] for name, kind in before.items()} and (
+            forms != before
+        ):
+            self.check_key(replace(table, key=self.table.key), complete=False)
+
     @property
     def version(self) -> Version:
         """The relation version of the pinned definition, for batches."""

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary
-from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
@@ -20,6 +19,7 @@ from airflow_bottledwater.state.records import (
     CLAIM,
     COMPLETE,
     COVERAGE,
+    FORMER,
     IDS,
     INTENT,
     LETTERS,
@@ -28,6 +28,7 @@ from airflow_bottledwater.state.records import (
     SAVED_SETTINGS,
     SLOT,
     Complete,
+    Gap,
     Ids,
     Intent,
     Letters,
@@ -155,9 +156,14 @@ class PipelineState:
         return {oid: found.known for oid, found in self._of_tables("partitions", Partitions).items()}
 
     @property
-    def heirs(self) -> dict[int, Heir]:
-        """The tables that are to get the topics of dropped ones, by oid."""
-        return self._of_tables("heir", Heir)
+    def gaps(self) -> dict[int, Gap]:
+        """The tables of which changes were left out, by oid."""
+        return self._of_tables("gap", Gap)
+
+    @property
+    def former(self) -> set[str]:
+        """The topics that had rows of tables, and that no table has any more."""
+        return {key.removeprefix(FORMER) for key in self.raw if key.startswith(FORMER)}
 
     @property
     def below(self) -> dict[int, Below]:

@@ -2,8 +2,9 @@
 
 Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
 ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
-partitions; ``heir/…`` by the oid of a table that is to get a topic; ``below/…`` by that of one whose changes are sent as another one's;
-``live/…`` by the id of a live snapshot; and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
+partitions; ``below/…`` by the oid of a table whose changes are sent as another one's; ``gap/…`` by that of one of which changes were left
+out; ``former/…`` by the name of a topic that no table of the pipeline has any more; ``live/…`` by the id of a live snapshot;
+and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import msgspec
 from airflow_bottledwater.errors import LOST_STATE, StateError
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary
-from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
@@ -32,6 +32,8 @@ LIVE = "live/"
 #: the first part of the keys of dead letters' counts, and what writes dead letters; each lane of a snapshot has a count of its own
 LETTERS = "letters"
 BY_STREAM, BY_LIVE, _BY_SNAPSHOT = "stream", "live", "snapshot"
+#: the prefix of the keys of topics that no table has any more
+FORMER = "former/"
 
 
 def table_key(oid: int) -> str:
@@ -64,9 +66,14 @@ def partitions_key(oid: int) -> str:
     return f"partitions/{oid}"
 
 
-def heir_key(oid: int) -> str:
-    """The key of a table that is to get the topic of one that was dropped."""
-    return f"heir/{oid}"
+def gap_key(oid: int) -> str:
+    """The key of a table of which changes were left out."""
+    return f"gap/{oid}"
+
+
+def former_key(topic: str) -> str:
+    """The key of a topic that no table of the pipeline has any more."""
+    return f"{FORMER}{topic}"
 
 
 def below_key(oid: int) -> str:
@@ -236,6 +243,27 @@ class Letters:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """Changes of a table were left out of its topic, which lacks them until a live snapshot with a sweep is asked for.
+
+    :param why: the reason, as a sentence.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A topic had the rows of a table, and no table of the pipeline has it now: whichever gets its name gets the topic, with a sweep.
+
+    :param table: the last one's name, for messages; ``oid`` is its oid.
+    """
+
+    oid: int
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class LiveProgress:
     """How far a live snapshot is published.
 
@@ -279,8 +307,8 @@ class LiveProgress:
 
 
 StateRecord = (
-    Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep | Partitions | Heir
-    | Below | LiveProgress | Letters
+    Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep
+    | Partitions | Below | Gap | Former | LiveProgress | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
@@ -299,7 +327,8 @@ _KINDS: dict[str, type[StateRecord]] = {
     "progress": Progress,
     "sweep": Sweep,
     "partitions": Partitions,
-    "heir": Heir,
+    "gap": Gap,
+    "former": Former,
     "below": Below,
     "live": LiveProgress,
     LETTERS: Letters,

@@ -39,8 +39,12 @@ from airflow_bottledwater.stream.assemble import (
 )
 
 
-def _foreign(message: pgoutput.RelationMessage, inside: bool) -> BottledWaterError | None:
+def _foreign(message: pgoutput.RelationMessage) -> BottledWaterError | None:
     return Refused(f"Table {message.schema}.{message.name} is not one of the pipeline's.")
+
+
+def _stop(oid: int, why: Refused) -> None:
+    raise why
 
 
 class TransactionAssembler:
@@ -53,8 +57,8 @@ class TransactionAssembler:
     :param batch_bytes: bytes at which a batch ends, at the next commit.
     :param largest_transaction: bytes at which a single transaction is cut.
     :param again: asks the registry again for the schema of a version to which it was refused.
-    :param unknown: makes the error for a change of a table that is not the pipeline's, of which it is told whether its transaction is
-        published in part already; None if the table's changes are to be left out.
+    :param unknown: makes the error for a change of a table that is not the pipeline's; None if the table's changes are to be left out.
+    :param aside: is told of a table whose changes cannot be published, and are left out from now on, and why. It may raise an error instead.
     :ivar position: the end of the last batch, P at first.
     """
 
@@ -67,11 +71,12 @@ class TransactionAssembler:
         batch_bytes: int,
         largest_transaction: int,
         again: Callable[[Version], Version] = lambda version: version,
-        unknown: Callable[[pgoutput.RelationMessage, bool], BottledWaterError | None] = _foreign,
+        unknown: Callable[[pgoutput.RelationMessage], BottledWaterError | None] = _foreign,
+        aside: Callable[[int, Refused], None] = _stop,
     ) -> None:
         self.position = start
         self._boundaries = dict(boundaries)
-        self._resolve, self._again, self._refuse = resolve, again, unknown
+        self._resolve, self._again, self._refuse, self._aside = resolve, again, unknown, aside
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
@@ -131,8 +136,11 @@ class TransactionAssembler:
             boundary = self._boundaries.get(oid)
             number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
             self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0)], dtype=TABLE))
-        none = LEFT_OUT if oid in self._left_out else -1
-        self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, none)
+        if oid in self._left_out:
+            # also if it could be published again: what was left out before is read again, for which the stream begins anew
+            self._tables[at]["version"] = LEFT_OUT
+        else:
+            self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, -1)
 
     def add(self, block: Block) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
@@ -238,14 +246,14 @@ class TransactionAssembler:
             oid for oid in message.oids if oid not in self._boundaries or not self._boundaries[oid].contains(final, xid)
         ]
         doubtful = [
-            oid for oid in oids if oid in self._refused or (oid not in self._current and oid not in self._left_out)
+            oid for oid in oids if oid not in self._left_out and (oid in self._refused or oid not in self._current)
         ]
         if doubtful and state.whole_count:
             return self._emit()
         for oid in doubtful:
             self._leave_out(oid)
         state.ordinal += 1
-        oids = [oid for oid in oids if oid in self._current]
+        oids = [oid for oid in oids if oid in self._current and oid not in self._left_out]
         if not oids:
             return None
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
@@ -261,15 +269,18 @@ class TransactionAssembler:
         return None
 
     def _leave_out(self, oid: int) -> None:
-        """Leave out the changes of a table from now on, if it is not one of the pipeline's, and that does no harm.
+        """Leave out the changes of a table from now on, if it is not one of the pipeline's, or they cannot be published.
 
         :raises BottledWaterError: they must not be left out, and cannot be published.
         """
         if (refused := self._refused.get(oid)) is not None:
-            raise refused
+            self._aside(oid, refused)
+            self._left_out.add(oid)
+            self._index(oid)
+            return
         if (message := self._messages.get(oid)) is None:
             raise ProtocolError("PostgreSQL sent a change before its table's Relation message.")
-        if (error := self._refuse(message, self.position.ordinal > 0)) is not None:
+        if (error := self._refuse(message)) is not None:
             raise error
         self._left_out.add(oid)
         self._index(oid)

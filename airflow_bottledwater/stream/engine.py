@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -13,8 +14,8 @@ from contextlib import contextmanager
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     CredentialsRefused,
+    SchemasLost,
     StopRequested,
-    TablesChanged,
     TakenOver,
     rotated,
 )
@@ -23,13 +24,17 @@ from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import session, stoppable
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import letters
+from airflow_bottledwater.state import letters, snapshots
+from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control import Controller
-from airflow_bottledwater.state.coverage import CoverageWatch
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Gap, StateRecord, gap_key
 from airflow_bottledwater.state.schemas import SchemaWatch
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start
+from airflow_bottledwater.tables import writer
+from airflow_bottledwater.tables.watch import TableWatch
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +64,7 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
         yield controller
     except StopRequested:
         controller.finish_stopped()
-    except (TakenOver, TablesChanged):
+    except (TakenOver, SchemasLost):
         controller.abandon()
         raise
     except CredentialsRefused as error:
@@ -83,7 +88,7 @@ class StreamReport:
     :ivar position: P as it was last reported.
     """
 
-    def __init__(self, controller: Controller, watch: CoverageWatch, position: Position) -> None:
+    def __init__(self, controller: Controller, watch: TableWatch, position: Position) -> None:
         self._controller, self._watch = controller, watch
         self.position = position
         self._last_logged, self._published_then = -math.inf, 0
@@ -101,6 +106,10 @@ class StreamReport:
             status = self._controller.status
             status.counters = {**status.counters, **counters}
             self._controller.problems.tell("dead letters", letters.problems(open_letters))
+
+    def begin(self, counters: Mapping[str, int]) -> None:
+        """Report the counters with which streaming begins."""
+        self._controller.status.counters = dict(counters)
 
     def update(self, position: Position, counters: Mapping[str, int], skipped_by_table: Mapping[str, int]) -> None:
         """Report that the stream is at ``position``.
@@ -127,8 +136,8 @@ class StreamReport:
 def follow(
     pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
 ) -> dict[str, int]:
-    """Stream with a slot that is claimed already; returns the counters. It begins at P as the state has it now, which may be further
-    than at the claim, if an earlier attempt has published since.
+    """Stream with a slot that is claimed already; returns the counters. It begins at P and with the tables as the state has them now,
+    which may be further than at the claim, if an earlier attempt has worked since.
 
     :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead of running
         until stopped.
@@ -137,43 +146,117 @@ def follow(
     with (
         reported(pipeline, start, stopped) as controller,
         stoppable(stopped),
-        contextlib.closing(CoverageWatch(pipeline, start.state, start.not_taken)) as watch,
-        contextlib.closing(
-            SchemaWatch(pipeline, start.state.tables.values(), controller.problems, start.lost_schemas)
-        ) as schemas,
+        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped)) as follower,
     ):
-        backoff = stream_backoff(pipeline, stopped)
-        with contextlib.closing(StreamPublisher(pipeline, start, backoff)) as publisher:
-            publisher.reached()
-            report = StreamReport(controller, watch, publisher.position)
-            controller.status.counters = publisher.counters
-            with contextlib.closing(open_source(pipeline, start, backoff, publisher.position)) as source:
-                rest = Rest(source.rest)
-                target = flush_target(pipeline) if bounded else None
-                while not stopped.is_set() and not (target is not None and _is_done(publisher, target)):
-                    live = publisher.live
-                    batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=bounded or live.waits)
-                    if not publisher.position.ordinal:
-                        schemas.check()
-                    watch.check(publisher.position)
-                    if batch is not None:
-                        source.acknowledge(publisher.publish(batch))
-                        counters = {**publisher.counters, **source.statistics}
-                        report.update(publisher.position, counters, source.skipped_by_table)
-                    live.work()
-                    report.tell_letters(publisher.open_letters, publisher.counters)
-                    rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
-                if not stopped.is_set():
-                    watch.check(publisher.position)
-                return {**publisher.counters, **source.statistics}
+        return follower.run()
 
 
-def _is_done(publisher: StreamPublisher, target: int) -> bool:
-    """Whether a bounded run has done everything: it is at its target, and no live snapshot is asked for."""
-    if publisher.position.lsn < target or publisher.live.active:
-        return False
-    publisher.live.catch_up()
-    return not publisher.live.active
+class _Follower:
+    """Streams; when tables are taken in, or get other topics, it begins anew behind the last batch."""
+
+    def __init__(
+        self, pipeline: Pipeline, start: Start, controller: Controller, bounded: bool, stopped: threading.Event
+    ) -> None:
+        self._pipeline, self._start, self._bounded, self._stopped = pipeline, start, bounded, stopped
+        self._known = read_state(pipeline, start.state_topic, must_exist=True)
+        self._backoff = stream_backoff(pipeline, stopped)
+        own = PipelineState(dict(self._known.raw))
+        self._watch = TableWatch(pipeline, start.cluster, own, controller.problems, patient=not bounded)
+        self._report = StreamReport(controller, self._watch, start.position)
+        self._problems = controller.problems
+        self._target: int | None = None
+
+    def close(self) -> None:
+        """End the watch."""
+        self._watch.close()
+
+    def run(self) -> dict[str, int]:
+        """See :func:`follow`."""
+        self._look()
+        self._watch.start()
+        while True:
+            with contextlib.closing(
+                StreamPublisher(self._pipeline, self._start, self._known, self._backoff)
+            ) as publisher:
+                publisher.reached()
+                if publisher.state.tables != self._known.tables:
+                    # an attempt of before has given tables other topics since the state was read
+                    self._known = publisher.state
+                    continue
+                if (counted := self._stream(publisher)) is not None:
+                    return counted
+                self._known = publisher.state
+            if self._bounded:
+                self._look()
+
+    def _look(self) -> None:
+        """Look at the tables, and let a bounded run go on until what is due for them can be carried out."""
+        self._watch.look_now()
+        if self._bounded:
+            end = flush_target(self._pipeline) if self._target is None else self._target
+            self._target = max(end, self._watch.waits())
+
+    def _stream(self, publisher: StreamPublisher) -> dict[str, int] | None:
+        """Stream until the end; returns the counters, or None if other tables are to be streamed."""
+        if self._carry_out(publisher):
+            return None
+        stopped, live = self._stopped, publisher.live
+        self._report.begin(publisher.counters)
+        pinned = publisher.state.tables.values()
+        with (
+            contextlib.closing(
+                SchemaWatch(self._pipeline, pinned, self._problems, self._start.lost_schemas)
+            ) as schemas,
+            contextlib.closing(
+                open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)
+            ) as source,
+        ):
+            rest = Rest(source.rest)
+            while not stopped.is_set() and not self._is_done(publisher):
+                batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=self._bounded or live.waits)
+                if not publisher.position.ordinal:
+                    schemas.check()
+                if source.set_aside.keys() - publisher.state.gaps.keys():
+                    # before anything behind these changes is published
+                    publisher.write(functools.partial(_gaps, source.set_aside))
+                if batch is not None:
+                    source.acknowledge(publisher.publish(batch))
+                    counters = {**publisher.counters, **source.statistics}
+                    self._report.update(publisher.position, counters, source.skipped_by_table)
+                live.work()
+                self._report.tell_letters(publisher.open_letters, publisher.counters)
+                if self._carry_out(publisher):
+                    return None
+                rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
+            return {**publisher.counters, **source.statistics}
+
+    def _carry_out(self, publisher: StreamPublisher) -> bool:
+        """Carry out what is due for the tables; returns whether the stream has to begin anew for that."""
+        self._watch.give(publisher.state)
+        prepared = self._watch.due(publisher.position)
+        if prepared is None:
+            return False
+        publisher.write(functools.partial(writer.records, self._pipeline, prepared))
+        self._watch.carried_out(prepared, publisher.state)
+        name = self._start.cluster.pipeline(self._pipeline.slot)
+        snapshots.ask_for_recorded(self._pipeline, name, publisher.state)
+        return prepared.changes_topics
+
+    def _is_done(self, publisher: StreamPublisher) -> bool:
+        """Whether a bounded run has done everything: it is at its target, and no live snapshot is asked for."""
+        if self._target is None or publisher.position.lsn < self._target or publisher.live.active:
+            return False
+        publisher.live.catch_up()
+        return not publisher.live.active
+
+
+def _gaps(set_aside: Mapping[int, str], known: PipelineState) -> dict[str, StateRecord | None]:
+    """The records of tables whose changes are left out from now on."""
+    return {
+        gap_key(oid): Gap(f"lacks changes that could not be published ({why})")
+        for oid, why in set_aside.items()
+        if oid not in known.gaps
+    }
 
 
 def stream_backoff(pipeline: Pipeline, stopped: threading.Event | None = None) -> Backoff:

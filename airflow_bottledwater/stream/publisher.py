@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
@@ -26,10 +26,12 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import BY_STREAM, POSITION, Reached, StateRecord, stream_id
 from airflow_bottledwater.stream.events import truncate_events
 from airflow_bottledwater.stream.relations import check_definitions
-from airflow_bottledwater.stream.start import Start
+from airflow_bottledwater.stream.start import Start, fingerprint
 from airflow_bottledwater.stream.stops import position_of, rejection_stop, truncate_stop
 
 log = logging.getLogger(__name__)
@@ -42,17 +44,18 @@ class StreamPublisher:
     """Publishes batches under the stream's transactional id. It keeps no position of its own: P is in the session's state only.
 
     :param start: the claimed stream.
+    :param known: the pipeline's tables and topics; if the state has others by now (:attr:`state`), they must not be published with.
     :ivar live: the live snapshots, which are published between two batches.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     """
 
-    def __init__(self, pipeline: Pipeline, start: Start, backoff: Backoff) -> None:
+    def __init__(self, pipeline: Pipeline, start: Start, known: PipelineState, backoff: Backoff) -> None:
         self._pipeline = pipeline
-        self._start, self._fingerprint = start, start.fingerprint
+        self._start, self._fingerprint = start, fingerprint(known, start.cluster)
         memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
         self._session = PublishSession(
-            pipeline, start.job, stream_id(start.prefix), start.topics, start.state_topic, backoff
+            pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff
         )
         self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
@@ -79,6 +82,24 @@ class StreamPublisher:
     def position(self) -> Position:
         """P, as this publisher has last read or written it; A if nothing was streamed yet."""
         return self._session.state.position or self._start.position
+
+    @property
+    def state(self) -> PipelineState:
+        """The pipeline's state, as it was read last, with all that was published since."""
+        return self._session.state
+
+    def write(self, make: Callable[[PipelineState], Mapping[str, StateRecord | None]]) -> None:
+        """Write records of the state in one transaction, between two batches.
+
+        :param make: makes them of the state as it is then; if there are none, nothing is written.
+        :raises TakenOver: another job has claimed the slot.
+        """
+
+        def once() -> None:
+            if values := make(self._session.state):
+                self._session.transact([], values)
+
+        self._session.run(once)
 
     def reached(self) -> Position:
         """P, read after an initialisation, so that no open transaction of an earlier attempt can move it any more.

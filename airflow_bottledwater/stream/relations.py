@@ -15,7 +15,6 @@ from airflow_bottledwater.errors import (
     Refused,
     SchemaRefused,
     SchemasLost,
-    TablesChanged,
 )
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
@@ -40,8 +39,6 @@ class Resolver:
     registered.
 
     :param pinned: the pipeline's tables by oid.
-    :param not_taken: the oids of tables that could not be taken in when the stream started.
-    :param heirs: those of tables that get the topics of dropped ones when everything of these is published.
     :param via_root: whether partitioned tables are published as one.
     """
 
@@ -49,13 +46,10 @@ class Resolver:
         self,
         pipeline: Pipeline,
         pinned: dict[int, PinnedTable],
-        not_taken: frozenset[int] = frozenset(),
-        heirs: frozenset[int] = frozenset(),
         *,
         via_root: bool = False,
     ) -> None:
         self._pipeline, self._via_root = pipeline, via_root
-        self._not_taken, self._heirs = not_taken, heirs
         self._pinned = pinned
         self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
         #: when the registry last refused a schema, by the table's oid
@@ -161,13 +155,12 @@ class Resolver:
             self._roots_read_at = time.monotonic()
         return self._roots.get(oid, 0)
 
-    def unknown(self, message: pgoutput.RelationMessage, inside: bool) -> BottledWaterError | None:
+    def unknown(self, message: pgoutput.RelationMessage) -> BottledWaterError | None:
         """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which is logged.
 
         That loses nothing: whenever the table is taken in, its rows are read under a snapshot that shows all that was left out.
 
         :param message: of that table.
-        :param inside: whether its transaction is published in part already; no table can be taken in there.
         """
         name, new_tables = f"{message.schema}.{message.name}", self._pipeline.new_tables
         if not self._covers(message.oid):
@@ -186,14 +179,11 @@ class Resolver:
                 "was created since the slot was, and new_tables is ignore. Stop the stream and run create_slot and the snapshot again (or "
                 "start the command again), which take it in with all its rows"
             )
-        elif message.oid in self._not_taken:
-            why = "could not be taken in when the stream started, which the log explains. Mend that, and start the stream again"
-        elif message.oid in self._heirs:
-            why = "has the name of a table that was dropped. It is taken in with all its rows when all changes of that one are published"
-        elif inside:
-            why = "was created since the slot was. It is taken in with all its rows when this large transaction is published"
         else:
-            return TablesChanged(f"{name} was created since the slot was; it is taken in.")
+            why = (
+                "is not followed yet. It is taken in with all its rows as soon as that can be done; if it cannot, the pipeline's status says "
+                "why"
+            )
         log.warning("The publication sends changes of %s, which are left out: it %s.", name, why)
         return None
 

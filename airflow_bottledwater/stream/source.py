@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import CredentialsRefused, SlotError, SlotInUse, StaleBatch
+from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError, SlotInUse, StaleBatch
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import publication, slot
@@ -33,10 +33,15 @@ log = logging.getLogger(__name__)
 _LASTS = 60.0
 
 
-def open_source(pipeline: Pipeline, start: Start, backoff: Backoff, position: Position) -> ChangeSource:
-    """The source of a claimed stream, from a position on."""
+def open_source(
+    pipeline: Pipeline, start: Start, known: PipelineState, backoff: Backoff, position: Position
+) -> ChangeSource:
+    """The source of a claimed stream, from a position on.
+
+    :param known: the pipeline's tables.
+    """
     reached = functools.partial(claim.reached, pipeline, start.state_topic, start.job)
-    return ChangeSource(pipeline, start.state, position, backoff, reached, start.not_taken)
+    return ChangeSource(pipeline, known, position, backoff, reached)
 
 
 class ChangeSource:
@@ -45,7 +50,8 @@ class ChangeSource:
     :param position: P; A if nothing was streamed yet.
     :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is called when
         the slot seems unusable, since another job may be the reason.
-    :param not_taken: the oids of tables that could not be taken in when the stream started.
+    :ivar set_aside: the tables whose changes are left out since they cannot be published, with the reasons, by oid. Whoever publishes
+        a batch records that before.
     """
 
     def __init__(
@@ -55,7 +61,6 @@ class ChangeSource:
         position: Position,
         backoff: Backoff,
         reached: Callable[[], Position | None] = lambda: None,
-        not_taken: frozenset[int] = frozenset(),
     ) -> None:
         assembler.warm_up()  # before the server sends anything
         record = state.slot
@@ -63,9 +68,8 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables = state.tables
-        resolver = Resolver(
-            pipeline, self._tables, not_taken, frozenset(state.heirs), via_root=via_root(pipeline, state)
-        )
+        resolver = Resolver(pipeline, self._tables, via_root=via_root(pipeline, state))
+        self.set_aside: dict[int, str] = {}
         self._assembler = TransactionAssembler(
             position,
             state.boundaries,
@@ -74,6 +78,7 @@ class ChangeSource:
             largest_transaction=pipeline.max_transaction_bytes,
             again=resolver.again,
             unknown=resolver.unknown,
+            aside=self._set_aside,
         )
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf
@@ -94,6 +99,11 @@ class ChangeSource:
     def skipped_by_table(self) -> dict[str, int]:
         """See :attr:`TransactionAssembler.skipped_by_table`."""
         return self._assembler.skipped_by_table
+
+    def _set_aside(self, oid: int, why: Refused) -> None:
+        if oid not in self.set_aside:
+            log.error("%s Its changes are left out until its rows are read again.", why.what)
+            self.set_aside[oid] = why.what
 
     def acknowledge(self, position: Position) -> None:
         """Confirm to PostgreSQL that everything up to P is committed in Kafka, so that it need not keep it. Positions inside a

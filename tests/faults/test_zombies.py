@@ -152,7 +152,7 @@ def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_f
     flow.snapshot()
     old = begin(flow.pipeline)
     newer = begin(flow.pipeline)
-    publisher = StreamPublisher(flow.pipeline, old, Backoff(30))
+    publisher = StreamPublisher(flow.pipeline, old, old.state, Backoff(30))
     try:
         with pytest.raises(TakenOver, match=f"epoch {newer.job.epoch}"):
             publisher.reached()
@@ -166,7 +166,7 @@ def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_f
     start = begin(flow.pipeline)
 
     def publisher() -> StreamPublisher:
-        return StreamPublisher(flow.pipeline, start, Backoff(20.0))
+        return StreamPublisher(flow.pipeline, start, start.state, Backoff(20.0))
 
     source = ChangeSource(flow.pipeline, start.state, start.position, Backoff(20.0))
     first, second = publisher(), publisher()

@@ -506,7 +506,7 @@ def test_a_table_that_is_not_published_is_refused(source: Source) -> None:
         source,
         source.pipeline.with_(create_publication=False),
         "Table public.items is not in publication",
-        "Add it, or leave it out",
+        "ADD TABLE ONLY",
     )
 
 

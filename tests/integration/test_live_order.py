@@ -214,13 +214,13 @@ def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch:
     streamed.execute("DELETE FROM items WHERE id = 5")
     start, backoff = begin(streamed.pipeline), Backoff(10)
     request_id = streamed.ask("items", sweep=True)
-    with closing(StreamPublisher(streamed.pipeline, start, backoff)) as publisher:
+    with closing(StreamPublisher(streamed.pipeline, start, start.state, backoff)) as publisher:
         publisher.reached()
         monkeypatch.setattr(reading.Topics, "ends", looking)
         until(lambda: publisher.live.work() or publisher.live.waits, "rows are read", 30)
         time.sleep(1.0)
         assert streamed.topic("items") not in looked
-        with closing(open_source(streamed.pipeline, start, backoff, publisher.position)) as source:
+        with closing(open_source(streamed.pipeline, start, start.state, backoff, publisher.position)) as source:
             target, deadline = flush_target(streamed.pipeline), time.monotonic() + 60
             while publisher.position.lsn < target or publisher.live.active:
                 if (batch := source.next(0.1, flush_empty=True)) is not None:

@@ -310,13 +310,13 @@ def test_changes_that_were_published_elsewhere_make_the_rows_be_read_again(flow:
     """Another process of the same job publishes a batch: this one has noted nothing of it, and sees that by P."""
     start, waiting = begin(flow.pipeline), Backoff(10)
     request_id = flow.ask("items")
-    with closing(StreamPublisher(flow.pipeline, start, waiting)) as mine:
+    with closing(StreamPublisher(flow.pipeline, start, start.state, waiting)) as mine:
         mine.reached()
         until(lambda: mine.live.work() or mine.live.waits, "rows are read", 30)
         flow.execute("UPDATE items SET name = 'newer' WHERE id = 1")
-        with closing(StreamPublisher(flow.pipeline, start, waiting)) as other:
+        with closing(StreamPublisher(flow.pipeline, start, start.state, waiting)) as other:
             other.reached()
-            with closing(open_source(flow.pipeline, start, waiting, other.position)) as source:
+            with closing(open_source(flow.pipeline, start, start.state, waiting, other.position)) as source:
                 target = flush_target(flow.pipeline)
                 while other.position.lsn < target:
                     if (batch := source.next(0.2, flush_empty=True)) is not None:

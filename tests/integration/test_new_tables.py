@@ -15,17 +15,17 @@ from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.provision import preflight, renew
+from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.provision.take_in import new_tables, take_in
-from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage, jobs
+from airflow_bottledwater.state import jobs
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.records import LiveProgress, live_key
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import begin
+from airflow_bottledwater.tables import writer
 from airflow_bottledwater.verify import driver as verification
+from tests.support.tables import dies_before_it_reads, look_often
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -33,8 +33,8 @@ from tests.support.writers import state_topic
 
 @pytest.fixture(autouse=True)
 def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New tables are looked for three times a second."""
-    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
+    """The catalog is looked at ten times a second, and what it shows has to last for a moment."""
+    look_often(monkeypatch)
 
 
 @pytest.fixture
@@ -74,9 +74,7 @@ def test_a_bounded_run_takes_new_tables_in(flow: Flow) -> None:
 
 def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow) -> None:
     flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
-    known = read_state(flow.pipeline, state_topic(flow))
-    with connect(flow.dsn) as connection:
-        assert take_in(connection, flow.pipeline, new_tables(connection, flow.pipeline, known)) == frozenset()
+    dies_before_it_reads(flow)
     flow.stream()
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
 
@@ -125,9 +123,8 @@ def test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopp
     assert flow.compare("a").equal
 
 
-def test_a_job_does_not_take_its_slot_back_to_take_a_table_in(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_does_not_take_its_slot_back(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = begin(flow.pipeline).job
-    flow.execute("CREATE TABLE later (id int PRIMARY KEY)")
     successor = begin(flow.pipeline).job
     monkeypatch.setattr(jobs, "last_claim", lambda: mine.id)
     with pytest.raises(TakenOver, match="taken over"):
@@ -139,7 +136,7 @@ def test_a_job_does_not_take_its_slot_back_to_take_a_table_in(flow: Flow, monkey
 def test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting(flow: Flow) -> None:
     flow.execute("CREATE TABLE a1 (id int PRIMARY KEY)", "CREATE TABLE b1 (id int PRIMARY KEY)")
     flow.execute("INSERT INTO a1 VALUES (1)", "INSERT INTO b1 VALUES (1), (2)")
-    begin(flow.pipeline)
+    dies_before_it_reads(flow)
     flow.execute("DROP TABLE a1")
     flow.stream()
     assert [m.key["id"] for m in flow.read("b1")] == [1, 2]
@@ -186,7 +183,7 @@ def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: p
     flow.execute("CREATE TABLE keyless (id int)", "INSERT INTO first VALUES (2, 'two')")
     flow.stream()
     assert _tables(flow) == {"first"}
-    assert "public.keyless: created since the slot was, and not followed" in caplog.text
+    assert "public.keyless: It cannot be followed: without a key" in caplog.text
     assert len(flow.read("first")) == 2
     flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed
 
@@ -224,12 +221,12 @@ def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, capl
     )
     flow.execute("ALTER TABLE first RENAME TO old", "CREATE TABLE first (id int PRIMARY KEY)", "DROP TABLE gone")
     flow.stream()
-    assert _tables(flow) == {"first", "good", "with.dot"}
+    assert _tables(flow) == {"first", "old", "good", "with.dot"}
+    assert flow.compare("first").equal and flow.compare("old").equal
     dotted = names.topic("public", "with.dot", flow.pipeline.topic_prefix)
     assert flow.compare("good").equal and [m.key for m in read(flow.kafka, dotted)] == [{"id": 7}]
     (keyless,) = (line for line in caplog.messages if line.startswith("public.keyless: "))
-    (again,) = (line for line in caplog.messages if line.startswith("public.first: "))
-    assert "Without a key" in keyless and "holds the rows of another table" in again
+    assert "it has no primary key" in keyless
     assert not any("good" in line for line in caplog.messages)
 
 
@@ -263,7 +260,7 @@ def _tables(flow: Flow) -> set[str]:
 # ---------------------------------------------------------------------- a table that was dropped and created again
 def _succeeded(flow: Flow, before: int) -> bool:
     known = read_state(flow.pipeline, state_topic(flow))
-    return before not in known.tables and known.complete and not known.heirs
+    return before not in known.tables and known.complete
 
 
 def _oid(flow: Flow, name: str = "first") -> int:
@@ -310,15 +307,16 @@ def test_one_that_is_dropped_once_more_keeps_nobody_waiting(
     flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
     flow.stream()
     flow.execute(*AGAIN)
-    inherit = renew.inherit
+    prepare = writer.prepare
 
-    def inherited(pipeline: Pipeline, oid: int) -> None:
+    def prepared(*arguments: Any) -> writer.Prepared:
+        found = prepare(*arguments)
         flow.execute("DROP TABLE IF EXISTS first")
-        inherit(pipeline, oid)
+        return found
 
-    monkeypatch.setattr(renew, "inherit", inherited)
+    monkeypatch.setattr(writer, "prepare", prepared)
     flow.stream()
-    assert "The table was dropped, too." in caplog.text
+    assert "public.first was dropped: its rows are not read again" in caplog.text
     flow.execute("INSERT INTO other VALUES (1)")
     flow.stream()
     assert not read_state(flow.pipeline, state_topic(flow)).lives
@@ -354,10 +352,10 @@ def test_older_transactions_do_not_keep_the_stream_from_going_on(flow: Flow) -> 
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("CREATE TABLE first (id int)", "has no key"),
+        ("CREATE TABLE first (id int)", "it has no primary key"),
         (
             "CREATE TABLE first (id int PRIMARY KEY, bad int); ALTER TABLE first REPLICA IDENTITY NOTHING",
-            "not followed",
+            "its replica identity is NOTHING",
         ),
     ],
 )

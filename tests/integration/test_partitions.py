@@ -23,11 +23,12 @@ from airflow_bottledwater.postgres import partitions, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
-from airflow_bottledwater.state import coverage, snapshots, status
+from airflow_bottledwater.state import snapshots, status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.stream.start import begin
+from airflow_bottledwater.tables import watch
 from airflow_bottledwater.verify import driver as verification
+from tests.support.tables import dies_before_it_reads, look_often
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -51,8 +52,8 @@ TABLES = (
 
 @pytest.fixture(autouse=True)
 def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalog is looked at three times a second."""
-    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 0.3})
+    """The catalog is looked at often."""
+    look_often(monkeypatch, interval=0.3)
 
 
 @pytest.fixture
@@ -385,7 +386,7 @@ def test_rows_of_an_attached_partition_that_are_still_to_come_are_no_difference(
     flow = make_flow(verify_timeout=30.0)
     flow.create()
     flow.snapshot()
-    monkeypatch.setattr(coverage.CoverageWatch.__init__, "__kwdefaults__", {"interval": 3600.0})
+    monkeypatch.setattr(watch, "QUESTION", 3600.0)
     with flow.streaming():
         flow.streams()
         flow.execute(*ATTACHED["with rows"][0])
@@ -401,7 +402,7 @@ def test_an_attached_partition_that_is_gone_before_it_was_read_is_told(make_flow
     flow.create()
     flow.snapshot()
     flow.execute(*ATTACHED["with rows"][0], "UPDATE p SET v = 'published' WHERE region = 'later' AND id <= 10")
-    begin(flow.pipeline)
+    dies_before_it_reads(flow)
     flow.execute("ALTER TABLE p DETACH PARTITION later")
     flow.stream()
     with flow.streaming() as errors:
@@ -602,8 +603,8 @@ def test_partitions_that_are_gone_before_they_could_be_read_hold_up_nothing(make
     flow.create()
     flow.snapshot()
     flow.execute(*ATTACHED["with rows"][0])
-    start = begin(flow.pipeline)
-    (progress,) = start.state.lives.values()
+    dies_before_it_reads(flow)
+    (progress,) = read_state(flow.pipeline, state_topic(flow)).lives.values()
     assert progress.owed and len(progress.parts) == 1
     flow.execute("ALTER TABLE p DETACH PARTITION later")
     flow.stream()

@@ -262,7 +262,7 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
 
 # ---------------------------------------------------------------- topics that are others now
 def _publisher(flow: Flow, start: Start) -> StreamPublisher:
-    return StreamPublisher(flow.pipeline, start, Backoff(20.0))
+    return StreamPublisher(flow.pipeline, start, start.state, Backoff(20.0))
 
 
 @pytest.mark.parametrize("how", ["partitions", "made again"])

@@ -45,6 +45,66 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a topic goes to the table that bears its name",
+        "_Planner._of_followed",
+        swap("self._bearers.get(pinned.topic, oid) != oid", "False"),
+        "tests/unit/tables/test_plan.py::test_a_topic_goes_to_the_table_that_bears_its_name[a rotation]",
+    ),
+    Mutant(
+        "the topic of a table that was dropped goes to the one that bears its name",
+        "_Planner._of_followed",
+        drop("owner is not None"),
+        "tests/unit/tables/test_plan.py::test_a_topic_goes_to_the_table_that_bears_its_name[a staging table takes the name]",
+    ),
+    Mutant(
+        "a topic that had rows is never forgotten",
+        "_Planner._of_followed",
+        drop("topic in self._known.former"),
+        "tests/unit/tables/test_plan.py::test_a_topic_that_had_rows_is_never_forgotten",
+    ),
+    Mutant(
+        "a table that cannot be followed gets no topic of another one",
+        "_Planner._bearing",
+        always("oid not in self._unfit"),
+        "tests/unit/tables/test_plan.py::test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_get_it",
+    ),
+    Mutant(
+        "a table without a key gets no topic of one that has keys",
+        "plan._incomparable",
+        always("table.keyed and owner.table.keyed"),
+        "tests/unit/tables/test_plan.py::test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_get_it",
+    ),
+    Mutant(
+        "changes that were left out are read again",
+        "_Planner._lacks",
+        never("(gap := self._known.gaps.get(oid)) is not None"),
+        "tests/unit/tables/test_plan.py::test_what_a_topic_lacks_is_read_again[changes were left out]",
+    ),
+    Mutant(
+        "a table that loses its key leaves the publication",
+        "writer.set_aside",
+        drop("publication.remove(...)"),
+        "tests/integration/test_tables.py::test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one",
+    ),
+    Mutant(
+        "a table is taken in when it has lasted",
+        "TableWatch._due",
+        swap("LASTS if self._patient else 0.0", "0.0"),
+        "tests/integration/test_tables.py::test_a_table_that_lives_for_a_moment_leaves_nothing",
+    ),
+    Mutant(
+        "a pattern behind ! leaves tables out",
+        "catalog.resolve",
+        drop("not _left_out(tables, schemas, row.schema, row.name)"),
+        "tests/integration/test_tables.py::test_a_table_that_lives_for_a_moment_leaves_nothing",
+    ),
+    Mutant(
+        "a table that is set aside stays so until the stream begins anew",
+        "TransactionAssembler._leave_out",
+        swap("self._aside(oid, refused)\nself._left_out.add(oid)", "self._aside(oid, refused)"),
+        f"{_ASSEMBLER}::test_a_table_that_is_set_aside_is_left_out_until_the_stream_begins_anew",
+    ),
+    Mutant(
         "what the snapshot holds is not streamed",
         "_take_row",
         drop("table.boundary >= 0 and boundaries[table.boundary].holds"),
@@ -121,12 +181,6 @@ MUTANTS = (
         "value_subject",
         drop("names.record(topic, prefix)"),
         "tests/integration/test_evolution.py::test_a_renamed_table_keeps_the_name_of_its_records",
-    ),
-    Mutant(
-        "a renamed table is still the pipeline's",
-        "coverage.check",
-        drop("wanted |= _renamed(connection, pipeline, known, wanted)"),
-        "tests/integration/test_coverage.py::test_a_renamed_table_is_still_watched",
     ),
     Mutant(
         "a publication that sends generated columns is refused",
@@ -276,11 +330,8 @@ MUTANTS = (
     ),
     Mutant(
         "a second attempt goes on where the first came to",
-        "engine.follow",
-        swap(
-            "open_source(pipeline, start, backoff, publisher.position)",
-            "open_source(pipeline, start, backoff, start.position)",
-        ),
+        "_Follower._stream",
+        swap("open_source(..., publisher.position)", "open_source(..., self._start.position)"),
         f"{_RECOVERY}::test_a_second_attempt_of_a_claimed_stream_goes_on_where_the_first_came_to",
     ),
     Mutant(
@@ -711,8 +762,8 @@ MUTANTS = (
     ),
     Mutant(
         "keys that an earlier pipeline left are removed for a table that is taken in",
-        "create._lives",
-        never("each.topic in swept"),
+        "writer.prepare",
+        swap("set(filled) - shared(...).keys()", "set()"),
         "tests/integration/test_new_tables.py::test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed",
     ),
     Mutant(
@@ -725,13 +776,7 @@ MUTANTS = (
         "a job does not claim its slot again that another one has claimed",
         "Claim._claim",
         never("(ours := jobs.last_claim()) and (before.claim is None or before.claim.id != ours)"),
-        "tests/integration/test_new_tables.py::test_a_job_does_not_take_its_slot_back_to_take_a_table_in",
-    ),
-    Mutant(
-        "a table that was dropped once more is not taken up",
-        "inherit",
-        never("not findings.tables"),
-        "tests/integration/test_new_tables.py::test_one_that_is_dropped_once_more_keeps_nobody_waiting",
+        "tests/integration/test_new_tables.py::test_a_job_does_not_take_its_slot_back",
     ),
     Mutant(
         "types without a binary form are read again as text",
@@ -785,19 +830,19 @@ MUTANTS = (
         "a key that changes under full identity is noticed",
         "TransactionAssembler._take_relation",
         drop("message.identity != 'f' or foreign"),
-        f"{_EVOLUTION}::test_a_key_that_changes_under_full_identity_stops_a_running_stream",
+        f"{_EVOLUTION}::test_a_key_that_changes_under_full_identity_is_taken_up_by_a_running_stream",
     ),
     Mutant(
         "a table that was not published for a while is noticed",
-        "Coverage.gaps",
-        always("not rows or rows & today.tables.get(oid, frozenset())"),
-        f"{_COVERAGE}::test_what_was_not_published_for_a_while_is_noticed_at_the_start",
+        "Coverage.lost",
+        always("not rows or rows & today.tables.get(...)"),
+        "tests/unit/tables/test_plan.py::test_what_a_topic_lacks_is_read_again[added again]",
     ),
     Mutant(
         "publications are looked at while the stream runs",
-        "engine.follow",
-        swap("watch.check(publisher.position)\nif batch is not None:\n    ...", "if batch is not None:\n    ..."),
-        f"{_COVERAGE}::test_it_is_noticed_while_the_stream_runs",
+        "TableWatch._ask",
+        always("found == self._mark and time.monotonic() < self._again"),
+        f"{_COVERAGE}::test_a_gap_is_closed_while_the_stream_runs",
     ),
     Mutant(
         "a dead letter brings no row back",
@@ -1134,8 +1179,8 @@ MUTANTS = (
         "Spark does not repeat a permanent error",
         "returned",
         swap(
-            "repeated and transient(error) and (not isinstance(error, errors.TablesChanged))",
-            "True or not isinstance(error, errors.TablesChanged)",
+            "repeated and transient(error) and (not isinstance(error, errors.SchemasLost))",
+            "True or not isinstance(error, errors.SchemasLost)",
         ),
         f"{_TASKS}::test_a_lanes_permanent_error_is_not_tried_again",
     ),
@@ -1763,26 +1808,20 @@ MUTANTS = (
     ),
     Mutant(
         "a topic passes to another table behind the last change of the one before",
-        "start._claim",
-        drop("reached.lsn >= heir.lsn"),
-        "tests/integration/test_new_tables.py::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
+        "TableWatch.due",
+        drop("reached.lsn < prepared.lsn"),
+        "tests/unit/tables/test_watch.py::test_nothing_is_carried_out_before_its_place_or_inside_a_transaction",
     ),
     Mutant(
         "a bounded run takes tables up that were created again",
-        "engine.follow",
-        drop("if not stopped.is_set():\n    ..."),
+        "_Follower._look",
+        swap("max(end, self._watch.waits())", "end"),
         "tests/integration/test_new_tables.py::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
     ),
     Mutant(
-        "older transactions do not stop the stream when a table is taken up that was created again",
-        "_renew",
-        always("not inherited"),
-        "tests/integration/test_new_tables.py::test_older_transactions_do_not_keep_the_stream_from_going_on",
-    ),
-    Mutant(
         "a new table without a key is not taken in",
-        "take_in",
-        swap("catalog.load(connection, list(new), forms=pipeline.forms)", "[]"),
+        "checks._in_source",
+        never("not table.keyed"),
         "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
     ),
     Mutant(
@@ -1790,19 +1829,6 @@ MUTANTS = (
         "Resolver.unknown",
         swap("return None", "return Refused(name)"),
         f"{_WHOLE}::test_changes_of_a_table_that_is_not_followed_are_left_out_until_it_is",
-    ),
-    Mutant(
-        "a new table is taken in before any of its changes is left out",
-        "Resolver.unknown",
-        swap("if inside:\n    ...", "if True:\n    ..."),
-        f"{_WHOLE}::test_a_new_table_ends_what_is_streamed_before_any_of_its_changes_is_left_out",
-    ),
-    Mutant(
-        "a topic passes to no other table inside a large transaction",
-        "_renewals",
-        never("before != table.oid and known.position is not None and known.position.ordinal"),
-        "tests/integration/test_new_key.py::"
-        "test_a_topic_passes_to_no_other_table_inside_a_transaction_that_is_published_in_part",
     ),
     Mutant(
         "what is whole before a TRUNCATE that cannot be published is published",
@@ -1820,8 +1846,8 @@ MUTANTS = (
     ),
     Mutant(
         "a table that was a partition for a while is read again",
-        "_moved",
-        never("catalog.names(connection, [oid])"),
+        "_Planner._moved",
+        swap("Do.APART", "Do.BELOW"),
         f"{_PARTITIONS}::test_a_followed_table_that_was_a_partition_for_a_while_is_read_again",
     ),
     Mutant(
@@ -1832,27 +1858,21 @@ MUTANTS = (
     ),
     Mutant(
         "no table is taken in inside a large transaction",
-        "Resolver.unknown",
-        swap("if inside:\n    ...", "if False:\n    ..."),
-        f"{_WHOLE}::test_a_table_that_is_created_in_a_large_transaction_is_taken_in_behind_it",
+        "TableWatch.due",
+        drop("reached.ordinal"),
+        "tests/unit/tables/test_watch.py::test_nothing_is_carried_out_before_its_place_or_inside_a_transaction",
     ),
     Mutant(
-        "with new_tables = ignore, the stream does not begin anew",
-        "CoverageWatch.check",
-        swap("self._pipeline.new_tables == 'add'", "self._pipeline.new_tables != 'stop'"),
-        "tests/integration/test_new_tables.py::test_otherwise_it_is_named_or_ends_the_stream[ignore]",
-    ),
-    Mutant(
-        "with new_tables = ignore, a stream that starts takes nothing in",
-        "take_in.new_tables",
-        swap("pipeline.new_tables != 'add'", "pipeline.new_tables == 'stop'"),
-        "tests/integration/test_new_tables.py::test_otherwise_it_is_named_or_ends_the_stream[ignore]",
+        "with new_tables = ignore, nothing is taken in",
+        "_Planner.__init__",
+        swap('pipeline.new_tables == "add"', 'pipeline.new_tables != "stop"'),
+        "tests/unit/tables/test_plan.py::test_a_new_table_is_followed_if_it_can_be",
     ),
     Mutant(
         "with new_tables = stop, a new table ends the stream",
-        "CoverageWatch.check",
-        never("new and self._pipeline.new_tables == 'stop'"),
-        "tests/integration/test_new_tables.py::test_otherwise_it_is_named_or_ends_the_stream[stop]",
+        "TableWatch.due",
+        never("self._new and self._pipeline.new_tables == 'stop'"),
+        "tests/unit/tables/test_watch.py::test_with_stop_new_tables_end_the_stream",
     ),
     Mutant(
         "with new_tables = stop, a new table's first change ends the stream",
@@ -1863,10 +1883,7 @@ MUTANTS = (
     Mutant(
         "only a table that is not followed is left out",
         "TransactionAssembler._index",
-        swap(
-            "-1 if oid in self._refused else self._current.get(oid, none)",
-            "none if self._left_out else self._current.get(oid, none)",
-        ),
+        swap("oid in self._left_out", "self._left_out"),
         f"{_ASSEMBLER}::test_a_table_that_is_not_followed_is_left_out_and_nothing_else_is",
     ),
     Mutant(
@@ -1883,9 +1900,9 @@ MUTANTS = (
     ),
     Mutant(
         "new tables that cannot be taken in do not keep the others from it",
-        "take_in._take",
-        swap("len(new) == 1", "len(new) >= 1"),
-        "tests/integration/test_new_tables.py::test_those_that_are_unfit_are_named_and_the_others_taken_in",
+        "checks._blame",
+        swap("len(by_topic) == 1", "len(by_topic) >= 1"),
+        "tests/unit/tables/test_checks.py::test_only_what_is_unfit_is_blamed",
     ),
     Mutant(
         "a live snapshot that is not read has no pace",
@@ -1976,8 +1993,8 @@ MUTANTS = (
     ),
     Mutant(
         "rows of a partition that was attached are read",
-        "start.begin",
-        drop("claimed.write(_reading(new))"),
+        "writer.records",
+        never("step.do is Do.READ_PARTS"),
         f"{_PARTITIONS}::test_partitions_that_are_attached_while_no_stream_runs_are_read_and_bounded_runs_wait_for_it",
     ),
     Mutant(
@@ -2063,10 +2080,10 @@ MUTANTS = (
     ),
     Mutant(
         "a new table that cannot be read keeps no other one waiting",
-        "create._lives",
+        "_Lives.read",
         swap(
-            "{live_key(uuid.uuid4().hex[:12]): LiveProgress((each.table.oid,), sweep=each.topic in swept, owed=True) for each in pinned}",
-            "{live_key('all'): LiveProgress(tuple((every.table.oid for every in pinned)), sweep=each.topic in swept, owed=True) for each in pinned}",
+            "self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, owed=True))",
+            "self._set('all', LiveProgress(tuple(self._taken.values()), sweep=sweep, owed=True))",
         ),
         "tests/integration/test_new_tables.py::test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting",
     ),
@@ -2132,8 +2149,8 @@ MUTANTS = (
     ),
     Mutant(
         "a partition that comes back after a sweep is read again",
-        "CoverageWatch._unsent",
-        never("self._known.apply({live_key(each): state.live(each) for each in {*self._known.lives, *state.lives}})"),
+        "TableWatch.give",
+        drop("self._known = PipelineState(...)"),
         f"{_PARTITIONS}::test_a_partition_that_comes_back_after_a_sweep_is_read_again",
     ),
     Mutant(
@@ -2444,7 +2461,7 @@ MUTANTS = (
     ),
     Mutant(
         "the registry is asked while the stream runs",
-        "engine.follow",
+        "_Follower._stream",
         drop("schemas.check()"),
         f"{_REGISTRY}::test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back",
     ),

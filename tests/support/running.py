@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from airflow_bottledwater.errors import TablesChanged
+from airflow_bottledwater.errors import SchemasLost
 from airflow_bottledwater.postgres.connect import stoppable
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
@@ -30,7 +30,7 @@ def run_stream(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.
             start = begin(pipeline)
         try:
             return engine.follow(pipeline, start, bounded=bounded, stopped=stopped)
-        except TablesChanged as changed:
+        except SchemasLost as changed:
             log.info("%s", changed)
 
 

@@ -38,7 +38,6 @@ EXPECTED = {
     errors.StopRequested: ErrorAction.FINISH,
     errors.StaleBatch: ErrorAction.AGAIN,
     errors.SchemasLost: ErrorAction.AGAIN,
-    errors.TablesChanged: ErrorAction.AGAIN,
     errors.JobDied: ErrorAction.AGAIN,
 }
 
@@ -68,7 +67,6 @@ def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.Bottle
         errors.SlotInUse,
         errors.StaleBatch,
         errors.SchemasLost,
-        errors.TablesChanged,
         errors.JobDied,
     )
     assert transient(made(kind)) == (kind in passing)

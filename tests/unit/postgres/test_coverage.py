@@ -8,7 +8,6 @@ import pytest
 
 from airflow_bottledwater.postgres.coverage import Coverage, Publication
 
-NAMES = {1: "public.a", 2: "public.b"}
 OURS = Publication(oid=500, xmin="70", owner=10, all_tables=False, sends="insert, update, delete, truncate")
 RECORDED = Coverage({"p": OURS}, {1: frozenset({901}), 2: frozenset({902, 903})})
 
@@ -19,7 +18,7 @@ def changed(**fields: object) -> Coverage:
 
 
 def test_what_is_as_it_was_is_no_gap() -> None:
-    assert RECORDED.gaps(RECORDED, NAMES) == []
+    assert RECORDED.broken(RECORDED) == []
 
 
 @pytest.mark.parametrize(
@@ -38,40 +37,35 @@ def test_what_is_as_it_was_is_no_gap() -> None:
             id="no operation",
         ),
         pytest.param(changed(xmin="71"), "Publication 'p' was altered, and then altered back.", id="altered back"),
-        pytest.param(
-            replace(RECORDED, tables={2: frozenset({902})}), "Table public.a is no longer published.", id="taken out"
-        ),
-        pytest.param(
-            replace(RECORDED, tables={1: frozenset({950}), 2: frozenset({902})}),
-            "Table public.a was removed from its publication and added again.",
-            id="added again",
-        ),
     ],
 )
-def test_what_hides_changes_is_a_gap(today: Coverage, said: str) -> None:
-    assert RECORDED.gaps(today, NAMES) == [said]
+def test_what_hides_changes_of_all_tables_is_a_gap(today: Coverage, said: str) -> None:
+    assert RECORDED.broken(today) == [said]
 
 
 def test_a_new_owner_is_no_gap() -> None:
     """It makes a new version of the catalog row, too."""
-    assert RECORDED.gaps(changed(xmin="71", owner=11), NAMES) == []
+    assert RECORDED.broken(changed(xmin="71", owner=11)) == []
 
 
-def test_a_table_that_another_entry_still_publishes_is_no_gap() -> None:
-    assert RECORDED.gaps(replace(RECORDED, tables={1: frozenset({901}), 2: frozenset({903, 999})}), NAMES) == []
-
-
-def test_only_tables_of_interest_are_compared() -> None:
-    assert RECORDED.gaps(replace(RECORDED, tables={2: frozenset({902})}), {2: "public.b"}) == []
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({901}, ""),
+        ({901, 999}, ""),
+        (set(), "is no longer published"),
+        ({950}, "was removed from its publication and added again"),
+    ],
+)
+def test_what_hides_changes_of_one_table_is_a_gap_of_that_table(rows: set[int], said: str) -> None:
+    today = replace(RECORDED, tables={1: frozenset(rows), 2: frozenset({903, 999})})
+    assert RECORDED.lost(today, 1) == said
+    assert RECORDED.lost(today, 2) == ""
 
 
 def test_a_table_that_nothing_published_when_it_was_recorded_is_no_gap() -> None:
     recorded = replace(RECORDED, tables={1: frozenset({901})})
-    assert recorded.gaps(recorded, NAMES) == []
-
-
-def test_of_a_dropped_publication_its_tables_are_not_told_besides() -> None:
-    assert RECORDED.gaps(Coverage({}, {}), NAMES) == ["Publication 'p' was dropped."]
+    assert recorded.lost(recorded, 2) == ""
 
 
 def test_what_is_new_is_added_and_what_was_known_stays_as_it_was() -> None:

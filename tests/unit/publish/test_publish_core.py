@@ -187,7 +187,7 @@ def batch(*transactions: Sequence[bytes], start: int = 0) -> Batch:
 def stream(broker: Broker, *transactions: Sequence[bytes], **changes: Any) -> None:
     """Publish these transactions as one batch."""
     start = Start(CLUSTER, JOB, "prefix", "state", PipelineState(dict(broker.state)), Position(0))
-    publisher = StreamPublisher(pipeline(**changes), start, Backoff(2.0, report=lambda what: None))
+    publisher = StreamPublisher(pipeline(**changes), start, start.state, Backoff(2.0, report=lambda what: None))
     try:
         found = batch(*transactions)
         assert publisher.publish(found) == found.end == publisher.position

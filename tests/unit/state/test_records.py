@@ -9,7 +9,6 @@ import pytest
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
-from airflow_bottledwater.model.heir import Heir
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.model.slot import SlotRecord
@@ -40,7 +39,8 @@ RECORDS: dict[str, StateRecord] = {
     records.progress_key(1, 2): records.Progress(1000, 20, True, 1, 3),
     records.sweep_key(1): records.Sweep((1, 2**40), False),
     records.partitions_key(1): _PARTITIONS,
-    records.heir_key(1): Heir("public.t", 2**40),
+    records.gap_key(1): records.Gap("lacks changes"),
+    records.former_key("shop.t"): records.Former(1, "public.t"),
     records.below_key(1): Below("public.t"),
     records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),
     records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, owed=True),

@@ -1,0 +1,119 @@
+"""Finds the tables that cannot be published or read as they are, before anything is changed for any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.errors import BottledWaterError, Refused, SchemaRefused
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.policy import transient
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.provision import kafka_checks
+from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.provision.publication_checks import check_publications
+from airflow_bottledwater.provision.source_checks import check_tables
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.identity import shared, via_root
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.tables.plan import PINNING, Step, Unfit
+
+#: what checks tables by their topics; returns what is wrong
+Check = Callable[[dict[str, Table]], list[str]]
+
+
+def unfit(
+    connection: Connection,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    known: PipelineState,
+    steps: Sequence[Step],
+    tables: Mapping[int, Table],
+) -> dict[int, Unfit]:
+    """Why the tables of some steps cannot be published or read, by oid.
+
+    :param tables: as they are today, by oid.
+    """
+    found: dict[int, Unfit] = {}
+    topics: dict[str, Step] = {}
+    for step in steps:
+        if step.do not in PINNING:
+            continue
+        if problems := _in_source(connection, pipeline, cluster, known, tables[step.oid]):
+            found[step.oid] = _unfit(problems)
+        elif step.known and (with_whom := shared(pipeline, [step.topic])):
+            found[step.oid] = Unfit(
+                f"needs topic {step.topic!r} to be swept, which is shared with {with_whom[step.topic]}",
+                "Give the pipeline topics of its own: another topic_prefix, with a new slot and a snapshot.",
+            )
+        else:
+            topics[step.topic] = step
+    for check in (_kafka(pipeline, cluster), _registry(pipeline)):
+        by_topic = {topic: tables[step.oid] for topic, step in topics.items() if step.oid not in found}
+        found |= {topics[topic].oid: _unfit(problems) for topic, problems in _blame(check, by_topic).items()}
+    return found
+
+
+def _unfit(problems: Sequence[str]) -> Unfit:
+    what, _, remedy = " ".join(problems).partition(". ")
+    return Unfit(f"cannot be followed: {what.rstrip('.')}", remedy)
+
+
+def refused(error: BottledWaterError) -> Unfit:
+    """An error as the reason why a table cannot be followed now."""
+    waits = "has to wait" if transient(error) else "cannot be followed"
+    return Unfit(f"{waits}: {error.what.rstrip('.')}", error.remedy)
+
+
+def _blame(check: Check, by_topic: dict[str, Table]) -> dict[str, list[str]]:
+    """By topic, the problems that a check has with a table: of all together, and if there are some, of one half after the other."""
+    if not by_topic:
+        return {}
+    try:
+        problems = check(by_topic)
+    except Refused as error:
+        problems = [str(error)]
+    if not problems or len(by_topic) == 1:
+        return dict.fromkeys(by_topic, problems) if problems else {}
+    each, half = list(by_topic.items()), len(by_topic) // 2
+    return _blame(check, dict(each[:half])) | _blame(check, dict(each[half:]))
+
+
+def _in_source(
+    connection: Connection, pipeline: Pipeline, cluster: Cluster, known: PipelineState, table: Table
+) -> list[str]:
+    if not table.keyed:
+        unkeyed = (
+            "without a key, its rows can only be read while the stream does not run. Give it a primary key; or stop the stream, then run "
+            "create_slot and the snapshot again (or start the command again)."
+        )
+        keyed = f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."
+        return [unkeyed if pipeline.allow_unkeyed else keyed]
+    found = Findings(cluster, renewing=True, adding=frozenset({table.oid}), state=known)
+    found.via_root = via_root(pipeline, known)
+    problems = check_tables(connection, pipeline, found)
+    if not found.tables:
+        return ["it was dropped"]
+    return problems + check_publications(connection, pipeline, found)
+
+
+def _kafka(pipeline: Pipeline, cluster: Cluster) -> Check:
+    return lambda by_topic: kafka_checks.check_topics(pipeline, cluster, by_topic)
+
+
+def _registry(pipeline: Pipeline) -> Check:
+    if pipeline.output_format != "avro":
+        return lambda _: []
+
+    def check(by_topic: dict[str, Table]) -> list[str]:
+        subjects: list[tuple[str, str]] = []
+        for topic, table in by_topic.items():
+            try:
+                subjects += avro.subjects(topic, table, pipeline.topic_prefix)
+            except SchemaRefused as error:
+                return [str(error)]
+        return Registry(pipeline.registry).refused(subjects)
+
+    return check

@@ -1,0 +1,91 @@
+"""One look at the catalog: everything that decides which tables are followed, and whether it may have changed since the last look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.postgres.server import end_of_wal
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import coverage as compared
+from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.pipeline_state import PipelineState
+
+#: changes with every statement that may change the result of a look: the catalog rows of such an object are written anew, as the
+#: transaction (xmin) shows that wrote them. VACUUM and ANALYZE write theirs in place. Tables of single sessions do not count
+_SUM = "SELECT sum((xmin::text::bigint * 1000003 + {}::bigint) % 2147483647)::text FROM {}"
+_MARKS = (
+    _SUM.format("oid", "pg_class WHERE relkind IN ('r', 'p') AND relpersistence <> 't'"),
+    _SUM.format("inhrelid", "pg_inherits"),
+    _SUM.format("oid", "pg_namespace WHERE nspname NOT LIKE 'pg\\_%'"),
+    _SUM.format("oid", "pg_publication"),
+    _SUM.format("oid", "pg_publication_rel"),
+    "SELECT sum((x.xmin::text::bigint * 1000003 + indexrelid::bigint) % 2147483647)::text FROM pg_index x"
+    " JOIN pg_class c ON c.oid = indrelid WHERE (indisprimary OR indisreplident) AND c.relpersistence <> 't'",
+)
+#: from PostgreSQL 15 on
+_MARK_OF_SCHEMAS = _SUM.format("oid", "pg_publication_namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look at the catalog has found.
+
+    :param wanted: the oids of the tables that the settings name.
+    :param kept: those of the known tables that the settings named when they were called otherwise, and that exist.
+    :param tables: all of these, and the known ones that exist, as they are today, by oid.
+    :param coverage: how the publications cover the known tables.
+    :param members: the oids of what is in the publication that sends updates and deletes, if the pipeline has made it.
+    :param below: see :func:`airflow_bottledwater.state.coverage.below`.
+    :param attached: what was attached, and no live snapshot is to read yet (:func:`airflow_bottledwater.state.coverage.unread`).
+    :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
+    :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog is before it.
+    """
+
+    wanted: frozenset[int]
+    kept: frozenset[int]
+    tables: dict[int, Table]
+    coverage: Coverage
+    members: frozenset[int] = frozenset()
+    below: dict[int, str] = field(default_factory=dict)
+    attached: dict[int, list[partitions.Partition]] = field(default_factory=dict)
+    unsent: dict[str, str] = field(default_factory=dict)
+    lsn: int = 0
+
+
+def mark(connection: Connection) -> str:
+    """A value that changes whenever the result of a look may; reading it is cheap."""
+    queries = [*_MARKS, *([_MARK_OF_SCHEMAS] if connection.info.server_version >= 150000 else [])]
+    return str([connection.execute(query).fetchone() for query in queries])
+
+
+def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Seen:
+    """Look at the catalog, all of it as it is at one moment.
+
+    :param connection: in no transaction.
+    :param known: what the state has of the pipeline's tables.
+    """
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        # a pattern that matches nothing any more: preflight reports it
+        wanted = set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
+        kept = compared.renamed(connection, pipeline, known, wanted)
+        names = publication.names(pipeline.publication_name)
+        first = publication.read(connection, names[0]) if pipeline.create_publication else None
+        members = frozenset(first.tables) if first is not None and not first.whole else frozenset[int]()
+        loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), forms=pipeline.forms)
+        changed = compared.unsent(connection, known)
+        return Seen(
+            frozenset(wanted),
+            frozenset(kept),
+            {table.oid: table for table in loaded},
+            coverage.read(connection, names, list(known.tables)),
+            members,
+            compared.below(connection, known),
+            compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
+            changed,
+            end_of_wal(connection),
+        )

@@ -1,0 +1,272 @@
+"""The plan: compares what is known of a pipeline's tables with what the catalog shows, and says for each table what is to be done, or
+what is missing. It decides only; nothing here asks or changes anything.
+
+A topic is found by the name that people see. So a topic belongs to the table that bears its name: a table that was renamed keeps its topic
+only as long as no other table that is followed bears the name that it had. Then the topic passes to that table, and the renamed one moves to
+the topic of its own name, or is not followed any more if the settings do not name it now.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from airflow_bottledwater.encoding import names
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.tables.look import Seen
+
+#: the kind of the problem of a table that is wanted and not followed, and of one whose topic lacks changes
+NOT_FOLLOWED, NOT_COMPLETE = "not-followed", "not-complete"
+
+
+class Do(enum.Enum):
+    """What is done about a table. The first three publish it and have its rows read, with a sweep where its topic may have others."""
+
+    FOLLOW = "it is published from now on, and its rows are read"
+    MOVE = "its topic is another one from now on, and its rows are read there"
+    READ = "its rows are read again"
+    STOP = "it is not followed any more"
+    READ_PARTS = "the rows of partitions that were attached are read"
+    BELOW = "its changes are those of another table from now on"
+    APART = "it is a table of its own again, and its rows are read"
+    NOTHING = "it cannot be followed as it is meant"
+
+
+#: steps that pin a table: its definition, key and topic are recorded anew
+PINNING = frozenset({Do.FOLLOW, Do.MOVE, Do.READ})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be done about one table, or what is missing.
+
+    :param table: its name, for messages.
+    :param topic: its topic from then on; empty if it has none then.
+    :param why: the reason: the end of a sentence that begins with the table's name.
+    :param remedy: where nothing can be done: what the reader can do, as a sentence.
+    :param parts: what was attached and is to be read.
+    :param root: as which its changes are sent from now on; empty if it is not below another table.
+    :param known: whether the pipeline has followed it until now, so that what it has published so far must be behind the stream.
+    """
+
+    oid: int
+    table: str
+    topic: str
+    why: str
+    do: Do
+    remedy: str = ""
+    parts: tuple[Partition, ...] = ()
+    root: str = ""
+    known: bool = True
+
+    @property
+    def problem(self) -> Problem:
+        """As a problem, for the status."""
+        kind = NOT_COMPLETE if self.known else NOT_FOLLOWED
+        return Problem(kind, self.table, f"It {self.why}.".replace("..", "."), self.remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why a table cannot be published or read as it is; ``why`` and ``remedy`` are those of :class:`Step`."""
+
+    why: str
+    remedy: str = ""
+
+
+def plan(pipeline: Pipeline, known: PipelineState, seen: Seen, unfit: Mapping[int, Unfit] | None = None) -> list[Step]:
+    """What is to be done about each table; nothing for those that are followed as they are meant.
+
+    :param unfit: the tables that cannot be published or read, which :mod:`airflow_bottledwater.tables.checks` finds.
+    """
+    return list(_Planner(pipeline, known, seen, unfit or {}).steps())
+
+
+class _Planner:
+    def __init__(self, pipeline: Pipeline, known: PipelineState, seen: Seen, unfit: Mapping[int, Unfit]) -> None:
+        self._pipeline, self._known, self._seen, self._unfit = pipeline, known, seen, unfit
+        self._tables = known.tables
+        self._owners = {pinned.topic: pinned for pinned in self._tables.values()}
+        # those that are to be followed, and those whose changes are sent as another one's
+        self._followed = {oid for oid in seen.wanted if oid in self._tables or pipeline.new_tables == "add"}
+        self._natural = {oid: self._topic(seen.tables[oid]) for oid in self._followed if oid in seen.tables}
+        self._bearers = dict(self._bearing())
+
+    def _topic(self, table: Table) -> str:
+        return names.topic(table.schema, table.name, self._pipeline.topic_prefix)
+
+    def _bearing(self) -> Iterator[tuple[str, int]]:
+        """By topic, which table bears its name: of two with one topic the one that has it, or the older one."""
+        natural = sorted(
+            self._natural.items(),
+            key=lambda item: (item[0] in self._tables and self._tables[item[0]].topic == item[1], -item[0]),
+        )
+        for oid, topic in natural:
+            if oid in self._tables and self._tables[oid].topic == topic:
+                yield topic, oid
+            elif oid not in self._unfit:
+                owner = self._owners.get(topic)
+                if owner is None or _incomparable(owner, self._seen.tables[oid]) is None:
+                    yield topic, oid
+
+    def steps(self) -> Iterator[Step]:
+        """See :func:`plan`."""
+        for oid in sorted(self._natural):
+            if oid in self._tables:
+                yield from self._of_followed(oid)
+            else:
+                yield self._of_new(oid)
+        for oid in sorted(self._tables.keys() - self._natural.keys()):
+            yield from self._of_rest(oid)
+        for oid, parts in self._seen.attached.items():
+            table, topic = self._tables[oid].table.qualified, self._tables[oid].topic
+            named = ", ".join(part.qualified for part in parts)
+            why = f"has partitions that were attached with rows: {named}"
+            yield Step(oid, table, topic, why, Do.READ_PARTS, parts=tuple(parts))
+
+    # ------------------------------------------------------------------ one table
+    def _of_new(self, oid: int) -> Step:
+        table, topic = self._seen.tables[oid], self._natural[oid]
+        step = Step(oid, table.qualified, topic, "is wanted and was not followed", Do.FOLLOW, known=False)
+        if oid in self._unfit:
+            return self._nothing(step, self._unfit[oid])
+        owner = self._owners.get(topic)
+        if owner is not None and (unfit := _incomparable(owner, table)):
+            return self._nothing(step, unfit)
+        if self._bearers.get(topic) != oid:
+            return self._nothing(step, self._same_topic(oid))
+        if owner is None:
+            return step
+        return _because(step, f"bears the name of {owner.table.qualified}, whose topic it gets", known=True)
+
+    def _of_followed(self, oid: int) -> Iterator[Step]:
+        table, pinned = self._seen.tables[oid], self._tables[oid]
+        topic = self._natural[oid]
+        owner = self._owners.get(topic)
+        contested = self._bearers.get(pinned.topic, oid) != oid
+        if topic == pinned.topic or not (contested or owner is not None or topic in self._known.former):
+            yield from self._as_it_is(oid)
+            return
+        step = Step(oid, table.qualified, topic, "bears another name, whose topic it gets", Do.MOVE)
+        unfit = self._unfit.get(oid) or (_incomparable(owner or pinned, table))
+        if unfit is None and self._bearers.get(topic) != oid:
+            unfit = self._same_topic(oid)
+        if unfit is None:
+            yield step
+        elif contested:
+            # a topic never has the rows of two tables
+            bearer = self._seen.tables[self._bearers[pinned.topic]].qualified
+            yield _because(step, f"was renamed, and {bearer} bears its name: {unfit.why}", Do.STOP, unfit.remedy)
+        else:
+            yield self._nothing(step, unfit)
+
+    def _of_rest(self, oid: int) -> Iterator[Step]:
+        """A table that is followed although the settings do not name it, or that is dropped, or a partition of another one."""
+        pinned = self._tables[oid]
+        bearer = self._bearers.get(pinned.topic)
+        if bearer is not None:
+            name = self._seen.tables[bearer].qualified
+            there = "was renamed" if oid in self._seen.tables else "was dropped"
+            yield Step(oid, pinned.table.qualified, "", f"{there}, and {name} bears its name", Do.STOP)
+        elif oid in self._seen.tables and ((oid in self._seen.below) != (oid in self._known.below)):
+            yield self._moved(oid)
+        elif oid in self._seen.kept and oid not in self._seen.below:
+            yield from self._as_it_is(oid)
+
+    def _as_it_is(self, oid: int) -> Iterator[Step]:
+        """A table that keeps its topic: what it lacks."""
+        table, pinned = self._seen.tables[oid], self._tables[oid]
+        if oid in self._known.below:
+            yield self._moved(oid)
+            return
+        step = Step(oid, table.qualified, pinned.topic, "", Do.READ)
+        why = self._lacks(oid)
+        if pinned.table.keyed and not table.keyed:
+            lost = Unfit(
+                f"has no key any more ({table.key_problem}), so that its topic gets none of its changes",
+                "Give it a primary key again: then its rows are read, and the topic is brought to what it holds.",
+            )
+            yield self._nothing(step, lost)
+        elif why and not pinned.table.keyed:
+            lost = Unfit(
+                f"{why}: what was committed meanwhile is not in its topic, and cannot be brought there without a key",
+                "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another topic_prefix; or leave "
+                "the table out.",
+            )
+            yield self._nothing(step, lost)
+        elif why and oid in self._unfit:
+            unfit = self._unfit[oid]
+            yield self._nothing(step, Unfit(f"{why}, and cannot be read again: {unfit.why}", unfit.remedy))
+        elif why:
+            yield _because(step, why)
+
+    def _lacks(self, oid: int) -> str:
+        """Why a table's topic lacks changes; empty if it does not."""
+        pinned = self._tables[oid]
+        if (gap := self._known.gaps.get(oid)) is not None:
+            return gap.why
+        if oid not in self._seen.coverage.tables:
+            return "is no longer published"
+        recorded = self._known.coverage
+        if recorded is not None and (lost := recorded.lost(self._seen.coverage, oid)):
+            return lost
+        try:
+            if self._seen.tables[oid].keyed:
+                pinned.check_key(self._seen.tables[oid])
+        except Refused:
+            return "has another key"
+        return ""
+
+    def _moved(self, oid: int) -> Step:
+        pinned = self._tables[oid]
+        name, topic = pinned.table.qualified, pinned.topic
+        if (root := self._seen.below.get(oid)) is not None:
+            why = f"is a partition of {root} now: its changes are published as those of that table, and its own topic gets none"
+            return Step(oid, name, topic, why, Do.BELOW, root=root)
+        if not pinned.table.keyed:
+            why = "was detached from another table: its topic lacks what was committed meanwhile, and cannot be brought to a table without a key"
+            return Step(oid, name, topic, why, Do.BELOW)
+        return Step(oid, name, topic, "was detached from another table", Do.APART)
+
+    # ------------------------------------------------------------------ what is missing
+    def _same_topic(self, oid: int) -> Unfit:
+        other = self._seen.tables[self._bearers[self._natural[oid]]] if self._natural[oid] in self._bearers else None
+        name = other.qualified if other else "another table"
+        return Unfit(f"would have the same topic as {name}", "Rename one of them, or leave one out.")
+
+    @staticmethod
+    def _nothing(step: Step, unfit: Unfit) -> Step:
+        return _because(step, unfit.why, Do.NOTHING, unfit.remedy)
+
+
+def _because(step: Step, why: str, do: Do | None = None, remedy: str = "", *, known: bool | None = None) -> Step:
+    return replace(
+        step,
+        why=why,
+        do=step.do if do is None else do,
+        remedy=remedy,
+        known=step.known if known is None else known,
+    )
+
+
+def _incomparable(owner: PinnedTable, table: Table) -> Unfit | None:
+    """Why a table cannot get the topic of another one: its records, or those that are there, have no keys."""
+    if table.keyed and owner.table.keyed:
+        return None
+    who = "the table that had it before had no key" if table.keyed else table.key_problem or "it has no key"
+    return Unfit(
+        f"cannot get topic {owner.topic!r}, since {who}: what the topic has cannot be told from what the table has",
+        "Give the table a primary key, or rename it: then it gets a topic of its own.",
+    )
+
+
+def unfollowed(pipeline: Pipeline, known: PipelineState, seen: Seen) -> list[str]:
+    """The names of the tables that the settings name and that are not followed."""
+    return sorted(seen.tables[oid].qualified for oid in seen.wanted if oid not in known.tables and oid in seen.tables)

@@ -1,0 +1,275 @@
+"""Looks at the catalog while a stream runs, in a thread of its own, and prepares what is to be done about its tables; the stream carries
+it out between two batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import psycopg
+
+from airflow_bottledwater.errors import BottledWaterError, Refused
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import coverage
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.tables import checks, writer
+from airflow_bottledwater.tables.look import Seen, look, mark
+from airflow_bottledwater.tables.plan import NOT_COMPLETE, PINNING, Do, Step, Unfit, plan, unfollowed
+from airflow_bottledwater.tables.writer import Prepared
+
+log = logging.getLogger(__name__)
+
+#: seconds between two looks, and between two questions whether anything has changed since the last one
+INTERVAL, QUESTION = 10.0, 1.0
+#: seconds for which the reason of a step has to last before it is carried out while the stream runs: helper tables of migrations live for
+#: seconds, and names are exchanged in several statements
+LASTS = 3.0
+#: seconds after which a live snapshot whose rows are owed, and that has failed, is tried again
+AGAIN = 30.0
+#: seconds to wait for the state as the stream has it, which gives it between two batches
+_PATIENCE = 2.0
+
+
+class TableWatch:
+    """Compares the catalog with what is known, and prepares what is due. The thread starts with :meth:`start`.
+
+    :param known: the state when the stream was claimed.
+    :param problems: receives what is wanted and not followed, or not as it is meant.
+    :param patient: whether a reason has to last before something is done about it (:data:`LASTS`).
+    :ivar unfollowed: the names of the tables that are not followed, and of partitions of which PostgreSQL has sent nothing.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, cluster: Cluster, known: PipelineState, problems: Problems, *, patient: bool
+    ) -> None:
+        self._pipeline, self._cluster, self._problems = pipeline, cluster, problems
+        self._known, self._patient = known, patient
+        self._given, self._asked = threading.Event(), threading.Event()
+        self._ended = threading.Event()
+        self._mark, self._again = "", 0.0
+        #: when each step came up first, and where the end of the WAL was then
+        self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
+        #: when live snapshots whose rows are owed are tried again; 0 if none has failed
+        self._retry_at = 0.0
+        self._prepared: Prepared | None = None
+        # how often something was carried out; what is prepared for a state of before does not count
+        self._generation, self._lock, self._looking = 0, threading.Lock(), threading.Lock()
+        self._error: Exception | None = None
+        self._new: list[str] = []
+        self.unfollowed: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
+
+    def start(self) -> None:
+        """Look again and again from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask the thread to end, without waiting for it: if it waits for a server that does not answer, it ends after that."""
+        self._ended.set()
+
+    # ------------------------------------------------------------------ for the stream
+    def give(self, known: PipelineState) -> None:
+        """Give the state as it is now, if the thread asks for it.
+
+        :param known: the stream's own, which goes on changing.
+        """
+        if self._asked.is_set():
+            self._asked.clear()
+            self._known = PipelineState(dict(known.raw))
+            self._given.set()
+
+    def due(self, reached: Position) -> Prepared | None:
+        """What is to be carried out now; None if there is nothing.
+
+        :param reached: P.
+        :raises StateError: changes of all tables may be missing from the stream.
+        :raises Refused: there are new tables, and ``new_tables`` is stop; or the settings give a key another form.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._new and self._pipeline.new_tables == "stop":
+            raise Refused(
+                f"{', '.join(self._new)}: created since the slot was, and new_tables is stop.",
+                "Run create_slot and the snapshot again (or start the command again), which take them in with all their rows; or set "
+                "new_tables to add or ignore.",
+            )
+        prepared = self._prepared
+        if prepared is None or reached.ordinal or reached.lsn < prepared.lsn:
+            return None
+        return prepared
+
+    def waits(self) -> int:
+        """Where the stream has to be before what is prepared can be carried out; 0 if nothing is."""
+        return self._prepared.lsn if self._prepared is not None else 0
+
+    def carried_out(self, prepared: Prepared, known: PipelineState) -> None:
+        """Go on with the state behind what was prepared."""
+        writer.tell(prepared)
+        with self._lock:
+            self._generation += 1
+            self._known, self._prepared = PipelineState(dict(known.raw)), None
+        self._again = 0.0
+
+    def look_now(self) -> None:
+        """Look at once: before the stream begins, and in a bounded run also when something was carried out.
+
+        :raises BottledWaterError: see :meth:`due`, or the source does not answer.
+        """
+        what = "Looking at the tables"
+        with self._looking, session(self._pipeline.postgres, what, application="bottledwater tables") as connection:
+            self._look(connection)
+        if self._error is not None:
+            raise self._error
+
+    # ------------------------------------------------------------------ the thread
+    def _run(self) -> None:
+        pause = min(QUESTION, INTERVAL)
+        while not self._ended.wait(pause) and self._error is None:
+            try:
+                with session(self._pipeline.postgres, application="bottledwater tables") as connection:
+                    connection.execute("SET statement_timeout = '5s'")
+                    self._ask(connection)
+            except (BottledWaterError, psycopg.Error) as error:
+                # an outage of the server is reported by the stream's own connection
+                log.debug("The tables could not be looked at: %s", error)
+            except Exception as error:
+                # nobody would look any more
+                self._error = error
+
+    def _ask(self, connection: Connection) -> None:
+        """Look if something may have changed, or may be done now."""
+        found = mark(connection)
+        if found == self._mark and time.monotonic() < self._again:
+            return
+        self._asked.set()
+        if self._given.wait(_PATIENCE):
+            self._given.clear()
+        self._mark = found
+        self._again = time.monotonic() + INTERVAL
+        with self._looking:
+            self._look(connection)
+
+    def _look(self, connection: Connection) -> None:
+        with self._lock:
+            known, generation = self._known, self._generation
+        known.apply(coverage.followed(connection, known))
+        seen = look(connection, self._pipeline, known)
+        try:
+            writer.set_aside(connection, self._pipeline, seen)
+        except (BottledWaterError, psycopg.Error) as error:
+            log.warning("A table without a key could not be taken out of the publication yet: %s", error)
+        try:
+            coverage.check(connection, self._pipeline, known)
+            for oid, pinned in known.tables.items():
+                if oid in seen.tables:
+                    pinned.check_forms(seen.tables[oid])
+        except Refused as error:
+            self._error = error
+            return
+        steps, prepared = self._prepare(connection, known, seen)
+        self._tell(known, seen, steps)
+        with self._lock:
+            if generation == self._generation:
+                self._prepared = prepared
+
+    def _prepare(self, connection: Connection, known: PipelineState, seen: Seen) -> tuple[list[Step], Prepared | None]:
+        """The plan, and what of it is due. What turns out to be unfit may change what is meant for others, which are planned anew."""
+        unfit: dict[int, Unfit] = {}
+        came_up: set[tuple[int, Do, str]] = set()
+        while True:
+            steps = plan(self._pipeline, known, seen, unfit)
+            # also what turns out to be impossible has come up: it is tried again as soon as it may be possible
+            came_up |= {(step.oid, step.do, step.topic) for step in steps}
+            left = [step for step in steps if step.oid not in unfit]
+            if more := checks.unfit(connection, self._pipeline, self._cluster, known, left, seen.tables):
+                unfit |= more
+                continue
+            due, lsn = self._due(steps, known, seen)
+            retry = self._retries(known)
+            self._since = {key: since for key, since in self._since.items() if key in came_up}
+            if not due and not retry:
+                return steps, None
+            prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due)
+            if not prepared.unfit:
+                return steps, replace(prepared, lsn=lsn, retry=retry)
+            unfit |= prepared.unfit
+
+    def _due(self, steps: Sequence[Step], known: PipelineState, seen: Seen) -> tuple[list[Step], int]:
+        """The steps whose reasons have lasted, those of new tables first, which wait for nothing; and where the stream has to be first."""
+        now = time.monotonic()
+        possible = {(step.oid, step.do, step.topic): step for step in steps if step.do is not Do.NOTHING}
+        for key in possible:
+            self._since.setdefault(key, (now, seen.lsn))
+        lasts = LASTS if self._patient else 0.0
+        if young := [self._since[key][0] for key in possible if now - self._since[key][0] < lasts]:
+            self._again = min(self._again, min(young) + lasts)
+        lasted = {key: step for key, step in possible.items() if now - self._since[key][0] >= lasts}
+        if new := [step for step in lasted.values() if not step.known]:
+            return new, 0
+        # a topic passes on only together with what becomes of the table that has it
+        owners = {pinned.topic: oid for oid, pinned in known.tables.items()}
+        while True:
+            leaving = {step.oid for step in lasted.values() if step.do in (Do.MOVE, Do.STOP)}
+            held = [
+                key
+                for key, step in lasted.items()
+                if step.do in PINNING and owners.get(step.topic, step.oid) not in {step.oid, *leaving}
+            ]
+            if not held:
+                return list(lasted.values()), max((self._since[key][1] for key in lasted), default=0)
+            for key in held:
+                del lasted[key]
+
+    def _retries(self, known: PipelineState) -> bool:
+        """Whether live snapshots that have failed are to be tried again now."""
+        now = time.monotonic()
+        if not any(progress.ended and progress.still_owed for progress in known.lives.values()):
+            self._retry_at = 0.0
+            return False
+        if not self._retry_at:
+            self._retry_at = now + AGAIN
+        if now < self._retry_at:
+            return False
+        self._retry_at = 0.0
+        return True
+
+    def _tell(self, known: PipelineState, seen: Seen, steps: Sequence[Step]) -> None:
+        found = unfollowed(self._pipeline, known, seen)
+        wrong = [step.problem for step in steps if step.do is Do.NOTHING or (step.do is Do.STOP and step.remedy)]
+        wrong += self._failed(known)
+        attached = {part.qualified for parts in seen.attached.values() for part in parts}
+        for name in sorted(seen.unsent.keys() - attached - set(self.unfollowed)):
+            log.warning(
+                "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the topic to the table again "
+                "with a live snapshot with sweep of the whole table.",
+                name,
+                seen.unsent[name],
+            )
+        if self._pipeline.new_tables == "ignore" and (new := sorted(set(found) - set(self._new))):
+            log.warning(
+                "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "
+                "again), which take them in with all their rows.",
+                ", ".join(new),
+            )
+        self._new = found
+        self.unfollowed = [*found, *sorted(seen.unsent)]
+        self._problems.tell("tables", wrong)
+
+    def _failed(self, known: PipelineState) -> list[Problem]:
+        """The live snapshots whose rows are owed, and that have failed, as problems."""
+        found = []
+        for progress in known.lives.values():
+            if progress.ended and progress.still_owed:
+                for oid in progress.tables[progress.done :]:
+                    name = known.tables[oid].table.qualified if oid in known.tables else str(oid)
+                    why = f"Its rows could not be read: {progress.error or progress.ended}."
+                    found.append(Problem(NOT_COMPLETE, name, why.replace("..", "."), "It is tried again."))
+        return found

@@ -1,0 +1,309 @@
+"""Carries a plan out, in two parts: what may take time is made beside the stream (publications, topics, schemas), and what the stream goes
+by is recorded between two of its batches, all of it at once.
+
+A table of which changes were not sent, or were left out, or that gets a topic in which another table's rows are, needs no boundary: the
+stream publishes all of its changes from the position on at which that is recorded, and a live snapshot, which is recorded in the same
+transaction, brings the topic to what the table holds, and removes what it does not hold (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import psycopg
+
+from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested, TakenOver
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.below import Below
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.postgres import coverage, publication, slot
+from airflow_bottledwater.postgres.connect import Connection, outage
+from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.provision.create import partition_records, pin
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import snapshots
+from airflow_bottledwater.state.identity import shared
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import (
+    COMPLETE,
+    COVERAGE,
+    Complete,
+    Former,
+    LiveProgress,
+    Partitions,
+    StateRecord,
+    below_key,
+    boundary_key,
+    former_key,
+    gap_key,
+    live_key,
+    partitions_key,
+    plan_key,
+    progress_key,
+    sweep_key,
+    table_key,
+)
+from airflow_bottledwater.tables import checks
+from airflow_bottledwater.tables.look import Seen
+from airflow_bottledwater.tables.plan import PINNING, Do, Step, Unfit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Steps of which only the records are left to be written.
+
+    :param pinned: the tables that are recorded anew, by oid.
+    :param partitions: the records of the partitions of these.
+    :param covered: how the publications cover the tables that are recorded anew.
+    :param swept: the oids of the tables whose live snapshots remove what their topics have and they do not.
+    :param lsn: the stream has to be here first: everything that was committed before the steps' reasons came up is before it.
+    :param retry: whether live snapshots that have failed, and whose rows are owed, are tried again.
+    :param unfit: the tables for which nothing could be made, and why.
+    """
+
+    steps: tuple[Step, ...] = ()
+    pinned: dict[int, PinnedTable] = field(default_factory=dict)
+    partitions: dict[str, Partitions] = field(default_factory=dict)
+    covered: Coverage = field(default_factory=lambda: Coverage({}, {}))
+    swept: frozenset[int] = frozenset()
+    lsn: int = 0
+    retry: bool = False
+    unfit: dict[int, Unfit] = field(default_factory=dict)
+
+    @property
+    def changes_topics(self) -> bool:
+        """Whether the stream has other tables or topics behind it, so that it has to begin anew."""
+        return any(step.do in PINNING or step.do is Do.STOP for step in self.steps)
+
+
+def set_aside(connection: Connection, pipeline: Pipeline, seen: Seen) -> list[str]:
+    """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, since the application's
+    UPDATE and DELETE fail on them as long as they are in there; returns their names.
+
+    :raises Outage: other sessions had locks on a table.
+    """
+    if not pipeline.create_publication:
+        return []
+    name = publication.names(pipeline.publication_name)[0]
+    gone = [seen.tables[oid] for oid in seen.members if oid in seen.tables and not seen.tables[oid].identifiable]
+    for table in gone:
+        publication.remove(connection, name, table, timeout=pipeline.create_slot_timeout)
+        log.warning(
+            "%s has neither a key nor the full old row any more (%s): it was taken out of publication %r, since UPDATE and DELETE fail on "
+            "such a table while it is published.",
+            table.qualified, table.key_problem, name,
+        )  # fmt: skip
+    return [table.qualified for table in gone]
+
+
+def prepare(
+    connection: Connection,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    known: PipelineState,
+    seen: Seen,
+    steps: Sequence[Step],
+) -> Prepared:
+    """Make what the steps need: tables are added to the publication, topics and schemas are made. Nothing of it changes what the stream
+    does: changes of a table that it does not know are left out, and read later.
+
+    :param steps: those that are due.
+    :raises Outage: a server does not answer.
+    """
+    unfit: dict[int, Unfit] = {}
+    tables: dict[int, Table] = {}
+    for step in steps:
+        if step.do not in PINNING:
+            continue
+        table = _as_known(known, seen.tables[step.oid])
+        if pipeline.create_publication:
+            try:
+                publication.extend(
+                    connection, pipeline.publication_name, [table], timeout=min(5.0, pipeline.create_slot_timeout)
+                )
+            except (BottledWaterError, psycopg.Error) as error:
+                what = outage(error, "Publishing it") if isinstance(error, psycopg.Error) else error
+                unfit[step.oid] = checks.refused(what)
+                continue
+        tables[step.oid] = table
+    # taken after the tables were added: what wrote to them before is not sent
+    oldest_xid = slot.fresh_xid(connection) if tables else 0
+    topics = {step.topic: tables[step.oid] for step in steps if step.oid in tables}
+    pinned, refused = _pin(pipeline, cluster, topics, oldest_xid)
+    unfit |= refused
+    names = publication.names(pipeline.publication_name)
+    covered = coverage.read(connection, names, list(pinned))
+    # another table may have got its name in this moment, and was added in its place
+    unfit |= {oid: Unfit("has to wait: it is not published yet") for oid in pinned.keys() - covered.tables.keys()}
+    pinned = {oid: each for oid, each in pinned.items() if oid not in unfit}
+    left = tuple(step for step in steps if step.oid not in unfit)
+    found = list(pinned.values())
+    used = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in found}) if found else {}
+    filled = [topic for topic, ends in used.items() if any(ends)]
+    alone = set(filled) - shared(pipeline, filled).keys()
+    return Prepared(
+        left,
+        pinned,
+        partition_records(connection, [each.table for each in found]),
+        covered,
+        frozenset(oid for oid, each in pinned.items() if each.topic in alone),
+        unfit=unfit,
+    )
+
+
+def _as_known(known: PipelineState, table: Table) -> Table:
+    """A table with its key in the order that its topic has, if it is the same key."""
+    pinned = known.tables.get(table.oid)
+    try:
+        return pinned.check_key(table) if pinned is not None and pinned.table.keyed else table
+    except Refused:
+        return table
+
+
+def _pin(
+    pipeline: Pipeline, cluster: Cluster, topics: dict[str, Table], oldest_xid: int
+) -> tuple[dict[int, PinnedTable], dict[int, Unfit]]:
+    """Pin tables together, if that can be done; otherwise one half after the other, so that only what is unfit is left out."""
+    if not topics:
+        return {}, {}
+    try:
+        return {each.table.oid: each for each in pin(pipeline, cluster, topics, oldest_xid)}, {}
+    except (TakenOver, StopRequested):
+        raise
+    except BottledWaterError as error:
+        if len(topics) == 1:
+            return {}, {table.oid: checks.refused(error) for table in topics.values()}
+    each, half = list(topics.items()), len(topics) // 2
+    first = _pin(pipeline, cluster, dict(each[:half]), oldest_xid)
+    second = _pin(pipeline, cluster, dict(each[half:]), oldest_xid)
+    return first[0] | second[0], first[1] | second[1]
+
+
+# ---------------------------------------------------------------------- what is recorded
+def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dict[str, StateRecord | None]:
+    """The records that carry the steps out, for one transaction.
+
+    :param known: the state as it is in this moment; the stream is between two transactions.
+    """
+    values: dict[str, StateRecord | None] = {}
+    complete = known.get(COMPLETE, Complete)
+    assert complete is not None
+    done = set(complete.tables)
+    taken = {each.topic: oid for oid, each in prepared.pinned.items()}
+    lives = _Lives(known, taken)
+    if prepared.retry:
+        lives.retry()
+    for step in prepared.steps:
+        before = known.tables.get(step.oid)
+        if step.do in PINNING:
+            pinned = prepared.pinned[step.oid]
+            values |= dict.fromkeys(_obsolete(known, step.oid))
+            values |= {table_key(step.oid): pinned, former_key(pinned.topic): None}
+            done.add(step.oid)
+            lives.read(step.oid, sweep=step.oid in prepared.swept)
+        elif step.do is Do.STOP:
+            values |= dict.fromkeys([table_key(step.oid), boundary_key(step.oid), *_obsolete(known, step.oid)])
+            done.discard(step.oid)
+            lives.stop(step.oid)
+        elif step.do is Do.BELOW:
+            values[below_key(step.oid)] = Below(step.root) if step.root else None
+        elif step.do is Do.APART:
+            values[below_key(step.oid)] = None
+            # the keys of another pipeline are not removed
+            lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
+        elif step.do is Do.READ_PARTS:
+            parts = tuple(part.oid for part in step.parts)
+            values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, owed=True)
+        if before is not None and before.topic != step.topic and before.topic not in taken:
+            values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
+    values = {key: value for key, value in values.items() if value is not None or key in known.raw}
+    values |= prepared.partitions
+    values |= lives.changed
+    values[COMPLETE] = replace(complete, tables=tuple(sorted(done)), at=time.time())
+    if known.coverage is not None:
+        extended = known.coverage.with_new(prepared.covered)
+        values[COVERAGE] = replace(extended, tables=extended.tables | prepared.covered.tables)
+    return values
+
+
+def tell(prepared: Prepared) -> None:
+    """Log what was carried out."""
+    for step in prepared.steps:
+        topic = f" (topic {step.topic!r})" if step.topic else ""
+        log.info("%s %s: %s%s.", step.table, step.why, step.do.value, topic)
+
+
+def _obsolete(known: PipelineState, oid: int) -> list[str]:
+    """The keys of a table's records that describe what it was: its first snapshot, its partitions; and what waited."""
+    keys = [partitions_key(oid), sweep_key(oid), below_key(oid), gap_key(oid)]
+    for part in known.parts(oid):
+        if (plan := known.plan(part)) is not None:
+            keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]
+    return [key for key in keys if key in known.raw]
+
+
+class _Lives:
+    """The records of live snapshots that change.
+
+    :param taken: by topic, the oid of the table that has it from now on.
+    """
+
+    def __init__(self, known: PipelineState, taken: dict[str, int]) -> None:
+        self._known, self._taken = known, taken
+        self._lives = dict(known.lives)
+        self.changed: dict[str, StateRecord | None] = {}
+
+    def _set(self, request_id: str, progress: LiveProgress) -> None:
+        self._lives[request_id] = self.changed[live_key(request_id)] = progress
+
+    def read(self, oid: int, *, sweep: bool) -> None:
+        """Let a table be read, by a live snapshot of its own, which none waits for: the one that was to read it already, from its start, if
+        there is one."""
+        again = [
+            each
+            for each, progress in self._lives.items()
+            if progress.tables == (oid,) and not progress.parts and progress.owed and progress.sweep == sweep
+        ]
+        self._restart(oid)
+        if again:
+            self._set(again[0], LiveProgress((oid,), sweep=sweep, owed=True))
+        else:
+            self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, owed=True))
+
+    def retry(self) -> None:
+        """Let those be tried again that have failed."""
+        for each, progress in snapshots.owed(self._known).items():
+            self._set(each, progress)
+
+    def stop(self, oid: int) -> None:
+        """Let the live snapshots of a table go on with the one that has its topic now; one that read nothing else has ended."""
+        successor = self._taken.get(self._known.tables[oid].topic)
+        for each, progress in list(self._lives.items()):
+            if oid not in progress.tables:
+                continue
+            if successor is not None:
+                self._restart(oid, each)
+                tables = tuple(successor if table == oid else table for table in progress.tables)
+                self._set(each, replace(self._lives[each], tables=tables, parts=()))
+            else:
+                at = progress.tables.index(oid)
+                tables = tuple(table for table in progress.tables if table != oid)
+                self._restart(oid, each)
+                progress = self._lives[each]
+                less = replace(progress, tables=tables, done=progress.done - (at < progress.done))
+                self._set(each, less)
+
+    def _restart(self, oid: int, only: str = "") -> None:
+        """What is being read of a table is read from its start: it gets another topic, or another key."""
+        for each, progress in list(self._lives.items()):
+            reading = progress.tables[progress.done : progress.done + 1]
+            if reading == (oid,) and only in ("", each) and not progress.ended:
+                self._set(each, replace(progress, filenode=0, upto=0, key=(), found=None))

@@ -1,0 +1,254 @@
+"""Tables that come, go and change under a running stream: what is followed is what bears a name that is wanted, by itself, and what is not
+is told with its reason."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.state import status
+from airflow_bottledwater.state.claim import read_state
+from tests.support.tables import look_often
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+from tests.support.writers import state_topic
+
+
+@pytest.fixture(autouse=True)
+def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog is looked at ten times a second."""
+    look_often(monkeypatch, interval=1.0)
+
+
+def _make(make_flow: MakeFlow, *tables: str, registry: SchemaRegistry | None = None, **settings: object) -> Flow:
+    flow = make_flow(registry, **{"tables": "*", **settings})
+    for name in tables:
+        flow.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, text text)",
+            f"INSERT INTO {name} SELECT g, '{name}' FROM generate_series(1, 20) g",
+        )
+    flow.create()
+    flow.snapshot()
+    return flow
+
+
+def _problems(flow: Flow) -> dict[str, Problem]:
+    job = status.report(flow.pipeline).job
+    return {each.subject: each for each in job.problems} if job else {}
+
+
+def _topics(flow: Flow) -> dict[str, str]:
+    """The topics of the tables that are followed, by the names that these have today."""
+    known = read_state(flow.pipeline, state_topic(flow))
+    today = dict(flow.execute("SELECT oid, relname FROM pg_class"))
+    prefix = f"{flow.pipeline.topic_prefix}."
+    return {str(today[oid]): each.topic.removeprefix(prefix) for oid, each in known.tables.items() if oid in today}
+
+
+def _equal(flow: Flow, errors: list[BaseException], *tables: str) -> None:
+    until(
+        lambda: all(_topics(flow).get(each) == each for each in tables),
+        f"{tables} have their topics",
+        60,
+        failed=errors,
+    )
+    until(
+        lambda: all(flow.compare(each).equal for each in tables), f"topics are {tables}", 60, pause=0.3, failed=errors
+    )
+
+
+def test_a_staging_table_that_takes_a_name_gets_the_topic(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "orders", "orders_new", "other")
+    with flow.streaming() as errors:
+        flow.execute("UPDATE orders SET text = 'last' WHERE id = 5", "DELETE FROM orders_new WHERE id > 15")
+        flow.transaction(
+            "ALTER TABLE orders RENAME TO orders_old",
+            "ALTER TABLE orders_new RENAME TO orders",
+            "DROP TABLE orders_old",
+            "UPDATE orders SET text = 'new' WHERE id = 1",
+        )
+        flow.execute("UPDATE other SET text = 'goes on'")
+        _equal(flow, errors, "orders", "other")
+        # a table of the earlier name, and a topic that had rows
+        flow.execute("CREATE TABLE orders_new (id int PRIMARY KEY, n int)", "INSERT INTO orders_new VALUES (7, 7)")
+        _equal(flow, errors, "orders", "orders_new")
+        flow.execute("UPDATE orders SET text = 'newer'", "UPDATE orders_new SET n = 8")
+        _equal(flow, errors, "orders", "orders_new")
+    assert errors == []
+    # what was committed to the table before is there, before any row of the other one
+    texts = [m.value["text"] for m in flow.read("orders") if m.key == {"id": 5} and m.value]
+    assert texts[:2] == ["orders", "last"] and texts[-1] == "newer"
+
+
+def test_names_that_are_exchanged_and_rotated(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "a", "b", "log")
+    with flow.streaming() as errors:
+        flow.transaction("ALTER TABLE a RENAME TO x", "ALTER TABLE b RENAME TO a", "ALTER TABLE x RENAME TO b")
+        flow.execute("DELETE FROM a WHERE id < 5", "UPDATE b SET text = 'b is a' WHERE id = 2")
+        flow.transaction("ALTER TABLE log RENAME TO log_1", "CREATE TABLE log (id int PRIMARY KEY)")
+        flow.execute("INSERT INTO log VALUES (1)", "UPDATE log_1 SET text = 'late' WHERE id = 1")
+        _equal(flow, errors, "a", "b", "log", "log_1")
+        flow.execute("CREATE SCHEMA archive", "ALTER TABLE a SET SCHEMA archive", "CREATE TABLE a (id int PRIMARY KEY)")
+        flow.execute("INSERT INTO a VALUES (100)", "UPDATE archive.a SET text = 'not wanted'")
+        _equal(flow, errors, "a", "b", "log")
+    flow.stream()
+    assert errors == [] and flow.compare("a").equal and not _problems(flow)
+
+
+def test_a_table_is_followed_as_soon_as_it_has_a_key(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "first")
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE late (id int, text text)", "INSERT INTO late VALUES (1, 'a'), (2, 'b')")
+        until(lambda: "public.late" in _problems(flow), "it is told", 30, failed=errors)
+        problem = _problems(flow)["public.late"]
+        assert problem.kind == "not-followed" and "no primary key" in problem.reason and "primary key" in problem.remedy
+        flow.execute("UPDATE late SET text = 'x' WHERE id = 1", "ALTER TABLE late ADD PRIMARY KEY (id)")
+        _equal(flow, errors, "late")
+        until(lambda: not _problems(flow), "nothing is wrong any more", 30, failed=errors)
+
+
+def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="*", create_publication=False)
+    name = flow.pipeline.publication_name
+    flow.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        f"CREATE PUBLICATION {name} FOR TABLE ONLY t",
+        f"CREATE PUBLICATION {name}_unkeyed WITH (publish = 'insert, truncate')",
+        "INSERT INTO t VALUES (1), (2)",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.transaction("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (7)")
+        until(lambda: "public.t" in _problems(flow), "it is told", 30, failed=errors)
+        problem = _problems(flow)["public.t"]
+        assert f"is not in publication '{name}'" in problem.reason
+        # what the remedy says
+        statement = problem.remedy.partition("run: ")[2].partition(";")[0]
+        flow.execute(statement, "INSERT INTO t VALUES (8)")
+        _equal(flow, errors, "t")
+        until(lambda: not _problems(flow), "nothing is wrong any more", 30, failed=errors)
+    assert flow.stream() and flow.compare("t").equal
+
+
+def test_what_a_server_refuses_for_a_while_is_tried_again(
+    make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = _make(make_flow, "first", registry=registry)
+    with flow.streaming() as errors, monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> int:
+            raise Outage("The registry is read-only.")
+
+        patch.setattr(Registry, "register", refuse)
+        flow.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+        until(lambda: "public.late" in _problems(flow), "it is told", 30, failed=errors)
+        assert "The registry is read-only" in _problems(flow)["public.late"].reason
+        flow.execute("UPDATE first SET text = 'goes on' WHERE id = 1")
+        patch.undo()
+        _equal(flow, errors, "late", "first")
+    assert errors == []
+
+
+def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "t", "u")
+    with flow.streaming() as errors:
+        flow.execute("UPDATE t SET text = 'before' WHERE id = 1", "ALTER TABLE t DROP CONSTRAINT t_pkey")
+
+        def writable() -> bool:
+            try:
+                flow.execute("UPDATE t SET text = 'without' WHERE id = 2", "DELETE FROM t WHERE id = 3")
+            except psycopg.Error:
+                return False
+            return True
+
+        until(writable, "it can be written to", 30, failed=errors)
+        until(lambda: "public.t" in _problems(flow), "it is told", 30, failed=errors)
+        assert "has no key any more" in _problems(flow)["public.t"].reason
+        flow.execute("UPDATE u SET text = 'goes on' WHERE id = 1")
+        _equal(flow, errors, "u")
+        flow.execute("ALTER TABLE t ADD PRIMARY KEY (id)", "INSERT INTO t VALUES (50, 'again')")
+        _equal(flow, errors, "t")
+    flow.stream()
+    assert errors == [] and flow.compare("t").equal and flow.compare("u").equal
+
+
+@pytest.mark.parametrize("output_format", ["json", "avro"])
+def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: SchemaRegistry, output_format: str) -> None:
+    flow = make_flow(registry if output_format == "avro" else None, tables="*")
+    flow.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, other int NOT NULL UNIQUE)",
+        "INSERT INTO t SELECT g, 1000 + g FROM generate_series(1, 20) g",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(
+            "DELETE FROM t WHERE id = 20",
+            "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD CONSTRAINT t_pkey PRIMARY KEY (other)",
+            "DELETE FROM t WHERE id = 19",
+            "INSERT INTO t VALUES (30, 30)",
+            "INSERT INTO u VALUES (1)",
+        )
+        if output_format == "avro":
+            until(lambda: "public.t" in _problems(flow), "it is told", 30, failed=errors)
+            problem = _problems(flow)["public.t"]
+            assert "refuses the schema of subject" in problem.reason and "relax the subject" in problem.remedy
+            subject = f"{flow.topic('t')}-key"
+            SchemaRegistryClient({"url": registry.url}).set_compatibility(subject, level="NONE")
+        _equal(flow, errors, "t", "u")
+        flow.execute("UPDATE t SET id = id + 1 WHERE other < 1010")
+        _equal(flow, errors, "t")
+    assert errors == []
+
+
+def test_many_tables_that_are_made_again_take_one_pause(make_flow: MakeFlow) -> None:
+    names = [f"t{number}" for number in range(20)]
+    flow = _make(make_flow, *names, "other")
+    with flow.streaming() as errors:
+        flow.execute("UPDATE other SET text = 'before' WHERE id = 1")
+        until(lambda: len(flow.read("other")) == 21, "the stream runs", 60, failed=errors)
+        flow.transaction(
+            *(
+                statement
+                for name in names
+                for statement in (
+                    f"DROP TABLE {name}",
+                    f"CREATE TABLE {name} (id int PRIMARY KEY)",
+                    f"INSERT INTO {name} SELECT generate_series(5, 10)",
+                )
+            )
+        )
+        began, longest, last = time.monotonic(), 0.0, time.monotonic()
+        count = len(flow.read("other"))
+        while not all(_topics(flow).get(name) == name for name in names) or time.monotonic() - began < 5:
+            flow.execute("UPDATE other SET text = text || '.' WHERE id = 1")
+            time.sleep(0.05)
+            if (now := len(flow.read("other"))) > count:
+                count, longest, last = now, max(longest, time.monotonic() - last), time.monotonic()
+            assert time.monotonic() - began < 60 and not errors
+        _equal(flow, errors, *names)
+        print(f"longest pause {longest:.1f} s, equal after {time.monotonic() - began:.1f} s")
+    assert errors == []
+
+
+def test_a_table_that_lives_for_a_moment_leaves_nothing(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch, lasts=2.0)
+    flow = _make(make_flow, "first", tables=("*", "!hidden_*", "!repack.*"))
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE hidden_1 (id int PRIMARY KEY)", "CREATE TABLE late (id int PRIMARY KEY)")
+        for _ in range(5):
+            flow.execute("CREATE TABLE helper (id int PRIMARY KEY)", "INSERT INTO helper VALUES (1)")
+            time.sleep(0.5)
+            flow.execute("DROP TABLE helper")
+        _equal(flow, errors, "late")
+    assert set(_topics(flow)) == {"first", "late"}
+    assert errors == [] and not _problems(flow)

@@ -1,0 +1,23 @@
+"""Which table a check is about, where it has looked at all of them together."""
+
+from __future__ import annotations
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.tables.checks import _blame
+
+TABLES = {name: Table(number, "public", name, "d", ("id",), ()) for number, name in enumerate("abcdefgh")}
+
+
+def test_only_what_is_unfit_is_blamed() -> None:
+    asked = []
+
+    def check(by_topic: dict[str, Table]) -> list[str]:
+        asked.append(len(by_topic))
+        if "g" in by_topic:
+            raise Refused("no rights on g")
+        return [f"{name} is unfit" for name in by_topic if name in "bc"]
+
+    assert _blame(check, TABLES) == {"b": ["b is unfit"], "c": ["c is unfit"], "g": ["no rights on g"]}
+    assert asked[0] == len(TABLES)
+    assert _blame(lambda _: [], TABLES) == {} == _blame(check, {})

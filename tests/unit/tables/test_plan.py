@@ -1,0 +1,151 @@
+"""What is to be done about each table, by what is known and what the catalog shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import COVERAGE, Former, Gap, former_key, gap_key, table_key
+from airflow_bottledwater.tables.look import Seen
+from airflow_bottledwater.tables.plan import Do, Unfit, plan
+
+PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", output_format="json")
+INT, TEXT = (ColumnType(oid, -1, oid, -1, "b", name) for oid, name in ((23, "int"), (25, "text")))
+
+
+def table(oid: int, name: str, *key: str) -> Table:
+    columns = (Column("id", INT), Column("other", INT), Column("text", TEXT))
+    return Table(oid, "public", name, "d", key or ("id",), columns, key_problem="it has no primary key")
+
+
+def keyless(oid: int, name: str) -> Table:
+    return replace(table(oid, name), key=())
+
+
+def known(*tables: Table, former: tuple[str, ...] = (), gaps: tuple[int, ...] = ()) -> PipelineState:
+    """Tables that are followed under their names."""
+    found = PipelineState()
+    found.apply({table_key(each.oid): PinnedTable(each, each.name, "id", 1, 0, 0, 700) for each in tables})
+    found.apply({former_key(each): Former(99, each) for each in former})
+    found.apply({gap_key(oid): Gap("lacks changes") for oid in gaps})
+    found.apply({COVERAGE: Coverage({}, {each.oid: frozenset({each.oid + 900}) for each in tables})})
+    return found
+
+
+def seen(*tables: Table, unwanted: tuple[Table, ...] = (), rows: dict[int, set[int]] | None = None) -> Seen:
+    everything = [*tables, *unwanted]
+    covered = {each.oid: frozenset({each.oid + 900}) for each in everything}
+    covered |= {oid: frozenset(some) for oid, some in (rows or {}).items()}
+    covered = {oid: some for oid, some in covered.items() if some}
+    return Seen(
+        frozenset(each.oid for each in tables),
+        frozenset(),
+        {each.oid: each for each in everything},
+        Coverage({}, covered),
+    )
+
+
+def steps(before: PipelineState, now: Seen, unfit: dict[int, Unfit] | None = None, **settings: Any) -> dict[int, Any]:
+    return {each.oid: (each.do, each.topic) for each in plan(PIPELINE.with_(**settings), before, now, unfit)}
+
+
+A, B = table(1, "a"), table(2, "b")
+
+
+def test_what_is_as_it_is_meant_needs_nothing() -> None:
+    assert steps(known(A, B), seen(A, B)) == {}
+    # neither does a table that was dropped, or renamed
+    assert steps(known(A, B), seen(table(1, "renamed"))) == {}
+    # nor one that the settings do not name any more
+    assert steps(known(A, B), seen(A, unwanted=(B,), rows={2: set()})) == {}
+
+
+def test_a_new_table_is_followed_if_it_can_be() -> None:
+    assert steps(known(A), seen(A, B)) == {2: (Do.FOLLOW, "b")}
+    assert steps(known(A), seen(A, B), {2: Unfit("has no rights")}) == {2: (Do.NOTHING, "b")}
+    assert steps(known(A), seen(A, B), new_tables="ignore") == {}
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param((table(2, "a"),), {1: (Do.STOP, ""), 2: (Do.MOVE, "a")}, id="a staging table takes the name"),
+        pytest.param((table(2, "a"), table(1, "b")), {1: (Do.MOVE, "b"), 2: (Do.MOVE, "a")}, id="a swap"),
+        pytest.param((table(1, "old"), table(3, "a"), B), {1: (Do.MOVE, "old"), 3: (Do.FOLLOW, "a")}, id="a rotation"),
+        pytest.param((table(3, "a"), B), {1: (Do.STOP, ""), 3: (Do.FOLLOW, "a")}, id="created again"),
+        pytest.param(
+            (table(1, "b"), table(2, "c"), table(3, "a")),
+            {1: (Do.MOVE, "b"), 2: (Do.MOVE, "c"), 3: (Do.FOLLOW, "a")},
+            id="a chain",
+        ),
+    ],
+)
+def test_a_topic_goes_to_the_table_that_bears_its_name(now: tuple[Table, ...], expected: object) -> None:
+    assert steps(known(A, B), seen(*now)) == expected
+
+
+def test_a_renamed_table_that_is_not_wanted_leaves_its_topic() -> None:
+    assert steps(known(A), seen(table(3, "a"), unwanted=(table(1, "archived"),))) == {
+        1: (Do.STOP, ""),
+        3: (Do.FOLLOW, "a"),
+    }
+
+
+def test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_get_it() -> None:
+    before, rotated = known(A), seen(table(1, "old"), table(3, "a"))
+    assert steps(before, rotated, {3: Unfit("has no rights")}) == {3: (Do.NOTHING, "a")}
+    # of a table without a key it cannot be told what the topic has
+    assert steps(before, seen(table(1, "old"), keyless(3, "a"))) == {3: (Do.NOTHING, "a")}
+    # one that cannot get a topic of its own leaves the one that it has
+    assert steps(before, rotated, {1: Unfit("has no rights")}) == {1: (Do.STOP, "old"), 3: (Do.FOLLOW, "a")}
+
+
+def test_a_topic_that_had_rows_is_never_forgotten() -> None:
+    assert steps(known(A, former=("b",)), seen(table(1, "b"))) == {1: (Do.MOVE, "b")}
+
+
+def test_two_tables_never_get_one_topic() -> None:
+    found = steps(known(), seen(table(3, "a b"), table(4, "a_20_b")))
+    assert sorted(do.name for do, _ in found.values()) == ["FOLLOW", "NOTHING"]
+
+
+@pytest.mark.parametrize("gap", ["taken out", "added again", "another key", "changes were left out"])
+def test_what_a_topic_lacks_is_read_again(gap: str) -> None:
+    rows: dict[int, set[int]] = {"taken out": {1: set()}, "added again": {1: {950}}}.get(gap, {})
+    now = table(1, "a", "other") if gap == "another key" else A
+    before = known(A, gaps=(1,) if gap == "changes were left out" else ())
+    assert steps(before, seen(now, rows=rows)) == {1: (Do.READ, "a")}
+    assert steps(before, seen(now, rows=rows), {1: Unfit("has no rights")}) == {1: (Do.NOTHING, "a")}
+
+
+def test_a_table_without_a_key_any_more_gets_nothing_until_it_has_one() -> None:
+    (step,) = plan(PIPELINE, known(A), seen(keyless(1, "a"), rows={1: set()}))
+    assert (step.do, step.problem.kind, step.problem.subject) == (Do.NOTHING, "not-complete", "public.a")
+    assert "no primary key" in step.problem.reason and "Give it a primary key again" in step.problem.remedy
+    assert steps(known(A), seen(A, rows={1: set()})) == {1: (Do.READ, "a")}
+
+
+def test_a_gap_of_a_table_without_a_key_cannot_be_closed() -> None:
+    (step,) = plan(PIPELINE, known(keyless(1, "a")), seen(keyless(1, "a"), rows={1: {950}}))
+    assert step.do is Do.NOTHING and "cannot be brought there without a key" in step.why
+
+
+def test_the_plan_is_done_when_it_is_carried_out() -> None:
+    """Whatever comes up, nothing is left to be done behind it."""
+    before = known(A, B)
+    found = plan(PIPELINE, before, seen(table(1, "b"), table(3, "a"), unwanted=(table(2, "away"),)))
+    tables = {1: table(1, "b"), 3: table(3, "a"), 2: table(2, "away")}
+    for step in found:
+        if step.do is Do.STOP:
+            before.apply({table_key(step.oid): None})
+        else:
+            before.apply({table_key(step.oid): PinnedTable(tables[step.oid], step.topic, "id", 1, 0, 0, 700)})
+    assert len({each.topic for each in before.tables.values()}) == len(before.tables)
+    assert steps(before, seen(table(1, "b"), table(3, "a"), unwanted=(table(2, "away"),))) == {}

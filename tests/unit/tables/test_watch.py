@@ -1,0 +1,42 @@
+"""When what is prepared for the tables may be carried out."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.tables.watch import TableWatch
+from airflow_bottledwater.tables.writer import Prepared
+
+PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", output_format="json")
+
+
+def watch(prepared: Prepared | None = None, **settings: object) -> TableWatch:
+    made = TableWatch(
+        PIPELINE.with_(**settings), Cluster("7", 1, "d", 160000), PipelineState(), Problems(), patient=True
+    )
+    made._prepared = prepared
+    return made
+
+
+def test_nothing_is_carried_out_before_its_place_or_inside_a_transaction() -> None:
+    prepared = Prepared(lsn=100)
+    made = watch(prepared)
+    assert made.waits() == 100
+    assert made.due(Position(99)) is None and made.due(Position(100, 3)) is None
+    assert made.due(Position(100)) is prepared
+    made.carried_out(prepared, PipelineState())
+    assert made.due(Position(200)) is None and made.waits() == 0
+
+
+def test_with_stop_new_tables_end_the_stream() -> None:
+    made = watch(new_tables="stop")
+    assert made.due(Position(1)) is None
+    made._new = ["public.t"]
+    with pytest.raises(Refused, match="new_tables is stop"):
+        made.due(Position(1))

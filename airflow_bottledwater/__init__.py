@@ -1,3 +1,76 @@
-"""Change data capture for Apache Airflow: PostgreSQL snapshots and change streams into Kafka, exactly once."""
+"""Change data capture for Apache Airflow: a consistent snapshot of a PostgreSQL database, then every committed change, in Kafka."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.dag import Pipeline
+    from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+    from airflow_bottledwater.operators.health import PipelineHealthOperator
+    from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
+    from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
+    from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
+    from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+    from airflow_bottledwater.operators.verify import VerifyTopicsOperator
+    from airflow_bottledwater.pipeline.description import Kafka, Schedules, Source, Spark, Types
+    from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
+    from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+    from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 __version__ = "0.1.0"
+
+#: the users' classes and their modules, which are imported when they are used: the package's parts need neither Airflow nor each other
+_EXPORTS = {
+    "BackfillToKafkaOperator": "operators.backfill",
+    "BottledWaterTaskGroup": "task_group",
+    "CreateReplicationSlotOperator": "operators.slot",
+    "DropReplicationSlotOperator": "operators.slot",
+    "Kafka": "pipeline.description",
+    "Pipeline": "dag",
+    "PipelineHealthOperator": "operators.health",
+    "ReplicationPreflightOperator": "operators.preflight",
+    "ReplicationSlotLagSensor": "sensors.slot_lag",
+    "Schedules": "pipeline.description",
+    "SnapshotToKafkaOperator": "operators.snapshot",
+    "Source": "pipeline.description",
+    "Spark": "pipeline.description",
+    "StreamErrorSensor": "sensors.stream_error",
+    "StreamToKafkaOperator": "operators.stream",
+    "Types": "pipeline.description",
+    "VerifyTopicsOperator": "operators.verify",
+}
+
+__all__ = [
+    "BackfillToKafkaOperator",
+    "BottledWaterTaskGroup",
+    "CreateReplicationSlotOperator",
+    "DropReplicationSlotOperator",
+    "Kafka",
+    "Pipeline",
+    "PipelineHealthOperator",
+    "ReplicationPreflightOperator",
+    "ReplicationSlotLagSensor",
+    "Schedules",
+    "SnapshotToKafkaOperator",
+    "Source",
+    "Spark",
+    "StreamErrorSensor",
+    "StreamToKafkaOperator",
+    "Types",
+    "VerifyTopicsOperator",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk import TaskGroup
 
 from airflow_bottledwater.hooks.places import WHERE
+from airflow_bottledwater.operators.base import PipelineArgument
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -21,8 +22,7 @@ class BottledWaterTaskGroup(TaskGroup):
     ``drop_slot`` as the teardown of ``create_slot``.
 
     :param group_id: the group's id; task ids are prefixed with it unless ``prefix_group_id`` is False.
-    :param pipeline: the parameters of :class:`~airflow_bottledwater.operators.base.PipelineMixin`, for every task.
-    :param spark_conn_id: connection of type Spark. (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param bounded: whether the stream ends once it has published everything that was committed when it started. (templated)
     :param drop_when: ``retired``, ``always`` or ``never``: what the teardown does. (templated)
     :param max_lag: bytes at which ``wait_caught_up`` calls the stream caught up. (templated)
@@ -34,8 +34,7 @@ class BottledWaterTaskGroup(TaskGroup):
         self,
         group_id: str = "bottledwater",
         *,
-        pipeline: Mapping[str, Any],
-        spark_conn_id: str = "spark_default",
+        pipeline: PipelineArgument,
         bounded: bool | str = False,
         drop_when: str = "retired",
         max_lag: int | str = 16 << 20,
@@ -45,31 +44,26 @@ class BottledWaterTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         with self:
-            self.snapshot = SnapshotToKafkaOperator(
-                task_id="snapshot", conn_id=spark_conn_id, **pipeline, **(snapshot or {})
-            )
-            self.stream = StreamToKafkaOperator(
-                task_id="stream", conn_id=spark_conn_id, bounded=bounded, **pipeline, **(stream or {})
-            )
+            self.snapshot = SnapshotToKafkaOperator(task_id="snapshot", pipeline=pipeline, **(snapshot or {}))
+            self.stream = StreamToKafkaOperator(task_id="stream", pipeline=pipeline, bounded=bounded, **(stream or {}))
             # as the operators have them: the DAG's default_args count, too
-            spark: dict[str, Any] = {
-                "spark_conn_id": spark_conn_id,
+            where: dict[str, Any] = {
                 "snapshot": {name: getattr(self.snapshot, name) for name in WHERE},
                 "stream": {name: getattr(self.stream, name) for name in WHERE},
             }
-            self.preflight = ReplicationPreflightOperator(task_id="preflight", **spark, **pipeline)
-            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", **spark, **pipeline)
+            self.preflight = ReplicationPreflightOperator(task_id="preflight", pipeline=pipeline, **where)
+            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", pipeline=pipeline, **where)
             # both wait for as long as the stream runs, so they are deferred instead of occupying a worker slot
             self.wait_caught_up = ReplicationSlotLagSensor(
                 task_id="wait_caught_up",
+                pipeline=pipeline,
                 max_lag=max_lag,
                 poke_interval=10,
                 deferrable=True,
                 stream_task_id=self.stream.task_id,
-                **{name: pipeline[name] for name in ("slot", "postgres_conn_id") if name in pipeline},
             )
-            self.watch_errors = StreamErrorSensor(task_id="watch_errors", deferrable=True, **pipeline)
-            self.drop_slot = DropReplicationSlotOperator(task_id="drop_slot", when=drop_when, **pipeline)
+            self.watch_errors = StreamErrorSensor(task_id="watch_errors", pipeline=pipeline, deferrable=True)
+            self.drop_slot = DropReplicationSlotOperator(task_id="drop_slot", pipeline=pipeline, when=drop_when)
         watched = [self.stream, self.wait_caught_up, self.watch_errors]
         self.preflight >> self.create_slot >> self.snapshot >> watched
         watched >> self.drop_slot.as_teardown(setups=self.create_slot)

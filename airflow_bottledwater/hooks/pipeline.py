@@ -60,6 +60,20 @@ class PipelineHook(BaseHook):
         """
         return self._build({name: connection(name) for name in self._needed()})
 
+    def saved_settings(self) -> dict[str, Any]:
+        """The settings of the pipeline's saved state, with the slot's name; nothing else of this hook's settings is used.
+
+        :raises StateError: there is no such pipeline.
+        :raises Outage: a connection is not found, or a server does not answer.
+        """
+        # imported here, since it imports psycopg and confluent-kafka, which a DAG processor does not need
+        from airflow_bottledwater.state import saved
+
+        slot = self.settings["slot"]
+        # without a registry: whether one is needed is what is looked for
+        bare = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, None, {"slot": slot, "output_format": "json"})
+        return {**saved.settings_of(bare.pipeline()), "slot": slot}
+
     async def apipeline(self) -> Pipeline:
         """Like :meth:`pipeline`, for a trigger."""
         return self._build({name: await aconnection(name) for name in self._needed()})

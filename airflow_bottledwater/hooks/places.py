@@ -15,8 +15,8 @@ from airflow_bottledwater.hooks import connections
 _KEEP_PROCESSES = ("LocalExecutor", "CeleryExecutor", "EdgeExecutor")
 
 
-#: the arguments of an operator that say where its job runs, beside the connection
-WHERE = ("executor", "deploy_mode", "deferrable", "settings_file")
+#: the arguments of an operator that say where its job runs, beside what the pipeline says of Spark
+WHERE = ("executor", "deferrable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_bottledwater.encoding import meaning
 from airflow_bottledwater.errors import Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry_errors import SCHEMA_NOT_THERE, translate
 
@@ -173,6 +172,9 @@ class Registry:
 
         :raises SchemaRefused: one would.
         """
+        # it imports fastavro, which a DAG processor has no need for
+        from airflow_bottledwater.encoding import meaning
+
         for number in self._ask(subject, lambda client: client.get_versions(subject)) or ():
             text = self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str)  # type: ignore[misc]
             found = dict.fromkeys([*meaning.misread(schema, text), *meaning.misread(text, schema)]) if text else {}

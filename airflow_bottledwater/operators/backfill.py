@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,9 +17,11 @@ from airflow_bottledwater.hooks.backfill import BackfillWatch
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
+    PipelineArgument,
     PipelineMixin,
     failing,
     is_first_try,
+    listed,
     number,
 )
 from airflow_bottledwater.operators.watching import Watching
@@ -39,7 +41,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
     """Publish rows of tables again, in the order of the stream, by whichever job publishes it: a continuous stream, or the next bounded
     run. A retry goes on with the same live snapshot; a cleared task begins a new one, which does no harm.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param tables: ``[schema.]table`` patterns of the tables that are read, a list or comma-separated. (templated)
     :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds }}' AND day <
         '{{ data_interval_end | ds }}'``; empty for all. (templated)
@@ -49,25 +51,19 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         and the next one reads them.
     :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for. (templated)
     :param bytes_per_second: the same in bytes. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
     :param deferrable: wait in the triggerer instead of a worker slot.
     :param poll_interval: seconds between two checks.
     :param timeout: seconds after which the live snapshot is cancelled and the task fails; None: it may take any time.
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "where", "rows_per_second", "bytes_per_second")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "tables", "where", "rows_per_second", "bytes_per_second")
     template_fields_renderers: ClassVar[dict[str, str]] = {**PIPELINE_RENDERERS, "where": "sql"}
     ui_color = "#fff3cd"
 
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
+        pipeline: PipelineArgument,
         tables: Sequence[str] | str,
         where: str = "",
         sweep: bool = False,
@@ -75,32 +71,14 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         new_key: bool = False,
         rows_per_second: float | str = 0.0,
         bytes_per_second: float | str = 0.0,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
         deferrable: bool = True,
         poll_interval: float = 5.0,
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._set_pipeline(
-            slot=slot,
-            tables=tables,
-            schemas=None,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error="exit",
-            allow_unkeyed=False,
-            skip_snapshot=False,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
+        self._set_pipeline(pipeline)
+        self.tables = tables
         self.where = where
         self.sweep = sweep
         self.by_key = by_key
@@ -221,7 +199,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
         request = SnapshotRequest(
-            pipeline.tables,
+            tuple(listed(self.tables)),
             str(self.where or ""),
             self.sweep or self.new_key,
             self.by_key,

@@ -4,118 +4,106 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.file import SUFFIXES, load
+from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 
-#: the operators' own parameters; all other settings of :class:`~airflow_bottledwater.settings.Pipeline` are given in ``settings``
-PIPELINE_FIELDS: Sequence[str] = (
-    "postgres_conn_id",
-    "kafka_conn_id",
-    "schema_registry_conn_id",
-    "slot",
-    "tables",
-    "schemas",
-    "topic_prefix",
-    "output_format",
-    "on_error",
-    "allow_unkeyed",
-    "skip_snapshot",
-    "settings",
-)
+#: what each operator of a pipeline has templated, and how Airflow's UI renders it
+PIPELINE_FIELDS: Sequence[str] = ("pipeline",)
+PIPELINE_RENDERERS: Mapping[str, str] = {"pipeline": "json"}
 
-#: how Airflow's UI renders them
-PIPELINE_RENDERERS: Mapping[str, str] = {"settings": "json"}
+#: a pipeline as an operator takes it: the object, the path of its file, its nested values, or its name
+PipelineArgument = Description | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def _as_values(pipeline: PipelineArgument) -> dict[str, Any] | str:
+    """A pipeline as nested JSON values without secrets, which Airflow renders and shows; or its name, as it is.
+
+    :raises SettingError: it is not a valid description, or its file is not.
+    """
+    if isinstance(pipeline, os.PathLike) or (
+        isinstance(pipeline, str) and pipeline.endswith(SUFFIXES) and not templated(pipeline)
+    ):
+        return load(Path(pipeline), Description).as_dict()
+    if isinstance(pipeline, Description):
+        return pipeline.as_dict()
+    return dict(pipeline) if isinstance(pipeline, Mapping) else pipeline
 
 
 class PipelineMixin:
-    """The parameters that describe a pipeline. Each operator lists them itself, so that ``default_args``, mapped tasks and editors see
-    them; all of them are templated.
+    """The one parameter that describes a pipeline, which each operator lists itself, so that ``default_args``, mapped tasks and editors see
+    it. Jinja templates work inside of it.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, or the path of its YAML file; or only its name, if it exists: then its
+        settings are those of its saved state, and its connections have the usual ids (``postgres_default`` and so on; for other ones,
+        ``Pipeline("shop", source=Source("shop_postgres"), kafka=Kafka("shop_kafka"), saved=True)``). (templated)
     """
 
-    def _set_pipeline(
-        self,
-        *,
-        slot: str,
-        tables: Sequence[str] | str | None,
-        schemas: Sequence[str] | str | None,
-        topic_prefix: str | None,
-        output_format: str,
-        on_error: str,
-        allow_unkeyed: bool | str,
-        skip_snapshot: bool | str,
-        postgres_conn_id: str,
-        kafka_conn_id: str,
-        schema_registry_conn_id: str | None,
-        settings: Mapping[str, Any] | None,
-    ) -> None:
-        self.slot = slot
-        self.tables = tables
-        self.schemas = schemas
-        self.topic_prefix = topic_prefix
-        self.output_format = output_format
-        self.on_error = on_error
-        self.allow_unkeyed = allow_unkeyed
-        self.skip_snapshot = skip_snapshot
-        self.postgres_conn_id = postgres_conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.schema_registry_conn_id = schema_registry_conn_id
-        self.settings = settings
+    pipeline: dict[str, Any] | str
+    _hook: PipelineHook | None = None
 
-    def pipeline_settings(self) -> dict[str, Any]:
-        """All settings as JSON values, without the connections; also used for a trigger's arguments."""
-        chosen = {
-            "slot": str(self.slot),
-            "tables": listed(self.tables),
-            "schemas": listed(self.schemas),
-            # a native template makes a number of "2024"
-            "topic_prefix": None if self.topic_prefix is None else str(self.topic_prefix),
-            "output_format": self.output_format,
-            "on_error": self.on_error,
-            "allow_unkeyed": self.allow_unkeyed,
-            "skip_snapshot": self.skip_snapshot,
-        }
-        return {**{k: v for k, v in chosen.items() if v not in (None, "")}, **(self.settings or {})}
+    def _set_pipeline(self, pipeline: PipelineArgument) -> None:
+        values = _as_values(pipeline)
+        if isinstance(values, dict):
+            Description.of(values)  # what is wrong is said when the DAG is parsed
+        self.pipeline = values
+
+    def described(self) -> Description:
+        """The description, to be used after templating. With ``saved``, its other settings are in the saved state.
+
+        :raises SettingError: a value is not allowed.
+        """
+        rendered = _as_values(self.pipeline)
+        return Description(rendered, saved=True) if isinstance(rendered, str) else Description.of(rendered)
+
+    def own_settings(self) -> dict[str, Any]:
+        """Settings that are the operator's own arguments."""
+        return {}
 
     @property
     def pipeline_hook(self) -> PipelineHook:
-        """The pipeline's hook, to be used after templating."""
-        return PipelineHook(
-            self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.pipeline_settings()
-        )
+        """The pipeline's hook, to be used after templating.
+
+        :raises BottledWaterError: a value is not allowed; or the settings are those of its saved state, which cannot be read.
+        """
+        if self._hook is None:
+            described = self.described()
+            connections = (described.source.conn_id, described.kafka.conn_id, described.kafka.registry)
+            settings = described.settings()
+            if described.saved:
+                settings = {**PipelineHook(*connections, settings).saved_settings(), **settings}
+            self._hook = PipelineHook(*connections, {**settings, **self.own_settings()})
+        return self._hook
 
     def trigger_arguments(self) -> dict[str, Any]:
         """The arguments with which a trigger makes the same hook: connection ids and settings, no secrets."""
+        hook = self.pipeline_hook
         return {
-            "postgres_conn_id": self.postgres_conn_id,
-            "kafka_conn_id": self.kafka_conn_id,
-            "schema_registry_conn_id": self.schema_registry_conn_id,
-            "settings": self.pipeline_settings(),
+            "postgres_conn_id": hook.postgres_conn_id,
+            "kafka_conn_id": hook.kafka_conn_id,
+            "schema_registry_conn_id": hook.schema_registry_conn_id,
+            "settings": {
+                name: list(value) if isinstance(value, tuple) else value for name, value in hook.settings.items()
+            },
         }
 
 
 def jobs_of(operator: Any, pipeline: Pipeline) -> dict[str, Mapping[str, Any]]:
     """What an operator that runs before snapshot and stream knows of them; see :func:`airflow_bottledwater.hooks.places.problems`."""
-    tasks = {"snapshot": operator.snapshot or {}, "stream": operator.stream or {}}
+    spark = operator.described().spark
+    where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
+    tasks = {"snapshot": {**where, **(operator.snapshot or {})}, "stream": {**where, **(operator.stream or {})}}
     return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
 
 
@@ -133,7 +121,7 @@ def is_first_try(ti: Any, retries: int) -> bool:
 
 
 def listed(value: Sequence[str] | str | None) -> list[str]:
-    """A list, or its comma-separated text, without what is empty."""
+    """A list of texts, which may be given as one text with commas."""
     if value is None:
         return []
     parts = value.split(",") if isinstance(value, str) else value

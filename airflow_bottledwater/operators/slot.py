@@ -10,7 +10,14 @@ from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
 from airflow_bottledwater.hooks import job_stop, job_watch, places, tasks
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, failing, jobs_of
+from airflow_bottledwater.operators.base import (
+    PIPELINE_FIELDS,
+    PIPELINE_RENDERERS,
+    PipelineArgument,
+    PipelineMixin,
+    failing,
+    jobs_of,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -21,65 +28,26 @@ if TYPE_CHECKING:
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
-    :param spark_conn_id: connection of type Spark that snapshot and stream are going to use: if one of them cannot run with it, nothing
-        is created. None: it is not checked. (templated)
-    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor``, ``deploy_mode``, ``deferrable`` and
-        ``settings_file``, as far as they are given. (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
+    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``, as far as they are
+        given. If neither these nor the stream's are given, it is not checked whether Spark can run the jobs. (templated)
     :param stream: the same of the stream's operator. (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "spark_conn_id", "snapshot", "stream")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "snapshot", "stream")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#d4edda"
 
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
-        spark_conn_id: str | None = None,
+        pipeline: PipelineArgument,
         snapshot: Mapping[str, Any] | None = None,
         stream: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._set_pipeline(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
-        self.spark_conn_id = spark_conn_id
+        self._set_pipeline(pipeline)
         self.snapshot, self.stream = snapshot, stream
         self._stopped: threading.Event | None = None
 
@@ -92,8 +60,8 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         self._stopped = threading.Event()
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            if self.spark_conn_id:
-                problems = places.problems(self.spark_conn_id, jobs_of(self, pipeline))
+            if self.snapshot is not None or self.stream is not None:
+                problems = places.problems(self.described().spark.conn_id, jobs_of(self, pipeline))
                 if problems:
                     raise PreflightError(problems)
             try:
@@ -114,18 +82,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     The slot holds the changes that are not yet published, so by default it is dropped only if the stream was stopped for good.
     A job that this DAG run has left behind, on any host, is stopped first, which happens if its task was marked while no triggerer ran.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param when: ``retired`` (default), ``always`` or ``never``. (templated)
     """
 
@@ -136,36 +93,12 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
+        pipeline: PipelineArgument,
         when: str = "retired",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._set_pipeline(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
+        self._set_pipeline(pipeline)
         self.when = when
 
     def execute(self, context: Context) -> str:

@@ -20,26 +20,12 @@ _COMPLETE = {"complete": True}
 class SnapshotToKafkaOperator(BottledWaterSparkOperator):
     """Publish every row of the tables as of one moment, in parallel; a retry resumes where an earlier try stopped.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
-    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
-    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-snapshot``. (templated)
     :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job in client mode
         keeps the worker busy anyway.
     :param poll_interval: seconds between two checks of the job.
     :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
-    :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -24,6 +24,7 @@ from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
+    PipelineArgument,
     PipelineMixin,
     failing,
     is_first_try,
@@ -44,25 +45,11 @@ JOB = "bottledwater_job"
 class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     """Runs a job through spark-submit: what the operators of snapshot and stream have in common.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
-    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
-    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-snapshot`` or ``bottledwater-stream``. (templated)
     :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only.
     :param poll_interval: seconds between two checks of the job.
     :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
-    :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -76,8 +63,6 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
         *PIPELINE_FIELDS,
-        "conn_id",
-        "settings_file",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **SparkSubmitOperator.template_fields_renderers,
@@ -89,62 +74,31 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
-        conn_id: str = "spark_default",
-        deploy_mode: str | None = None,
+        pipeline: PipelineArgument,
         name: str | None = None,
         deferrable: bool | None = None,
         poll_interval: float = 5.0,
         start_timeout: float = 600.0,
-        settings_file: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            conn_id=conn_id, deploy_mode=deploy_mode, name=name or f"bottledwater-{self.job_name}", **kwargs
-        )
-        self._set_pipeline(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
-        self.conn_id = conn_id
-        self.deploy_mode = deploy_mode
+        super().__init__(name=name or f"bottledwater-{self.job_name}", **kwargs)
+        self._set_pipeline(pipeline)
         self.deferrable = deferrable
         self.poll_interval = poll_interval
         self.start_timeout = start_timeout
-        self.settings_file = settings_file
         self._identity: Identity | None = None
         #: as it was when the task began: when it is ended, Airflow may not answer any more
         self._pipeline: Pipeline | None = None
         self._submitting: subprocess.Popen[str] | None = None
         #: whether Airflow has ended the task, which does not end its process by itself
         self._killed = False
-        #: what the user gave of application, conf and files, before a job adds its own
+        #: application, properties (also the pipeline's) and files as the user gave them, before a job adds its own
         self._given: Given | None = None
 
     def _get_hook(self) -> SparkSubmitHook:
-        """The provider's hook, with the templated connection id, which the provider's own operator does not template."""
-        self._conn_id = self.conn_id
+        """The provider's hook, with what the pipeline says of Spark."""
+        spark = self.described().spark
+        self._conn_id, self._deploy_mode = spark.conn_id, spark.deploy_mode or None
         try:
             return super()._get_hook()
         except RuntimeError as error:  # Kubernetes, without its provider
@@ -155,9 +109,13 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
         :raises Refused: it cannot run there.
         """
-        properties = self._given[1] if self._given else self.conf
-        place = places.find(self.conn_id, mode=self.deploy_mode, properties=properties)
-        places.check(place, detached=bool(self.deferrable), executor=self.executor, settings_file=self.settings_file)
+        spark = self.described().spark
+        if self._given is None:
+            self._given = (self.application, {**spark.conf, **(self.conf or {})}, self.files)
+        place = places.find(spark.conn_id, mode=spark.deploy_mode or None, properties=self._given[1])
+        places.check(
+            place, detached=bool(self.deferrable), executor=self.executor, settings_file=spark.settings_file or None
+        )
         return place
 
     def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
@@ -170,9 +128,16 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         ti: Any = context["ti"]
         identity, settings = spark_job.prepare(pipeline, self.job_name, place)
         try:
-            self._given = given = self._given or (self.application, self.conf, self.files)
+            assert self._given is not None, "the place is looked for first"
             self.application, self.conf, self.files, self.application_args = spark_job.describe(
-                pipeline, self.job_name, place, identity, given, settings, self.settings_file, bounded=bounded
+                pipeline,
+                self.job_name,
+                place,
+                identity,
+                self._given,
+                settings,
+                self.described().spark.settings_file or None,
+                bounded=bounded,
             )
             hook = self._get_hook()
             self._identity = identity

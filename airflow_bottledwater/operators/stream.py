@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -15,7 +15,7 @@ from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import failing, number
+from airflow_bottledwater.operators.base import PipelineArgument, failing, number
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.triggers.job import PauseTrigger
 
@@ -37,20 +37,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     ``deferrable=False`` the task stays instead, as the supervisor of its job, which ends with it: for workers that end with their task
     (KubernetesExecutor).
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
-    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
-    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-stream``. (templated)
     :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
     :param timeout: seconds after which the job is stopped and the task fails, counted from the begin of a try, over all its jobs; None:
@@ -59,7 +46,6 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     :param deferrable: whether the task is deferred while the stream runs.
     :param poll_interval: seconds between two checks of the job.
     :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
-    :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -72,20 +58,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
-        conn_id: str = "spark_default",
-        deploy_mode: str | None = None,
+        pipeline: PipelineArgument,
         name: str | None = None,
         bounded: bool | str = False,
         timeout: float | str | None = None,
@@ -93,29 +66,14 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         deferrable: bool = True,
         poll_interval: float = 5.0,
         start_timeout: float = 600.0,
-        settings_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-            conn_id=conn_id,
-            deploy_mode=deploy_mode,
+            pipeline=pipeline,
             name=name,
             deferrable=deferrable,
             poll_interval=poll_interval,
             start_timeout=start_timeout,
-            settings_file=settings_file,
             **kwargs,
         )
         self.bounded = bounded

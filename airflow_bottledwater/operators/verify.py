@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.operators.base import PipelineArgument, failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.state.verification import Verification
 
@@ -26,29 +26,16 @@ _KEYS = 3
 class VerifyTopicsOperator(BottledWaterSparkOperator):
     """Compare topics with their tables, at one moment, while the stream runs; fail if they differ.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param verify_tables: tables to verify, as ``[schema.]table`` patterns; empty means all of the pipeline. (templated)
     :param sample: share of the rows that is verified, more than 0, up to 1. (templated)
-    :param fail_on_difference: whether the task fails if a topic differs, or cannot be compared (see ``allow_unverified``). Its result (XCom) has the counts in either case.
-    :param conn_id: connection of type Spark; one that does not exist is an error. (templated)
-    :param deploy_mode: ``client`` or ``cluster``; None: the connection's.
+    :param fail_on_difference: whether the task fails if a topic differs, or cannot be compared (see ``allow_unverified``). Its result
+        (XCom) has the counts in either case.
     :param name: the job's name in Spark; None: ``bottledwater-verify``. (templated)
     :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job in client mode
         keeps the worker busy anyway.
     :param poll_interval: seconds between two checks of the job.
     :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
-    :param settings_file: on Kubernetes, the path of the file with the connections in the pods. (templated)
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -61,50 +48,22 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
+        pipeline: PipelineArgument,
         verify_tables: Sequence[str] | str | None = None,
         sample: float | str | None = None,
         fail_on_difference: bool = True,
-        conn_id: str = "spark_default",
-        deploy_mode: str | None = None,
         name: str | None = None,
         deferrable: bool | None = None,
         poll_interval: float = 5.0,
         start_timeout: float = 600.0,
-        settings_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-            conn_id=conn_id,
-            deploy_mode=deploy_mode,
+            pipeline=pipeline,
             name=name,
             deferrable=deferrable,
             poll_interval=poll_interval,
             start_timeout=start_timeout,
-            settings_file=settings_file,
             **kwargs,
         )
         self.verify_tables = verify_tables
@@ -112,10 +71,10 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         self.fail_on_difference = fail_on_difference
         self._ti: Any = None
 
-    def pipeline_settings(self) -> dict[str, Any]:
-        """All settings as JSON values, with what is verified."""
+    def own_settings(self) -> dict[str, Any]:
+        """What is verified."""
         own = {"verify_tables": self.verify_tables, "verify_sample": self.sample}
-        return {**super().pipeline_settings(), **{name: value for name, value in own.items() if value}}
+        return {name: value for name, value in own.items() if value}
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns the counts by table. If topics differ and the task fails, they are its result (XCom), too."""

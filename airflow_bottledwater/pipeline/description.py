@@ -15,8 +15,8 @@ _ConnectionId = "the id of a connection of Airflow"
 _PUBLIC = {name for name, setting in SETTINGS.items() if not setting.secret}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source(groups.Source, Section):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Source(Section, groups.Source):
     """Where is read, and what."""
 
     AT: ClassVar[str] = "source."
@@ -32,8 +32,8 @@ class Source(groups.Source, Section):
     ] = field(default="", repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kafka(groups.Topics, Section):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Kafka(Section, groups.Topics):
     """Where and how it is published."""
 
     AT: ClassVar[str] = "kafka."
@@ -55,14 +55,14 @@ class Kafka(groups.Topics, Section):
     ] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Types(groups.Types, Section):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Types(Section, groups.Types):
     """In which form types are published."""
 
     AT: ClassVar[str] = "types."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Spark(Section):
     """Where the jobs run."""
 
@@ -88,7 +88,7 @@ class Spark(Section):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Schedules(Section):
     """Which DAGs the pipeline gets beside the one that streams, and when they run: for files, from which one DAG file makes all DAGs."""
 
@@ -113,8 +113,8 @@ class Schedules(Section):
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description(groups.Verification, groups.Limits, groups.Pace, groups.Errors, Section):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Description(Section, groups.Verification, groups.Limits, groups.Pace, groups.Errors):
     """A pipeline: its name, what it reads, where and how it publishes, where its jobs run, and all other settings of docs/settings.md.
 
     Values are converted and checked when it is made; a Jinja template is checked when Airflow has rendered it.
@@ -129,14 +129,19 @@ class Description(groups.Verification, groups.Limits, groups.Pace, groups.Errors
     types: Types = field(default_factory=Types)
     spark: Spark = field(default_factory=Spark)
     schedules: Schedules = field(default_factory=Schedules)
+    saved: Annotated[
+        bool,
+        about("The pipeline exists: take the settings that are not given here from its saved state."),
+    ] = False
 
     def settings(self) -> dict[str, Any]:
-        """The settings that differ from the defaults, by their names in :data:`~airflow_bottledwater.settings.SETTINGS`; without
-        connections."""
-        named = {"slot": self.name, "output_format": self.kafka.format}
+        """The slot's name and the settings that differ from the defaults, by their names in
+        :data:`~airflow_bottledwater.settings.SETTINGS`; without connections."""
+        named = {"output_format": self.kafka.format}
         for section in (self.source, self.kafka, self.types, self):
             named |= {name: getattr(section, name) for name in section.described() if name in _PUBLIC}
-        return {name: value for name, value in named.items() if value != SETTINGS[name].default}
+        chosen = {name: value for name, value in named.items() if value != SETTINGS[name].default}
+        return {"slot": self.name, **chosen}
 
     def connections(self) -> dict[str, Any]:
         """The connections that the command makes, by their names in :data:`~airflow_bottledwater.settings.SETTINGS`; they may hold

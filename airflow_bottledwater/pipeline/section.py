@@ -65,8 +65,15 @@ class Section:
                 if not isinstance(value, Mapping):
                     raise SettingError(f"{cls.AT}{name}", value, _names(part))
                 value = part.of(value)
+            elif part is None and cls.described()[name].type is str and type(value) in (int, float):
+                # YAML, and a template that is rendered to a native value, make a number of a name like 2024
+                value = str(value)
             made[name] = value
         return cls(**made)
+
+    def __repr__(self) -> str:
+        """What was given, without secrets: Airflow keeps this with a DAG."""
+        return f"{type(self).__name__}({self.as_dict()!r})"
 
     def as_dict(self, *, secrets: bool = False) -> dict[str, Any]:
         """What was given (what differs from the defaults), as nested JSON values.

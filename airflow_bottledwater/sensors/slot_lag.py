@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
-from airflow_bottledwater.operators.base import known_event, number
+from airflow_bottledwater.operators.base import (
+    PIPELINE_FIELDS,
+    PIPELINE_RENDERERS,
+    PipelineArgument,
+    PipelineMixin,
+    known_event,
+    number,
+)
 from airflow_bottledwater.sensors.looking import LookingSensor
 from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, evaluate, stream_over
 
@@ -19,13 +26,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class ReplicationSlotLagSensor(LookingSensor):
+class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
     """Succeeds when the slot's lag is at or below a limit; fails when the slot does not exist or is lost; is skipped when the stream's task
     has ended before.
 
-    :param slot: name of the replication slot. (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param max_lag: bytes of WAL from the slot's confirmed position to the server's end. (templated)
-    :param postgres_conn_id: connection of type Postgres. (templated)
     :param stream_task_id: the task of the same DAG run that runs the stream, with its task group's prefix. With it, the sensor does not
         wait for a stream that has ended. (templated)
     :param poke_interval: seconds between two checks.
@@ -33,24 +39,23 @@ class ReplicationSlotLagSensor(LookingSensor):
     :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``.
     """
 
-    template_fields: Sequence[str] = ("slot", "max_lag", "postgres_conn_id", "stream_task_id")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "max_lag", "stream_task_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#e2e3e5"
 
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
+        pipeline: PipelineArgument,
         max_lag: int | str = 16 << 20,
-        postgres_conn_id: str = "postgres_default",
         stream_task_id: str | None = None,
         poke_interval: float = 30.0,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
-        self.slot = slot
+        self._set_pipeline(pipeline)
         self.max_lag = max_lag
-        self.postgres_conn_id = postgres_conn_id
         self.stream_task_id = stream_task_id
         self.deferrable = deferrable
 
@@ -62,8 +67,8 @@ class ReplicationSlotLagSensor(LookingSensor):
             return None
         self.defer(
             trigger=SlotLagTrigger(
-                postgres_conn_id=self.postgres_conn_id,
-                slot=str(self.slot),
+                postgres_conn_id=self.described().source.conn_id,
+                slot=self.described().name,
                 max_lag=self._max_lag(),
                 poll_interval=self.poke_interval,
                 stream_task_id=self.stream_task_id,
@@ -83,11 +88,11 @@ class ReplicationSlotLagSensor(LookingSensor):
         max_lag = self._max_lag()
         ti, task = context["ti"], self.stream_task_id
         over = task is not None and tasks.known_fate(ti.dag_id, ti.run_id, task, ti.map_index) is tasks.Fate.ENDED
-        with session(SourceHook(self.postgres_conn_id).dsn(), "Reading the slot's lag") as connection:
-            row = connection.execute(LAG_SQL, (str(self.slot),)).fetchone()
-        event = evaluate(str(self.slot), row, max_lag)
+        with session(SourceHook(self.described().source.conn_id).dsn(), "Reading the slot's lag") as connection:
+            row = connection.execute(LAG_SQL, (self.described().name,)).fetchone()
+        event = evaluate(self.described().name, row, max_lag)
         if event is None and over:
-            event = stream_over(str(self.slot), str(self.stream_task_id))
+            event = stream_over(self.described().name, str(self.stream_task_id))
         return event is not None and self._conclude(event)
 
     def _max_lag(self) -> int:

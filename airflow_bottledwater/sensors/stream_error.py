@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +15,7 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
+    PipelineArgument,
     PipelineMixin,
     failing,
     known_event,
@@ -46,18 +47,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
     that runs elsewhere, for example from the command line. If a job had already ended when the sensor began, its end counts only if no
     other job reports within ``max_silence``.
 
-    :param slot: name of the replication slot; it names the pipeline. (templated)
-    :param tables: ``[schema.]table`` patterns, a list or comma-separated; empty means all. (templated)
-    :param schemas: patterns of schemas whose tables are taken. (templated)
-    :param topic_prefix: put before every topic's name. (templated)
-    :param output_format: ``avro`` or ``json``. (templated)
-    :param on_error: ``exit`` or ``log``: what is done about a record that cannot be published. (templated)
-    :param allow_unkeyed: publish tables without a usable key. (templated)
-    :param skip_snapshot: start with the changes from now on. (templated)
-    :param postgres_conn_id: connection of type Postgres: the source. (templated)
-    :param kafka_conn_id: connection of type Apache Kafka. (templated)
-    :param schema_registry_conn_id: connection of type Schema Registry; unused with JSON. (templated)
-    :param settings: any other setting (docs/settings.md). (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param max_dead_letters: more than this many dead letters of stream and snapshots that nobody has re-driven or dismissed are an error;
         None: any number is allowed. (templated)
     :param max_silence: seconds without any report, by the watching host's own clock, after which the stream counts as dead, or as
@@ -75,18 +65,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
     def __init__(
         self,
         *,
-        slot: str = "bottledwater",
-        tables: Sequence[str] | str | None = None,
-        schemas: Sequence[str] | str | None = None,
-        topic_prefix: str | None = None,
-        output_format: str = "avro",
-        on_error: str = "exit",
-        allow_unkeyed: bool | str = False,
-        skip_snapshot: bool | str = False,
-        postgres_conn_id: str = "postgres_default",
-        kafka_conn_id: str = "kafka_default",
-        schema_registry_conn_id: str | None = "schema_registry_default",
-        settings: Mapping[str, Any] | None = None,
+        pipeline: PipelineArgument,
         max_dead_letters: int | str | None = 0,
         max_silence: float | str = 600.0,
         poke_interval: float = 10.0,
@@ -95,20 +74,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, timeout=timeout, **kwargs)
-        self._set_pipeline(
-            slot=slot,
-            tables=tables,
-            schemas=schemas,
-            topic_prefix=topic_prefix,
-            output_format=output_format,
-            on_error=on_error,
-            allow_unkeyed=allow_unkeyed,
-            skip_snapshot=skip_snapshot,
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
+        self._set_pipeline(pipeline)
         self.max_dead_letters = max_dead_letters
         self.max_silence = max_silence
         self.deferrable = deferrable

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Any
 
+from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.settings import SETTINGS, Pipeline
@@ -28,6 +30,22 @@ def remember(pipeline: Pipeline, claim: Claim) -> None:
     claim.write({SAVED_SETTINGS: SavedSettings(now)})
 
 
+def settings_of(pipeline: Pipeline) -> dict[str, Any]:
+    """The settings of a pipeline's last start that differ from the defaults, by name.
+
+    :param pipeline: has at least the slot's name and the connections.
+    :raises Outage: PostgreSQL or Kafka does not answer.
+    :raises StateError: there is no such pipeline; or the state is another cluster's, or malformed.
+    """
+    found = _saved(pipeline)
+    if found is None:
+        raise StateError(
+            f"There is no pipeline {pipeline.slot!r} in this database whose settings could be read.",
+            "Create it first (bottledwater, or the task create_slot), or give its description instead of its name.",
+        )
+    return found
+
+
 def completed(pipeline: Pipeline, given: Collection[str]) -> Pipeline:
     """A pipeline with the settings of its last start, but for those that are given; unchanged if there is no such pipeline.
 
@@ -36,10 +54,14 @@ def completed(pipeline: Pipeline, given: Collection[str]) -> Pipeline:
     :raises Outage: PostgreSQL or Kafka does not answer.
     :raises StateError: the state is another cluster's, or malformed.
     """
+    values = {name: value for name, value in (_saved(pipeline) or {}).items() if name not in given}
+    return pipeline.with_(**values) if values else pipeline
+
+
+def _saved(pipeline: Pipeline) -> dict[str, Any] | None:
     with session(pipeline.postgres, "Reading the pipeline's settings") as connection:
         cluster = identify(connection)
     topic = state_topic_name(cluster.database, pipeline.slot)
     known = read_state(pipeline, topic)
     check_cluster(known, cluster, topic)
-    values = {name: value for name, value in (known.settings or {}).items() if name not in given}
-    return pipeline.with_(**values) if values else pipeline
+    return known.settings

@@ -34,8 +34,8 @@ from airflow_bottledwater.state.control_records import encode, status_key
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import INTENT, SLOT, Intent
-from airflow_bottledwater.stream import engine
 from tests.support.pipeline import Source, refused, refuses
+from tests.support.running import in_threads, run_stream
 from tests.support.status import status_of
 from tests.support.waiting import until
 
@@ -105,13 +105,13 @@ def test_whoever_comes_later_needs_the_name_and_the_connections_only(
     assert saved.completed(bare.with_(on_error="exit"), given={"on_error"}) == made.with_(on_error="exit")
     assert "password" not in str(known(source).raw["settings"]) and "postgres" not in str(known(source).raw["settings"])
     # a start with other settings, and one that takes tables in
-    driver.run(made, driver.in_threads(made))
+    driver.run(made, in_threads(made))
     made = made.with_(outage_timeout=78)
     with caplog.at_level(logging.INFO):
-        engine.run(made, bounded=True)
+        run_stream(made, bounded=True)
     assert "Setting outage_timeout is 78.0 now; at the last start it was 77.0." in caplog.text
     source.execute("CREATE TABLE later (id int PRIMARY KEY)")
-    engine.run(made, bounded=True)
+    run_stream(made, bounded=True)
     assert saved.completed(bare, given=()) == made
 
 

@@ -1400,13 +1400,13 @@ MUTANTS = (
     Mutant(
         "no slot is made where the stream cannot run",
         "CreateReplicationSlotOperator.execute",
-        swap("if self.spark_conn_id:\n    ...", "if False:\n    ..."),
+        swap("if self.snapshot is not None or self.stream is not None:\n    ...", "if False:\n    ..."),
         f"{_OPERATORS}::test_what_the_stream_cannot_do_is_refused_before_anything_is_made",
     ),
     Mutant(
         "preflight looks at Spark",
         "ReplicationPreflightOperator._spark_problems",
-        always("not self.spark_conn_id"),
+        always("self.snapshot is None and self.stream is None"),
         f"{_OPERATORS}::test_what_the_stream_cannot_do_is_refused_before_anything_is_made",
     ),
     Mutant(

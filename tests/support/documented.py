@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+from airflow_bottledwater.pipeline.description import Description, Spark
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,7 +35,7 @@ class OnKubernetes:
 
     :ivar settings: the content of the secret's file; its passwords are left out there.
     :ivar secret: the name of the secret, ``namespace`` and ``file`` are those of the command that makes it.
-    :ivar operator: arguments of the operators of snapshot and stream.
+    :ivar spark: what the pipeline says of Spark.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,6 @@ class OnKubernetes:
         assert shown and made and shown[1] == made[3]
         self.settings: dict[str, Any] = json.loads(shown[2])
         self.secret, self.namespace, self.file = made.groups()
-        groups: list[dict[str, Any]] = []
-        pipeline = {"BottledWaterTaskGroup": lambda **given: groups.append(given)}
-        exec(python.replace("pipeline=...", "pipeline={}"), dict(pipeline))
-        self.group = SimpleNamespace(**groups[0])
-        self.operator: dict[str, Any] = self.group.stream
+        found: dict[str, Any] = {"Pipeline": Description, "Spark": Spark}
+        exec(python, found)
+        self.spark: Spark = found["shop"].spark

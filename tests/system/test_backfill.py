@@ -25,10 +25,10 @@ CONF = {"tables": ["flights"], "drop_slot": "never"}
 #: a bounded run on a server whose other databases write more than its sensor accepts as lag
 BEHIND = """
 from airflow.sdk import DAG
-from airflow_bottledwater.task_group import BottledWaterTaskGroup
+from airflow_bottledwater import BottledWaterTaskGroup, Kafka, Pipeline, Source
 
 with DAG(dag_id="behind", schedule=None):
-    pipeline = {"slot": "behind", "topic_prefix": "behind", "tables": ["flights"]}
+    pipeline = Pipeline("behind", source=Source(tables="flights"), kafka=Kafka(topic_prefix="behind"))
     BottledWaterTaskGroup("cdc", pipeline=pipeline, bounded=True, drop_when="always", max_lag=-1)
 """
 

@@ -20,6 +20,7 @@ from airflow_bottledwater.operators.spark import JOB
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control
+from tests.support.describing import described
 from tests.support.processes import job_processes
 from tests.support.topics import Flow
 from tests.support.verifying import verified_by_command
@@ -49,13 +50,7 @@ def pod(flow: Flow, tmp_path: Path) -> Iterator[Pod]:
         "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": flow.pipeline.kafka},
         "SPARK_DEFAULT": {"conn_type": "spark", "host": "local[2]"},
     }  # fmt: skip
-    names = ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
-    arguments: dict[str, Any] = {
-        "slot": flow.pipeline.slot,
-        "topic_prefix": flow.pipeline.topic_prefix,
-        "output_format": "json",
-        "settings": {name: getattr(flow.pipeline, name) for name in names},
-    }
+    arguments = {"pipeline": described(flow.pipeline).as_dict()}
     env = {
         **os.environ,
         **{f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},

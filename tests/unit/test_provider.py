@@ -16,13 +16,16 @@ import pytest
 from airflow.sdk import BaseHook, BaseOperator, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
 
+import airflow_bottledwater
 from airflow_bottledwater.get_provider_info import get_provider_info
 from airflow_bottledwater.local import demo_stack
+from airflow_bottledwater.settings import SETTINGS
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DAGS = sorted((ROOT / "dags").glob("*.py"))
+FORMS = [path.stem for path in DAGS if path.stem != "bottledwater_files"]
 INFO = get_provider_info()
 ROOMS = ("operators", "sensors", "triggers", "hooks")
 LISTED = [module for room in ROOMS for entry in INFO[room] for module in entry["python-modules"]]
@@ -134,7 +137,7 @@ def form(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(python(code, folder, str(ROOT / "dags" / f"{name}.py")).splitlines()[-1]))
 
 
-@pytest.mark.parametrize("name", [path.stem for path in DAGS])
+@pytest.mark.parametrize("name", FORMS)
 def test_every_field_of_a_form_is_named_and_described(tmp_path: Path, name: str) -> None:
     fields = form(tmp_path, name)
     assert all(field["title"] and field["description"].endswith(".") for field in fields.values())
@@ -143,7 +146,7 @@ def test_every_field_of_a_form_is_named_and_described(tmp_path: Path, name: str)
         # of all pipelines
         assert {"kafka_conn_id", "postgres_conn_ids", "pipelines"} <= set(fields)
         return
-    assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "output_format"} <= set(fields)
+    assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id"} <= set(fields)
     assert fields["slot"]["default"] == demo_stack.SLOT
 
 
@@ -153,4 +156,67 @@ def test_what_a_pipeline_needs_is_open_when_the_form_comes_up(tmp_path: Path) ->
     assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "spark_conn_id", "slot", "tables"} <= {
         name for name, field in fields.items() if "section" not in field
     }
-    assert [*dict.fromkeys(field.get("section") for field in fields.values())] == [None, "Behaviour", "Advanced"]
+    sections = [*dict.fromkeys(field.get("section") for field in fields.values())]
+    assert sections == [None, "Source", "Kafka", "Types", "Spark", "Behaviour"]
+    # each setting has a field, with its own rule
+    secret = {name for name, setting in SETTINGS.items() if setting.secret}
+    assert SETTINGS.keys() - secret <= set(fields)
+    assert (fields["partitions"]["minimum"], fields["new_tables"]["enum"]) == (1, ["add", "ignore", "stop"])
+    for name, field in fields.items():
+        assert jsonschema.Draft7Validator(field).is_valid(field["default"]), name
+
+
+YAML = """
+name: {name}
+source: {{conn_id: pg, tables: [orders, "s.*"]}}
+kafka: {{conn_id: kafka, format: json, topic_prefix: {name}}}
+spark: {{conn_id: spark, conf: {{spark.executor.memory: 2g}}}}
+schedules: {{bounded: "*/5 * * * *", verify: "@daily", backfill_by: created_at}}
+on_error: log
+"""
+
+#: seconds of the processor that a DAG file takes over Airflow itself, and its DAGs
+PARSED = """
+import json, runpy, sys, time
+import airflow.sdk
+start = time.process_time()
+found = runpy.run_path(sys.argv[1])
+print(json.dumps([time.process_time() - start, sorted(n for n, each in found.items() if type(each).__name__ == "DAG")]))
+"""
+
+
+def test_a_folder_of_files_makes_the_dags_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    monkeypatch.setenv("BOTTLEDWATER_PIPELINES", str(folder))
+    for number in range(50):
+        (folder / f"p{number}.yaml").write_text(YAML.format(name=f"p{number}"))
+    seconds, found = json.loads(python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py")).splitlines()[-1])
+    assert [name for name in found if name.startswith("p7")] == ["p7", "p7_backfill", "p7_bounded", "p7_verify"]
+    assert len([name for name in found if name != "dag"]) == 200
+    # about one, most of it for imports; the machine may have other work to do
+    assert seconds < 3
+    (folder / "p0.yaml").write_text("name: p0\nkafka: {formt: json}\n")
+    with pytest.raises(AssertionError, match=r"p0.yaml: setting 'kafka.formt' does not exist \(did you mean 'format'"):
+        python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py"))
+
+
+def test_what_users_take_is_exported_by_the_package_and_imported_when_it_is_used(tmp_path: Path) -> None:
+    for name in airflow_bottledwater.__all__:
+        assert getattr(airflow_bottledwater, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = airflow_bottledwater.nothing
+    code = "from airflow_bottledwater import Source; import sys; print('airflow' in sys.modules)"
+    assert python(code, tmp_path).strip() == "False"
+
+
+def test_the_dags_of_a_pipeline_have_its_name_and_take_arguments_of_a_dag() -> None:
+    shop = airflow_bottledwater.Pipeline("shop", source=airflow_bottledwater.Source(tables=["orders"]))
+    made = shop.dag(schedule="@once", tags=["mine"], stream={"timeout": 60})
+    assert (made.dag_id, made.tags, made.get_task("stream").timeout) == ("shop", {"mine"}, 60)
+    backfill = shop.backfill_dag(by="created_at", dag_id="again").get_task("backfill")
+    assert (backfill.dag_id, backfill.tables) == ("again", ["orders"])
+    assert backfill.where.startswith("created_at >= '{{ data_interval_start")
+    assert shop.verify_dag(sample=0.1).get_task("verify").own_settings() == {"verify_sample": 0.1}
+    assert shop.bounded_dag().get_task("stream").bounded is True
+    assert [each.dag_id for each in shop.dags()] == ["shop"]

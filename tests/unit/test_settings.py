@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import stat
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
+from airflow_bottledwater.pipeline import file
+from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.settings import SETTINGS, Pipeline, merge
 from airflow_bottledwater.settings.rules import about, said
 
@@ -295,3 +299,24 @@ def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
         postgres="host=db", output_format="json", numeric="double", json_numeric="number"
     ).forms == TypeOptions(numeric="double")
     assert Pipeline.of(postgres="host=db").forms == DEFAULT_TYPE_OPTIONS
+
+
+# ---------------------------------------------------------------------- the file that describes a pipeline
+
+SECTIONS = {
+    "source": {"tables": ["orders"], "dsn": "host=db"},
+    "kafka": {"format": "json", "properties": {"bootstrap.servers": "k"}},
+    "types": {"numeric": "string"},
+    "spark": {"conf": {"a": "b"}},
+    "outage_timeout": 7,
+}
+
+
+def test_the_schema_of_the_wheel_is_that_of_the_objects() -> None:
+    shipped = json.loads(file.SCHEMA.read_text())
+    assert shipped == file.schema(), "run: python -m airflow_bottledwater.pipeline.file"
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    validator = jsonschema.Draft202012Validator(shipped)
+    validator.validate(Description.of({**SECTIONS, "name": "shop"}).as_dict(secrets=True))
+    for wrong in ({"sorce": {}}, {"kafka": {"partitions": 0}}, {"kafka": {"format": "xml"}}, {"name": "a\n"}):
+        assert list(validator.iter_errors(wrong))

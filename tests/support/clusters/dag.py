@@ -225,7 +225,7 @@ class Stream:
             "topic_prefix": "x",
             "output_format": "json",
             "drop_slot": "always",
-            "settings": {"executor_timeout": 180},
+            "executor_timeout": 180,
         }
         self.run_id = system.client.trigger(DAG, conf)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.state import status
 from tests.support.clusters.kubernetes import FakeKubernetes
 from tests.support.clusters.tasks import Task
+from tests.support.describing import described
 from tests.support.documented import OnKubernetes
 from tests.support.topics import Flow
 from tests.support.verifying import verified_by_command
@@ -135,16 +137,13 @@ def make(kubernetes: FakeKubernetes, flow: Flow, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
 
     def task(kind: type) -> Task:
-        settings = {
-            name: getattr(flow.pipeline, name)
-            for name in ("skip_snapshot", "replication_factor", "heartbeat_interval", "outage_timeout")
-        }
         return Task(
             lambda **more: kind(
-                task_id="t", slot=flow.pipeline.slot, topic_prefix=flow.pipeline.topic_prefix, output_format="json",
-                settings=settings, poll_interval=0.5, **{**PRINTED.operator, **more},
+                task_id="t",
+                pipeline=described(flow.pipeline, replace(PRINTED.spark, conn_id="spark_default", **more)),
+                poll_interval=0.5,
             )
-        )  # fmt: skip
+        )
 
     return task
 
@@ -248,7 +247,7 @@ def test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled(
 
 def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKubernetes, task: Task) -> None:
     with pytest.raises(AirflowFailException, match="settings_file"):
-        task._make(settings_file=None).execute(task.context)
+        task._make(settings_file="").execute(task.context)
     assert kubernetes.requests == []
 
 

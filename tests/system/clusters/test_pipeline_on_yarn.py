@@ -18,6 +18,7 @@ from airflow_bottledwater.hooks import job_stop
 from airflow_bottledwater.hooks.spark_job import Identity
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.pipeline.description import Spark
 from airflow_bottledwater.processes import send
 from airflow_bottledwater.state import status
 from tests.support.clusters.archive import make_archive
@@ -26,6 +27,7 @@ from tests.support.clusters.pipelines import ROWS, live, make_flow
 from tests.support.clusters.servers import ReachableServers
 from tests.support.clusters.tasks import Task
 from tests.support.clusters.yarn import YarnCluster
+from tests.support.describing import described
 from tests.support.topics import Flow
 from tests.support.waiting import until
 from tests.support.writers import LiveReader
@@ -54,21 +56,18 @@ class Airflow:
             "spark.yarn.appMasterEnv.PYSPARK_PYTHON": python,
             "spark.executorEnv.PYSPARK_PYTHON": python,
         }
-        own = ("postgres", "kafka", "registry")
-        self._settings = {
-            k: list(v) if isinstance(v, tuple) else v for k, v in flow.pipeline.public().items() if k not in own
-        }
+        self._pipeline = flow.pipeline
 
-    def task(self, kind: type, conf: Mapping[str, str] | None = None, **arguments: Any) -> Task:
-        settings = {**self._settings, "executor_timeout": 180.0}
-        named = {name: settings.pop(name) for name in ("slot", "topic_prefix", "output_format", "tables")}
+    def task(self, kind: type, conf: Mapping[str, str] | None = None, deploy_mode: str = "", **arguments: Any) -> Task:
         return Task(
             lambda: kind(
                 task_id="t",
-                conf={**self._conf, **(conf or {})},
-                settings=settings,
+                pipeline=described(
+                    self._pipeline,
+                    Spark(deploy_mode=deploy_mode, conf={**self._conf, **(conf or {})}),
+                    executor_timeout=180.0,
+                ),
                 poll_interval=1.0,
-                **named,
                 **arguments,
             )
         )

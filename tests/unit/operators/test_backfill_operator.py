@@ -48,7 +48,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def conclude(*, sweep: bool = False, **report: Any) -> dict[str, Any]:
     values: dict[str, Any] = {"bottledwater_backfill": ASKED}
     store = SimpleNamespace(get=values.get, delete=values.pop)
-    operator = BackfillToKafkaOperator(task_id="t", tables="orders", sweep=sweep)
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", sweep=sweep)
     event = {"status": "ended", "report": {**REPORT, **report}}
     found = operator.execute_complete({"task_state_store": store}, event)  # type: ignore[typeddict-item]
     assert values == {}
@@ -109,7 +109,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, SnapshotReques
 
 
 def ask(store: Store, *, try_number: int = 1, **options: Any) -> dict[str, str]:
-    operator = BackfillToKafkaOperator(task_id="t", tables="orders", retries=3, **options)
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", retries=3, **options)
     context = {"task_state_store": store, "ti": SimpleNamespace(try_number=try_number, max_tries=3)}
     return operator._ask(context, Pipeline.of(postgres="host=db", tables="orders"))  # type: ignore[arg-type]
 
@@ -142,7 +142,7 @@ def test_a_retry_asks_anew_if_the_earlier_one_was_cancelled_with_its_try(
 
 
 def test_ended_with_its_worker_the_task_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = BackfillToKafkaOperator(task_id="t", tables="orders", deferrable=False)
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", deferrable=False)
 
     def fetch() -> dict[str, Any]:
         operator.on_kill()
@@ -176,7 +176,7 @@ def test_what_a_topic_lacks_is_followed_further_and_not_cancelled(
     # the task was cleared
     assert ask(store, new_key=True) == first
     assert len(asked_for) == 1
-    operator = BackfillToKafkaOperator(task_id="t", tables="orders", new_key=True, timeout=60)
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", new_key=True, timeout=60)
     operator._asked = first
     operator.on_kill()
     with pytest.raises(AirflowFailException, match="it goes on"):
@@ -194,7 +194,7 @@ def test_a_slice_of_a_table_with_a_new_key_is_refused(asked_for: list[Any]) -> N
 @pytest.mark.parametrize("new_key", [False, True])
 def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_for: list[Any], new_key: bool) -> None:
     store = Store(bottledwater_backfill=dict(ASKED))
-    operator = BackfillToKafkaOperator(task_id="t", tables="{{ none }}", new_key=new_key, retries=3)
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="", new_key=new_key, retries=3)
     context = {"task_state_store": store, "ti": SimpleNamespace(try_number=2, max_tries=3)}
     with pytest.raises(SettingError, match="at least one table"):
         operator._ask(context, Pipeline.of(postgres="host=db"))  # type: ignore[arg-type]

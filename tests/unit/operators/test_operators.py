@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
+import json
 import pickle
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from airflow.models import dagbag, taskinstance
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.serialization.serialized_objects import DagSerialization
 
 import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
@@ -23,16 +25,18 @@ from airflow_bottledwater.hooks import job_stop, job_watch, spark_job, tasks
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineMixin, failing, is_first_try
+from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
 from airflow_bottledwater.provision import live, preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state import saved
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
@@ -42,6 +46,9 @@ OPERATORS: list[Any] = [
 ]  # fmt: skip
 
 
+ON_OTHER = Description("orders", spark=Spark("spark_other"))
+NO_SNAPSHOT = Description("orders", source=Source(skip_snapshot=True), spark=Spark("spark_other"))
+
 CONTEXT: Any = {
     "ti": SimpleNamespace(
         start_date=None, try_number=1, max_tries=0, dag_id="d", run_id="r", task_id="t", map_index=-1
@@ -49,116 +56,146 @@ CONTEXT: Any = {
 }
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_all_of_a_pipelines_parameters_are_templated(operator: Any) -> None:
-    assert set(PIPELINE_FIELDS) <= set(operator.template_fields)
-    made = operator(task_id="t", slot="{{ params.slot }}", settings={"lanes": "{{ 3 }}"})
-    for name in operator.template_fields:
-        assert hasattr(made, name), name
-    # as given: Airflow renders them before they are used
-    assert (made.slot, made.settings) == ("{{ params.slot }}", {"lanes": "{{ 3 }}"})
+ORDERS = Description("orders", kafka=Kafka(format="json"))
 
+#: nested, and with a number, a list and a switch among the values
+TEMPLATES = Description(
+    "{{ name }}",
+    source=Source("{{ pg }}", tables="{{ tables }}"),  # type: ignore[arg-type]
+    kafka=Kafka(format="json", topic_prefix="{{ prefix }}", partitions="{{ partitions }}"),  # type: ignore[arg-type]
+    outage_timeout="{{ seconds }}",  # type: ignore[arg-type]
+)
 
 ALL = [*OPERATORS, ReplicationSlotLagSensor]
 
 
 @pytest.mark.parametrize("operator", ALL)
-def test_templates_are_rendered(operator: Any) -> None:
+def test_templates_work_inside_of_a_pipeline(operator: Any) -> None:
+    for name in operator.template_fields:
+        assert hasattr(operator(task_id=f"{name}_", pipeline=ORDERS), name), name
     with DAG("d", schedule=None, render_template_as_native_obj=True):
-        made = operator(task_id="t", slot="{{ name }}")
-    made.render_template_fields({"name": "orders"})
-    assert made.slot == "orders"
+        made = operator(task_id="t", pipeline=TEMPLATES)
+    # a native template makes a number of 2024
+    given = {"name": "orders", "pg": "pg", "tables": ["a", "b"], "prefix": "2024", "partitions": 6, "seconds": 7}
+    made.render_template_fields(given)
+    described = made.described()
+    assert (described.name, described.source.conn_id, described.source.tables) == ("orders", "pg", ("a", "b"))
+    assert (described.kafka.topic_prefix, described.kafka.partitions, described.outage_timeout) == ("2024", 6, 7.0)
+    # the object that other tasks have, too, is as it was
+    assert TEMPLATES.name == "{{ name }}"
+    made.pipeline["kafka"]["partitions"] = 0
+    with pytest.raises(errors.SettingError, match=r"'kafka.partitions' cannot be 0"):
+        made.described()
 
 
 @pytest.mark.parametrize("operator", ALL)
 def test_default_arguments_of_a_dag_reach_every_operator(operator: Any) -> None:
     """All of one DAG work on one pipeline."""
-    given = {"slot": "orders", "postgres_conn_id": "pg", "tables": ["a"], "settings": {"lanes": 3}, "max_lag": 5}
-    with DAG("d", schedule=None, default_args=given):
-        made, own = operator(task_id="t"), operator(task_id="own", slot="items")
-    assert (made.slot, own.slot) == ("orders", "items")
-    assert made.postgres_conn_id == own.postgres_conn_id == "pg"
-    if operator in OPERATORS:
-        assert made.pipeline_settings() == {
-            **operator(task_id="t", slot="orders", tables=["a"]).pipeline_settings(), "lanes": 3,
-        }  # fmt: skip
-    else:
+    with DAG("d", schedule=None, default_args={"pipeline": ORDERS, "max_lag": 5}):
+        made, own = operator(task_id="t"), operator(task_id="own", pipeline="items")
+    assert (made.described().name, own.described().name) == ("orders", "items")
+    if operator is ReplicationSlotLagSensor:
         assert made.max_lag == 5
 
 
 @pytest.mark.filterwarnings("ignore:Task .* was never mapped")
 @pytest.mark.parametrize("operator", ALL)
 def test_an_operator_can_be_mapped(operator: Any) -> None:
-    with DAG("d", schedule=None, default_args={"kafka_conn_id": "kafka", "retries": 3}):
-        mapped = operator.partial(task_id="t", postgres_conn_id="pg").expand(slot=["orders", "items"])
-    made = mapped.unmap({"slot": "items"})
-    assert (type(made), made.slot, made.postgres_conn_id, made.retries) == (operator, "items", "pg", 3)
-    if operator in OPERATORS:
-        assert made.kafka_conn_id == "kafka"
+    with DAG("d", schedule=None, default_args={"retries": 3}) as dag:
+        mapped = operator.partial(task_id="t").expand(pipeline=[ORDERS.as_dict(), "items"])
+        other = operator.partial(task_id="u", pipeline=ORDERS).expand(doc=["a", "b"])
+    made = mapped.unmap({"pipeline": ORDERS.as_dict()})
+    assert (type(made), made.described(), made.retries) == (operator, ORDERS, 3)
+    assert mapped.unmap({"pipeline": "items"}).described().name == "items"
+    assert other.unmap({"doc": "a"}).described() == ORDERS
+    # as the scheduler and the UI have it
+    assert "'name': 'orders'" in json.dumps(DagSerialization.to_dict(dag))
     with pytest.raises(TypeError, match="slott"):
         operator.partial(task_id="t", slott="orders")
     with DAG("d", schedule=None), pytest.raises(TypeError, match="slott"):
         operator.partial(task_id="t").expand(slott=["orders"])
 
 
-def test_the_spark_connection_is_templated() -> None:
+def test_what_the_pipeline_says_of_spark_is_templated() -> None:
     connected: Any = [SnapshotToKafkaOperator, StreamToKafkaOperator]
     for operator in connected:
-        made = operator(task_id="t", conn_id="{{ spark }}")
+        made = operator(task_id="t", pipeline=Description("orders", spark=Spark("{{ spark }}", deploy_mode="client")))
         made.render_template_fields({"spark": "spark_other"})
-        assert made._get_hook()._conn_id == made.conn_id == "spark_other"
-    streaming = StreamToKafkaOperator(task_id="t", timeout="{{ t }}", restarts="{{ r }}", bounded="{{ b }}")
+        hook = made._get_hook()
+        assert (hook._conn_id, hook._deploy_mode) == ("spark_other", "client")
+    streaming = StreamToKafkaOperator(
+        task_id="t", pipeline=ORDERS, timeout="{{ t }}", restarts="{{ r }}", bounded="{{ b }}"
+    )
     streaming.render_template_fields({"t": 60, "r": 2, "b": True})  # type: ignore[arg-type]
     assert (streaming._limits(), streaming.bounded) == ((60.0, 2), "True")
 
 
 @pytest.mark.parametrize("operator", ALL)
-def test_what_the_ui_shows_is_a_template_field(operator: Any) -> None:
+def test_what_the_ui_shows_is_a_template_field_without_secrets(operator: Any) -> None:
     assert set(operator.template_fields_renderers) <= set(operator.template_fields)
-    assert operator is ReplicationSlotLagSensor or operator.template_fields_renderers["settings"] == "json"
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_all_operators_describe_a_pipeline_in_one_way(operator: Any) -> None:
-    """Each lists the parameters itself: with one default, one type and one description."""
-    taken = inspect.signature(PipelineMixin._set_pipeline).parameters
-    own, first = (inspect.signature(o.__init__).parameters for o in (operator, OPERATORS[0]))
-    assert list(taken)[1:] == [name for name in own if name in PIPELINE_FIELDS]
-    for name in PIPELINE_FIELDS:
-        assert own[name] == first[name] and own[name].annotation == taken[name].annotation
-        (line,) = (line for line in PipelineMixin.__doc__.splitlines() if f":param {name}:" in line)  # type: ignore[union-attr]
-        assert line in operator.__doc__ and line.endswith("(templated)")
-    # a setting of the pipeline has the default that it has elsewhere
-    defaults = {f.name: f.default for f in fields(Pipeline)}
-    for name in set(PIPELINE_FIELDS) & set(defaults):
-        assert (own[name].default or defaults[name]) == defaults[name]
-
-
-def test_native_templates_that_look_like_numbers_stay_texts() -> None:
-    with DAG("d", schedule=None, render_template_as_native_obj=True):
-        made = ReplicationPreflightOperator(task_id="t", slot="{{ s }}", topic_prefix="{{ p }}", tables="{{ t }}")
-    made.render_template_fields({"s": "5", "p": "2024", "t": ["a", "b"]})
-    assert (
-        made.pipeline_settings() | {"slot": "5", "topic_prefix": "2024", "tables": ["a", "b"]}
-        == made.pipeline_settings()
+    assert operator.template_fields_renderers["pipeline"] == "json"
+    secret = Description(
+        "orders",
+        source=Source(dsn="host=db password=hunter2"),
+        kafka=Kafka(properties={"sasl.password": "hunter3"}, registry_properties={"url": "http://me:hunter4@r"}),
     )
+    with DAG("d", schedule=None, default_args={"pipeline": secret}) as dag:
+        made = operator(task_id="t")
+    assert json.loads(json.dumps(made.pipeline)) == {"name": "orders"}
+    assert "hunter" not in json.dumps(DagSerialization.to_dict(dag))
 
 
-@pytest.mark.parametrize("value", [None, "", [], " , "])
-def test_no_tables_means_all(value: Any) -> None:
-    assert ReplicationPreflightOperator(task_id="t", tables=value).pipeline_settings()["tables"] == []
+@pytest.mark.parametrize("operator", ALL)
+def test_all_operators_take_a_pipeline_in_one_way(operator: Any) -> None:
+    """Each lists the parameter itself: with one type and one description."""
+    taken = inspect.signature(PipelineMixin._set_pipeline).parameters["pipeline"]
+    own = inspect.signature(operator.__init__).parameters["pipeline"]
+    assert own.annotation == taken.annotation and own.default is inspect.Parameter.empty
+    line = "    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)"
+    assert line in operator.__doc__.splitlines()
 
 
-@pytest.mark.parametrize("value", ["a, public.b", ["a", " public.b "], ("a", "public.b", "")])
-def test_tables_may_come_as_text(value: Any) -> None:
-    assert ReplicationPreflightOperator(task_id="t", tables=value).pipeline_settings()["tables"] == ["a", "public.b"]
+def test_a_pipeline_may_be_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "orders.yaml"
+    path.write_text("name: orders\nkafka: {format: json}\n")
+    for given in (path, str(path)):
+        assert ReplicationPreflightOperator(task_id="t", pipeline=given).described() == ORDERS
+    path.write_text("name: orders\nkafka: {formt: json}\n")
+    with pytest.raises(errors.SettingError, match=rf"{path}: setting 'kafka.formt' .* \(did you mean 'format'\?\)"):
+        ReplicationPreflightOperator(task_id="t", pipeline=path)
+    with pytest.raises(errors.SettingError, match=r"'kafka.formt'"):
+        ReplicationPreflightOperator(task_id="t", pipeline={"kafka": {"formt": "json"}})
+    templated = ReplicationPreflightOperator(task_id="t", pipeline="{{ folder }}/orders.yaml")
+    path.write_text("name: orders\nkafka: {format: json}\n")
+    templated.render_template_fields({"folder": str(tmp_path)})  # type: ignore[arg-type]
+    assert templated.described() == ORDERS
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    "given", ["orders", Description("orders", kafka=Kafka(partitions=5), saved=True)], ids=["name", "object"]
+)
+def test_the_settings_of_a_pipeline_that_exists_are_those_of_its_saved_state(
+    monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    asked: list[Pipeline] = []
+    found = {"output_format": "json", "tables": ["a"], "partitions": 6}
+    monkeypatch.setattr(saved, "settings_of", lambda pipeline: asked.append(pipeline) or found)
+    made = StreamToKafkaOperator(task_id="t", pipeline=given)
+    pipeline = made.pipeline_hook.pipeline()
+    assert (pipeline.slot, pipeline.output_format, pipeline.tables) == ("orders", "json", ("a",))
+    assert pipeline.partitions == (6 if given == "orders" else 5)
+    assert made.trigger_arguments()["settings"]["tables"] == ["a"]
+    assert [each.slot for each in asked] == ["orders"]
+    # also of one that has the usual name
+    assert StreamToKafkaOperator(task_id="u", pipeline="bottledwater").pipeline_hook.pipeline().partitions == 6
 
 
 @pytest.mark.parametrize("operator", ALL)
 def test_an_operator_can_be_copied(operator: Any) -> None:
-    made = operator(task_id="t", slot="orders")
+    made = operator(task_id="t", pipeline=ORDERS)
     for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert again.slot == "orders"
+        assert again.described() == ORDERS
         again.on_kill()
 
 
@@ -215,7 +252,7 @@ def test_operators_tell_permanent_from_transient(
         monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
         monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
         with pytest.raises(expected):
-            operator(task_id="t").execute(CONTEXT)
+            operator(task_id="t", pipeline=ORDERS).execute(CONTEXT)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -223,7 +260,7 @@ def test_a_connection_that_is_not_found_is_looked_up_again(operator: Any) -> Non
     """Airflow says the same where a secrets backend is away: so the task may be tried again."""
     context = {**CONTEXT, "task_state_store": None}
     with pytest.raises(errors.Outage, match="does not find the connection 'pg_nowhere'"):
-        operator(task_id="t", postgres_conn_id="pg_nowhere").execute(context)
+        operator(task_id="t", pipeline=Description("orders", source=Source("pg_nowhere"))).execute(context)
 
 
 @pytest.mark.usefixtures("connections")
@@ -235,19 +272,19 @@ def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     with pytest.raises(AirflowFailException, match="retired, always or never"):
-        DropReplicationSlotOperator(task_id="t", when="sometimes").execute(CONTEXT)
-    assert DropReplicationSlotOperator(task_id="t", when="always").execute(CONTEXT) == "Dropped."
-    assert DropReplicationSlotOperator(task_id="t").execute(CONTEXT) == "Dropped."
+        DropReplicationSlotOperator(task_id="t", pipeline=ORDERS, when="sometimes").execute(CONTEXT)
+    assert DropReplicationSlotOperator(task_id="t", pipeline=ORDERS, when="always").execute(CONTEXT) == "Dropped."
+    assert DropReplicationSlotOperator(task_id="t", pipeline=ORDERS).execute(CONTEXT) == "Dropped."
     assert asked == ["always", "retired"]
 
 
 @pytest.mark.usefixtures("connections")
 def test_a_snapshot_that_is_skipped_starts_nothing() -> None:
-    assert SnapshotToKafkaOperator(task_id="t", skip_snapshot="True").execute({}) == {"skipped": True}
+    assert SnapshotToKafkaOperator(task_id="t", pipeline=NO_SNAPSHOT).execute({}) == {"skipped": True}
 
 
 def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.MonkeyPatch, connections: str) -> None:
-    made = CreateReplicationSlotOperator(task_id="t")
+    made = CreateReplicationSlotOperator(task_id="t", pipeline=ORDERS)
 
     def create(pipeline: Any, *, stopped: Any) -> None:
         assert not stopped.is_set()
@@ -287,10 +324,10 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             {"deploy-mode": "cluster"},
             "LocalExecutor",
             "no deploy-mode cluster",
-            {"stream": {"deploy_mode": "client"}, "snapshot": {"deploy_mode": "client"}},
+            {"pipeline": Description("orders", spark=Spark("spark_other", deploy_mode="client"))},
         ),
     ],
-    ids=["cluster mode", "executor", "executor, staying", "the stream's own mode"],
+    ids=["cluster mode", "executor", "executor, staying", "the pipeline's own mode"],
 )
 def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
     connect: Any,
@@ -306,25 +343,23 @@ def test_what_the_stream_cannot_do_is_refused_before_anything_is_made(
     operators: list[Any] = [ReplicationPreflightOperator, CreateReplicationSlotOperator]
     for operator in operators:
         with pytest.raises(AirflowFailException, match=problem):
-            operator(task_id="t", spark_conn_id="spark_other").execute(CONTEXT)
-        # without the connection nothing of it is known
-        operator(task_id="t").execute(CONTEXT)
+            operator(task_id="t", pipeline=ON_OTHER, stream={}).execute(CONTEXT)
+        # without the tasks nothing of it is known
+        operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
     assert checked == ["preflight", "preflight", "create"]
     # as it advises
     if "extra" in advised:
         connect("spark_other", conn_type="spark", host="spark://m:7077", extra=advised["extra"])
     for operator in operators:
         given = {name: value for name, value in advised.items() if name != "extra"}
-        operator(task_id="t", spark_conn_id="spark_other", **given).execute(CONTEXT)
+        operator(task_id="t", **{"pipeline": ON_OTHER, "stream": {}, **given}).execute(CONTEXT)
 
 
 @pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize(
     ("master", "snapshot", "problem"),
     [
-        ("spark://m:7077", {"deploy_mode": "cluster"}, "no deploy-mode cluster"),
         ("spark://m:7077", {"executor": "KubernetesExecutor", "deferrable": True}, "of KubernetesExecutor"),
-        ("k8s://https://k:443", {"deploy_mode": "cluster"}, "settings_file"),
     ],
 )
 def test_what_the_snapshot_cannot_do_is_refused_before_anything_is_made(
@@ -334,13 +369,13 @@ def test_what_the_snapshot_cannot_do_is_refused_before_anything_is_made(
     connect("spark_other", conn_type="spark", host=master)
     operators: list[Any] = [ReplicationPreflightOperator, CreateReplicationSlotOperator]
     for operator in operators:
-        made = operator(task_id="t", spark_conn_id="spark_other", snapshot=snapshot)
+        made = operator(task_id="t", pipeline=ON_OTHER, snapshot=snapshot)
         with pytest.raises(AirflowFailException, match=problem):
             made.execute(CONTEXT)
         made.snapshot = {}
         made.execute(CONTEXT)
         # there is no such job
-        made.snapshot, made.skip_snapshot = snapshot, True
+        made = operator(task_id="t", pipeline=NO_SNAPSHOT, snapshot=snapshot)
         made.execute(CONTEXT)
     assert "create" in checked
 
@@ -348,7 +383,7 @@ def test_what_the_snapshot_cannot_do_is_refused_before_anything_is_made(
 @pytest.mark.usefixtures("connections", "checked")
 def test_preflight_names_the_provider_that_kubernetes_needs(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     connect("spark_other", conn_type="spark", host="k8s://https://k:443")
-    made = ReplicationPreflightOperator(task_id="t", spark_conn_id="spark_other")
+    made = ReplicationPreflightOperator(task_id="t", pipeline=ON_OTHER, stream={})
     made.execute(CONTEXT)
     monkeypatch.setattr(spark_job, "_has_kubernetes", lambda: False)
     with pytest.raises(AirflowFailException, match="apache-airflow-providers-cncf-kubernetes"):
@@ -362,7 +397,7 @@ def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, mon
     def fails(_: Any) -> None:
         raise errors.PreflightError(["wal_level is replica"])
 
-    made = ReplicationPreflightOperator(task_id="t", spark_conn_id="spark_other")
+    made = ReplicationPreflightOperator(task_id="t", pipeline=ON_OTHER, stream={})
     with pytest.raises(AirflowFailException, match=r"spark3-submit .* is not on the PATH"):
         made.execute(CONTEXT)
     monkeypatch.setattr(preflight, "run", fails)
@@ -374,6 +409,16 @@ def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, mon
     with pytest.raises(AirflowFailException) as raised:
         made.execute(CONTEXT)
     assert str(raised.value) == "wal_level is replica"
+
+
+@pytest.mark.usefixtures("connections", "checked")
+def test_a_job_in_pods_needs_a_file_with_the_settings(connect: Any) -> None:
+    connect("spark_other", conn_type="spark", host="k8s://https://k:443")
+    for file in ("", "/etc/shop.yaml"):
+        spark = Spark("spark_other", deploy_mode="cluster", settings_file=file)
+        made = ReplicationPreflightOperator(task_id="t", pipeline=Description("orders", spark=spark), stream={})
+        with contextlib.nullcontext() if file else pytest.raises(AirflowFailException, match="settings_file"):
+            made.execute(CONTEXT)
 
 
 # ------------------------------------------------------------------ the snapshot's job
@@ -427,7 +472,7 @@ def snapshot_of(
         get=values.get, set=lambda key, value, retention: values.update({key: value}), delete=values.pop
     )
     ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t", map_index=-1)
-    operator = SnapshotToKafkaOperator(task_id="t", retries=retries, **arguments)
+    operator = SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS, retries=retries, **arguments)
     return operator.execute({"task_state_store": store, "ti": ti}), values
 
 
@@ -470,7 +515,7 @@ def test_a_job_that_was_stopped_though_its_task_goes_on_is_left_for_a_retry(
     """A triggerer did not hear in time whether the task was ended."""
     event = {"status": "ended", "identity": OLD, **Ended(Outcome(ok=True, stopped=True), asked=True).as_event()}
     with pytest.raises(errors.JobFailed, match="still waits for it"):
-        operator(task_id="t").execute_complete(CONTEXT, event)
+        operator(task_id="t", pipeline=ORDERS).execute_complete(CONTEXT, event)
 
 
 @pytest.mark.parametrize(
@@ -490,9 +535,9 @@ def test_a_snapshot_in_a_cluster_occupies_no_worker(
         snapshot_of(None, deferrable=deferrable)
     assert jobs.done == [sent]
     event = {"status": "ended", "identity": raised.value.trigger.identity, **jobs.end.as_event()}
-    assert SnapshotToKafkaOperator(task_id="t").execute_complete(CONTEXT, event) == {"rows": 7}
+    assert SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS).execute_complete(CONTEXT, event) == {"rows": 7}
     with pytest.raises(errors.JobFailed, match="not known"):
-        SnapshotToKafkaOperator(task_id="t").execute_complete(CONTEXT, {"status": "timeout"})
+        SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS).execute_complete(CONTEXT, {"status": "timeout"})
 
 
 # ------------------------------------------------------------------ the verification's job
@@ -520,7 +565,9 @@ def verify_of(known: Any = None, pushed: dict[str, Any] | None = None, **argumen
     )
     ti = SimpleNamespace(try_number=2, max_tries=2, dag_id="d", run_id="r", task_id="t", map_index=-1)
     ti.xcom_push = lambda key, value: {} if pushed is None else pushed.update({key: value})
-    return VerifyTopicsOperator(task_id="t", retries=2, **arguments).execute({"task_state_store": store, "ti": ti})
+    return VerifyTopicsOperator(task_id="t", pipeline=ORDERS, retries=2, **arguments).execute(
+        {"task_state_store": store, "ti": ti}
+    )
 
 
 @pytest.fixture
@@ -559,10 +606,12 @@ def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
     pushed: dict[str, Any] = {}
     context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
     with pytest.raises(AirflowFailException):
-        VerifyTopicsOperator(task_id="t").execute_complete(context, {"status": "ended"})
+        VerifyTopicsOperator(task_id="t", pipeline=ORDERS).execute_complete(context, {"status": "ended"})
     assert pushed["return_value"]["equal"] is False
     with pytest.raises(AirflowFailException):
-        VerifyTopicsOperator(task_id="t", do_xcom_push=False).execute_complete({"ti": None}, {"status": "ended"})  # type: ignore[typeddict-item]
+        VerifyTopicsOperator(task_id="t", pipeline=ORDERS, do_xcom_push=False).execute_complete(
+            {"ti": None}, {"status": "ended"}
+        )  # type: ignore[typeddict-item]
 
 
 def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(verified: SimpleNamespace) -> None:
@@ -575,9 +624,9 @@ def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(
 
 
 def test_what_is_verified_reaches_the_job_as_settings() -> None:
-    operator = VerifyTopicsOperator(task_id="t", verify_tables="a,b", sample="0.01")
+    operator = VerifyTopicsOperator(task_id="t", pipeline=ORDERS, verify_tables="a,b", sample="0.01")
     assert {"verify_tables": "a,b", "verify_sample": "0.01"}.items() <= operator.trigger_arguments()["settings"].items()
-    assert "verify_tables" not in VerifyTopicsOperator(task_id="t").pipeline_settings()
+    assert "verify_tables" not in VerifyTopicsOperator(task_id="t", pipeline=ORDERS).trigger_arguments()["settings"]
 
 
 # ------------------------------------------------------------------ the teardown
@@ -606,16 +655,14 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.provision.drop.drop", lambda pipeline, when: done.append("drop"))
-    DropReplicationSlotOperator(task_id="t", when=when).execute(CONTEXT)
+    DropReplicationSlotOperator(task_id="t", pipeline=Description(), when=when).execute(CONTEXT)
     # before the slot is dropped or kept
     assert done == ["stop a /f", "forget a", "drop"]
 
 
 def test_the_task_group_is_the_pipeline() -> None:
     with DAG("d", schedule=None):
-        group = BottledWaterTaskGroup(
-            pipeline={"slot": "orders", "tables": ["a"]}, stream={"timeout": 5.0}, snapshot={"retries": 3}
-        )
+        group = BottledWaterTaskGroup(pipeline=ORDERS, stream={"timeout": 5.0}, snapshot={"retries": 3})
     assert group.stream.upstream_task_ids == {"bottledwater.snapshot"}
     assert group.drop_slot.is_teardown and group.create_slot.is_setup
     assert {
@@ -624,30 +671,26 @@ def test_the_task_group_is_the_pipeline() -> None:
         "bottledwater.watch_errors",
     } <= group.drop_slot.upstream_task_ids
     assert group.wait_caught_up.stream_task_id == "bottledwater.stream"
-    assert group.preflight.spark_conn_id == group.create_slot.spark_conn_id == "spark_default"
-    assert (group.stream.timeout, group.snapshot.retries, group.wait_caught_up.slot) == (5.0, 3, "orders")
+    assert group.preflight.stream == group.create_slot.stream == {"executor": None, "deferrable": True}
+    assert (group.stream.timeout, group.snapshot.retries) == (5.0, 3)
+    assert {task.described().name for task in group.children.values()} == {"orders"}  # type: ignore[attr-defined]
     # a stream has no end: a week, Airflow's default, is too short for whoever watches it
     assert group.watch_errors.timeout > 365 * 86400
 
 
-def test_in_the_group_all_watch_the_slot_that_the_dag_names_and_none_in_a_worker_slot() -> None:
-    with DAG("d", schedule=None, default_args={"slot": "orders", "postgres_conn_id": "pg", "deferrable": False}):
-        group = BottledWaterTaskGroup(pipeline={"tables": ["a"]}, spark_conn_id="spark_other")
-    made: list[Any] = list(group.children.values())
-    assert len(made) == 7
-    assert {(task.slot, task.postgres_conn_id) for task in made} == {("orders", "pg")}
+def test_in_the_group_nobody_waits_in_a_worker_slot() -> None:
+    with DAG("d", schedule=None, default_args={"deferrable": False}):
+        group = BottledWaterTaskGroup(pipeline=ORDERS)
+    assert len(group.children) == 7
     assert group.wait_caught_up.deferrable and group.watch_errors.deferrable
-    assert {task.conn_id for task in made if hasattr(task, "conn_id")} == {"spark_other"}
 
 
 def test_the_group_says_where_its_jobs_run_also_if_the_dag_says_it() -> None:
     with DAG("d", schedule=None, default_args={"deferrable": False, "executor": "KubernetesExecutor"}):
-        group = BottledWaterTaskGroup(pipeline={"tables": ["a"]}, snapshot={"deploy_mode": "cluster"})
+        group = BottledWaterTaskGroup(pipeline=ORDERS, snapshot={"executor": "LocalExecutor"})
     for task in (group.preflight, group.create_slot):
-        assert task.stream == {
-            "executor": "KubernetesExecutor", "deploy_mode": None, "deferrable": False, "settings_file": None,
-        }  # fmt: skip
-        assert task.snapshot == {**task.stream, "deploy_mode": "cluster"}
+        assert task.stream == {"executor": "KubernetesExecutor", "deferrable": False}
+        assert task.snapshot == {"executor": "LocalExecutor", "deferrable": False}
 
 
 @pytest.mark.parametrize("operator", ALL)

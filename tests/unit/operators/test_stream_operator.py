@@ -20,6 +20,7 @@ from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
 from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.provision import stop as provision_stop
 from airflow_bottledwater.state import jobs
@@ -29,6 +30,9 @@ OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "applicat
 NEW = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
 
 pytestmark = pytest.mark.usefixtures("connections")
+
+
+ORDERS = Description("orders", source=Source(tables=("a",)))
 
 
 class Store:
@@ -114,7 +118,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
 
 
 def operator(**arguments: Any) -> StreamToKafkaOperator:
-    return StreamToKafkaOperator(task_id="stream", tables=["a"], slot="orders", **arguments)
+    return StreamToKafkaOperator(task_id="stream", **{"pipeline": ORDERS, **arguments})
 
 
 def context(store: Store, *, try_number: int = 1, max_tries: int = 0) -> dict[str, Any]:

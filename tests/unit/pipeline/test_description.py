@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from airflow_bottledwater.errors import SettingError
@@ -160,13 +159,3 @@ def test_a_folder_has_a_pipeline_a_file(tmp_path: Path) -> None:
     written(tmp_path, "name: b", "d.yaml")
     with pytest.raises(SettingError, match=r"d.yaml: setting 'name' is used twice"):
         file.load_folder(tmp_path, Description)
-
-
-def test_the_schema_of_the_wheel_is_that_of_the_objects(tmp_path: Path) -> None:
-    shipped = json.loads(file.SCHEMA.read_text())
-    assert shipped == file.schema(), "run: python -m airflow_bottledwater.pipeline.file"
-    jsonschema.Draft202012Validator.check_schema(shipped)
-    validator = jsonschema.Draft202012Validator(shipped)
-    validator.validate(SHOP.as_dict(secrets=True))
-    for wrong in ({"sorce": {}}, {"kafka": {"partitions": 0}}, {"kafka": {"format": "xml"}}, {"name": "a\n"}):
-        assert list(validator.iter_errors(wrong))

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from airflow_bottledwater.errors import CredentialsRefused, JobFailed, Outage
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.postgres import connect as postgres
 from airflow_bottledwater.sensors import stream_error
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
@@ -31,13 +32,15 @@ pytestmark = pytest.mark.usefixtures("connections")
 CLUSTER = Cluster(system_identifier="1", timeline=1, database="d", version=160000)
 CONTEXT: Any = {"ti": SimpleNamespace(start_date=datetime(2026, 1, 1, tzinfo=UTC))}
 
+ORDERS = Description("orders")
+
 
 def lag_sensor(**arguments: Any) -> ReplicationSlotLagSensor:
-    return ReplicationSlotLagSensor(task_id="t", deferrable=True, **arguments)
+    return ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, deferrable=True, **arguments)
 
 
 def error_sensor(**arguments: Any) -> StreamErrorSensor:
-    return StreamErrorSensor(task_id="t", deferrable=True, **arguments)
+    return StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=True, **arguments)
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_a_slot_that_has_caught_up_ends_the_sensor_at_once(source: list[Any]) ->
 def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
     source.append(("reserved", 11, 20, True))
     with pytest.raises(TaskDeferred) as raised:
-        lag_sensor(slot="orders", max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
+        lag_sensor(max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
     trigger: Any = raised.value.trigger
     assert (trigger.slot, trigger.max_lag, trigger.poll_interval) == ("orders", 10, 5)
     assert raised.value.timeout is not None and raised.value.timeout.total_seconds() == 60
@@ -73,14 +76,14 @@ def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
 def test_a_slot_that_is_being_created_is_not_called_invalidated(source: list[Any]) -> None:
     source.append(("reserved", None, 20, True))
     with pytest.raises(TaskDeferred):
-        lag_sensor(slot="orders", max_lag=10).execute(CONTEXT)
+        lag_sensor(max_lag=10).execute(CONTEXT)
 
 
 @pytest.mark.parametrize("row", [None, ("lost", 1, 1, True), ("lost", None, None, True)])
 def test_a_slot_that_is_gone_fails_for_good(source: list[Any], row: Any) -> None:
     source.append(row)
     with pytest.raises(AirflowFailException, match="orders"):
-        lag_sensor(slot="orders").execute(CONTEXT)
+        lag_sensor().execute(CONTEXT)
     with pytest.raises(AirflowFailException, match="gone"):
         lag_sensor().execute_complete(CONTEXT, {"status": "failed", "message": "gone"})
 
@@ -95,19 +98,19 @@ def test_a_source_that_is_away_is_left_for_a_retry(source: list[Any]) -> None:
 @pytest.mark.parametrize("event", [None, {}, {"status": "ended"}, {"status": None}])
 def test_an_event_that_is_not_known_is_no_success(sensor: Any, event: Any) -> None:
     with pytest.raises(JobFailed, match="not known"):
-        sensor(task_id="t").execute_complete(CONTEXT, event)
+        sensor(task_id="t", pipeline=ORDERS).execute_complete(CONTEXT, event)
 
 
 def test_whether_a_sensor_defers_is_airflows_setting(tmp_path: Path) -> None:
     code = (
         "from airflow_bottledwater.sensors import slot_lag, stream_error\n"
-        "print([s(task_id='t').deferrable for s in (slot_lag.ReplicationSlotLagSensor, stream_error.StreamErrorSensor)])"
+        "print([s(task_id='t', pipeline='orders').deferrable for s in (slot_lag.ReplicationSlotLagSensor, stream_error.StreamErrorSensor)])"
     )
     # not what Airflow has without it, which the other tests see
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.splitlines()[-1] == "[True, True]"
-    assert not ReplicationSlotLagSensor(task_id="t").deferrable
+    assert not ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS).deferrable
 
 
 def test_a_limit_that_is_no_number_is_refused(source: list[Any]) -> None:
@@ -117,7 +120,7 @@ def test_a_limit_that_is_no_number_is_refused(source: list[Any]) -> None:
 
 def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
     source.extend([("reserved", 11, 20, True), ("reserved", 10, 20, True)])
-    sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False)
+    sensor = ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False)
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 
 
@@ -147,13 +150,15 @@ def test_a_stream_that_has_ended_is_not_waited_for(
 
     monkeypatch.setattr(tasks, "states_now", states)
     ti = SimpleNamespace(dag_id="d", run_id="r", map_index=0)
-    sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False, stream_task_id="g.stream")
+    sensor = ReplicationSlotLagSensor(
+        task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False, stream_task_id="g.stream"
+    )
     source.append(("reserved", lag, 20, True))
     context: Any = {"ti": ti}
     if isinstance(verdict, bool):
         assert sensor.poke(context) is verdict
     else:
-        with pytest.raises(verdict, match=r"'g\.stream' has ended before slot 'bottledwater' had caught up"):
+        with pytest.raises(verdict, match=r"'g\.stream' has ended before slot 'orders' had caught up"):
             sensor.poke(context)
     assert asked == [("d", "r", "g.stream", 0)]
 
@@ -165,7 +170,7 @@ def test_the_triggers_word_that_the_stream_has_ended_skips_the_sensor() -> None:
 
 @pytest.mark.parametrize("error", [Outage("PostgreSQL is away"), CredentialsRefused("refused")])
 def test_what_passes_ends_a_sensor_at_its_first_look_only(source: list[Any], error: Exception) -> None:
-    sensor = ReplicationSlotLagSensor(task_id="t", max_lag=10, deferrable=False)
+    sensor = ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False)
     source.append(error)
     with pytest.raises((Outage, AirflowFailException)):
         sensor.poke(CONTEXT)
@@ -173,7 +178,7 @@ def test_what_passes_ends_a_sensor_at_its_first_look_only(source: list[Any], err
     assert [sensor.poke(CONTEXT) for _ in range(4)] == [False, False, False, True]
     # in mode "reschedule", each look is a process of its own
     source.append(error)
-    assert not ReplicationSlotLagSensor(task_id="t").poke({**CONTEXT, "task_reschedule_count": 1})
+    assert not ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS).poke({**CONTEXT, "task_reschedule_count": 1})
 
 
 # ------------------------------------------------------------------ the stream's end
@@ -205,7 +210,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status: Any, earlier: str) -> None:
     looks.append(status)
     with pytest.raises(TaskDeferred) as raised:
-        error_sensor(slot="orders", max_dead_letters="3", max_silence="50").execute(CONTEXT)
+        error_sensor(max_dead_letters="3", max_silence="50").execute(CONTEXT)
     trigger: Any = raised.value.trigger
     assert (trigger.earlier, trigger.max_silence, trigger.max_dead_letters) == (earlier, 50, 3)
     assert trigger.settings["slot"] == "orders"
@@ -240,7 +245,7 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
     def look(status: Any, after: float) -> bool:
         now[0] += after
         looks.append(status)
-        return StreamErrorSensor(task_id="t", deferrable=False).poke(context)
+        return StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=False).poke(context)
 
     assert not look(told("failed", "j0", error="old"), 0)
     assert not look(told("failed", "j0", error="old"), 500)
@@ -251,7 +256,7 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
         look(told(at=7.0), 10)
     # what cannot be seen says nothing of the stream
     context["task_reschedule_count"] = 1
-    sensor = StreamErrorSensor(task_id="t", deferrable=False)
+    sensor = StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=False)
     looks.clear()
     monkeypatch.setattr(StreamErrorSensor, "_cluster", lambda self: (_ for _ in ()).throw(Outage("Kafka is away")))
     now[0] += 300

@@ -17,6 +17,7 @@ from airflow_bottledwater.hooks.job_watch import Ended
 from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.state.control_records import Owner, StatusRecord, encode, status_key
 from airflow_bottledwater.triggers import job, slot_lag, stream_error
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
@@ -67,7 +68,7 @@ def test_a_trigger_is_stored_as_plain_values(trigger: Any) -> None:
 
 
 def test_a_trigger_is_stored_without_secrets(connections: str) -> None:
-    operator = StreamToKafkaOperator(task_id="stream", tables=["a"])
+    operator = StreamToKafkaOperator(task_id="stream", pipeline=Description(source=Source(tables=("a",))))
     assert operator.pipeline_hook.pipeline().kafka["sasl.password"] == connections
     _, arguments = JobTrigger(identity=IDENTITY, **operator.trigger_arguments()).serialize()
     assert connections[:5] not in json.dumps(arguments, ensure_ascii=False)
@@ -425,7 +426,7 @@ def test_what_a_streams_status_means(
 
 def test_what_is_waited_for_is_longer_where_jobs_wait_longer(connections: str) -> None:
     def made(**settings: Any) -> float:
-        operator = StreamToKafkaOperator(task_id="t", settings=settings)
+        operator = StreamToKafkaOperator(task_id="t", pipeline=Description(**settings))
         return stream_error.limit(operator.pipeline_hook.pipeline(), 600.0)
 
     assert made() == made(outage_timeout=10) == 600

@@ -1,0 +1,177 @@
+"""The pipeline as users describe it in a DAG file, with the DAGs that are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import pendulum
+from airflow.sdk import DAG, CronDataIntervalTimetable
+
+from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.operators.verify import VerifyTopicsOperator
+from airflow_bottledwater.pipeline import file
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.task_group import BottledWaterTaskGroup
+
+#: what Airflow's list of DAGs can be filtered by
+TAGS = ("cdc", "postgresql", "kafka")
+#: schedules need one; nothing is caught up on
+_BEGIN = pendulum.datetime(2026, 1, 1, tz="UTC")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pipeline(Description):
+    """A pipeline, described once: operators, sensors and the task group take it, and its DAGs are made of it.
+
+    Each DAG takes the arguments of :class:`airflow.sdk.DAG`, too; ``dag_id`` is the pipeline's name, with what the DAG does behind it.
+    """
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """The pipeline that a YAML file describes.
+
+        :raises SettingError: the file cannot be read, or a value is not allowed; the message names file and key.
+        """
+        return file.load(path, cls)
+
+    @classmethod
+    def load_folder(cls, folder: Path | str) -> list[Self]:
+        """The pipelines of all YAML files of a folder.
+
+        :raises SettingError: see :meth:`load`; or two files describe pipelines of one name.
+        """
+        return file.load_folder(folder, cls)
+
+    def dag(
+        self,
+        *,
+        bounded: bool | str = False,
+        drop_when: str = "retired",
+        snapshot: dict[str, Any] | None = None,
+        stream: dict[str, Any] | None = None,
+        **dag: Any,
+    ) -> DAG:
+        """The DAG that creates the slot, takes the snapshot and streams: :class:`~airflow_bottledwater.task_group.BottledWaterTaskGroup`.
+
+        :param bounded: whether the stream ends once it has published everything that was committed when it started. (templated)
+        :param drop_when: ``retired``, ``always`` or ``never``: whether the slot is dropped at the end. (templated)
+        :param snapshot: further arguments of the snapshot operator.
+        :param stream: further arguments of the stream operator.
+        """
+        more = {"default_args": {"retries": 3, "retry_delay": timedelta(minutes=1)}, **dag}
+        with self._made("", "PostgreSQL to Kafka: snapshot, then every change, exactly once", more) as made:
+            BottledWaterTaskGroup(
+                "pipeline",
+                prefix_group_id=False,
+                pipeline=self,
+                bounded=bounded,
+                drop_when=drop_when,
+                snapshot=snapshot,
+                stream=stream,
+            )
+        return made
+
+    def bounded_dag(self, schedule: Any = "*/5 * * * *", **dag: Any) -> DAG:
+        """The DAG that publishes what was committed since its last run, instead of a stream that runs on. The slot and the snapshot are
+        made by :meth:`dag`, with ``bounded=True``.
+
+        :param schedule: when.
+        """
+        more = {
+            "schedule": schedule,
+            "start_date": _BEGIN,
+            "default_args": {"retries": 2, "retry_delay": timedelta(minutes=1)},
+            **dag,
+        }
+        with self._made("bounded", "PostgreSQL to Kafka, what was committed since the last run", more) as made:
+            StreamToKafkaOperator(task_id="stream", pipeline=self, bounded=True)
+        return made
+
+    def backfill_dag(
+        self,
+        by: str,
+        tables: list[str] | str | None = None,
+        schedule: Any = None,
+        rows_per_second: float | str = 0,
+        **dag: Any,
+    ) -> DAG:
+        """The DAG that publishes the rows of its run's data interval again, by the stream. Airflow's backfills of it publish many days.
+
+        :param by: the column that dates a row, in each of the tables. (templated)
+        :param tables: whose rows; None: of all tables that the pipeline names. (templated)
+        :param schedule: when; None: every day at midnight, in UTC.
+        :param rows_per_second: how many rows are read in a second at most; 0: as many as there is time for. (templated)
+        """
+        more = {
+            "schedule": schedule or CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
+            "start_date": _BEGIN,
+            # they queue at the slot anyway, and the triggerer holds them while they do
+            "max_active_runs": 16,
+            "default_args": {"retries": 3, "retry_delay": timedelta(minutes=1)},
+            **dag,
+        }
+        with self._made("backfill", "Publish the rows of one interval again, while the stream runs", more) as made:
+            BackfillToKafkaOperator(
+                task_id="backfill",
+                pipeline=self,
+                tables=list(self.source.tables) if tables is None else tables,
+                where=f"{by} >= '{{{{ data_interval_start | ds }}}}' AND {by} < '{{{{ data_interval_end | ds }}}}'",
+                rows_per_second=rows_per_second,
+            )
+        return made
+
+    def verify_dag(
+        self,
+        schedule: Any = "@daily",
+        tables: list[str] | str | None = None,
+        sample: float | str | None = None,
+        **dag: Any,
+    ) -> DAG:
+        """The DAG that compares the topics with their tables, while the stream runs; its task fails if they differ.
+
+        :param schedule: when.
+        :param tables: which are compared; None: all of the pipeline. (templated)
+        :param sample: the share of the rows, more than 0, up to 1; None: the pipeline's ``verify_sample``. (templated)
+        """
+        with self._made(
+            "verify", "Topics against tables, while the stream runs", {"schedule": schedule, **dag}
+        ) as made:
+            VerifyTopicsOperator(task_id="verify", pipeline=self, verify_tables=tables, sample=sample)
+        return made
+
+    def dags(self, **dag: Any) -> list[DAG]:
+        """All DAGs that the pipeline's section ``schedules`` asks for: the one that streams, or the two that publish in bounded runs, and
+        those that verify and that publish rows again.
+
+        :param dag: arguments of all of them.
+        """
+        schedules = self.schedules
+        made = [self.dag(bounded=bool(schedules.bounded), **dag)]
+        if schedules.bounded:
+            made.append(self.bounded_dag(schedules.bounded, **dag))
+        if schedules.verify:
+            made.append(self.verify_dag(schedules.verify, **dag))
+        if schedules.backfill_by:
+            made.append(self.backfill_dag(schedules.backfill_by, **dag))
+        return made
+
+    def _made(self, what: str, description: str, dag: dict[str, Any]) -> DAG:
+        """A DAG of the pipeline. Those on a schedule begin paused: they need a pipeline that exists."""
+        scheduled = dag.get("schedule") is not None
+        return DAG(
+            **{
+                "dag_id": f"{self.name}_{what}" if what else self.name,
+                "description": description,
+                "schedule": None,
+                "catchup": False,
+                "max_active_runs": 1,
+                "tags": TAGS,
+                "render_template_as_native_obj": True,
+                **({"is_paused_upon_creation": True} if scheduled else {}),
+                **dag,
+            }
+        )

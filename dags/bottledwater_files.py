@@ -1,0 +1,16 @@
+"""The DAGs of every pipeline that a YAML file describes: all files of the folder ``pipelines`` beside this file, or of the folder that the
+environment variable ``BOTTLEDWATER_PIPELINES`` names. A file's section ``schedules`` says which DAGs it gets beside the one that streams.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from airflow_bottledwater import Pipeline
+
+FOLDER = Path(os.environ.get("BOTTLEDWATER_PIPELINES") or Path(__file__).parent / "pipelines")
+
+for pipeline in Pipeline.load_folder(FOLDER) if FOLDER.is_dir() else ():
+    for dag in pipeline.dags():
+        globals()[dag.dag_id] = dag

@@ -79,6 +79,8 @@ class TransactionalProducer:
         self._config = {
             **transactional_config(config, transactional_id, transaction_timeout),
             "linger.ms": "0",
+            # the definition of a table with many columns and comments is long, and compresses well
+            "compression.type": "lz4",
             # the topic's own limit decides
             "message.max.bytes": "1000000000",
             # must not refer to this object, see Topics._make

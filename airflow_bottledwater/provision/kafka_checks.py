@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.encoding import names
@@ -9,7 +10,7 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.producer import TransactionalProducer
-from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
+from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, NewTopic, Topic, Topics
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.provision.findings import Findings
@@ -17,6 +18,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.records import encode
 
 
 def read_saved_state(pipeline: Pipeline, found: Findings) -> None:
@@ -68,6 +71,8 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
         )
     problems += _policies(pipeline, data, present)
     problems += _letters_expire(pipeline, present)
+    limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
+    problems += _definitions(found.tables, state_topic, limit)
     control = present.get(store.CONTROL_TOPIC)
     if not pipeline.share_topics and control is not None and control.may_read:
         problems += owners_problems(pipeline, found.cluster, list(data))
@@ -166,6 +171,26 @@ def expiry_problem(name: str, policy: str, *, exists: bool) -> str:
         f"Topic {name!r} {'has' if exists else 'would get'} cleanup.policy={policy} with a retention: rows that do not change would be deleted "
         f"from it. {way_out}, or set allow_expiry if that is meant."
     )
+
+
+def _definitions(tables: Sequence[Table], state_topic: str, limit: int) -> list[str]:
+    """Check that the tables' definitions fit into the state topic, compressed as they are sent.
+
+    :param limit: its max.message.bytes.
+    """
+    problems = []
+    for table in tables:
+        record = store.encode(encode(PinnedTable(table, "", "", 1, 0, 0, 0))) or b""
+        # lz4, which sends it, compresses less than zlib
+        if len(record) <= limit or 2 * (size := len(zlib.compress(record, 1))) <= limit:
+            continue
+        problems.append(
+            f"The definition of {table.qualified} ({len(table.columns)} columns, with their comments; about {2 * size:,} bytes compressed) does not "
+            f"fit into state topic {state_topic!r} (max.message.bytes {limit:,}). Create the topic with a larger one "
+            f"(kafka-configs.sh --alter --entity-type topics --entity-name {state_topic} --add-config max.message.bytes={4 * size}), shorten the "
+            "comments, or leave the table out."
+        )
+    return problems
 
 
 def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[str]:

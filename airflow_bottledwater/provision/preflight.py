@@ -19,7 +19,13 @@ from airflow_bottledwater.provision.array_checks import check_arrays
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.kafka_checks import check_kafka, read_saved_state
 from airflow_bottledwater.provision.publication_checks import check_publications
-from airflow_bottledwater.provision.source_checks import check_server, check_slot, check_tables, is_standby
+from airflow_bottledwater.provision.source_checks import (
+    check_server,
+    check_session,
+    check_slot,
+    check_tables,
+    is_standby,
+)
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
@@ -39,6 +45,8 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
     """
     problems: list[str] = []
     with session(pipeline.postgres, "Preflight") as connection:
+        if denied := check_session(connection):
+            raise PreflightError(denied)
         cluster = identify(connection)
         found = Findings(cluster, renewing=renewing)
         if cluster.version < OLDEST_VERSION:

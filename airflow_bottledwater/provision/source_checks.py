@@ -13,6 +13,15 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import topic_of
 
+#: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
+FUNCTIONS = (
+    "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint", "pg_control_system",
+    "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn", "pg_current_xact_id",
+    "pg_drop_replication_slot", "pg_export_snapshot", "pg_get_publication_tables", "pg_has_role", "pg_is_in_recovery",
+    "pg_logical_emit_message", "pg_partition_ancestors", "pg_relation_filenode", "pg_relation_size", "pg_replication_slot_advance",
+    "pg_snapshot_xmax", "pg_snapshot_xmin", "pg_terminate_backend", "pg_wal_lsn_diff", "pg_walfile_name",
+)  # fmt: skip
+
 
 def _setting(connection: Connection, name: str) -> str:
     row = connection.execute("SELECT setting FROM pg_settings WHERE name = %s", (name,)).fetchone()
@@ -33,6 +42,28 @@ def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
         ([t.oid for t in tables],),
     ).fetchall()
     return dict(rows)
+
+
+def check_session(connection: Connection) -> list[str]:
+    """Check what every transaction of the pipeline needs: without it, nothing else can be asked."""
+    problems = []
+    rows = connection.execute(
+        "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY (%s)"
+        " AND NOT has_function_privilege(oid, 'EXECUTE') ORDER BY 1",
+        (list(FUNCTIONS),),
+    ).fetchall()
+    if rows:
+        names = ", ".join(f"pg_catalog.{row[0]}" for row in rows)
+        problems.append(
+            f"Role {_role(connection)} may not execute {names}. As a superuser, run: GRANT EXECUTE ON FUNCTION {names} TO {_role(connection)};"
+        )
+    if not rows and not is_standby(connection) and _setting(connection, "transaction_read_only") == "on":
+        problems.append(
+            f"default_transaction_read_only is on for role {_role(connection)}: publications cannot be made, and no transaction can get an id. "
+            f"As an administrator, run: ALTER ROLE {_role(connection)} SET default_transaction_read_only = off; or take the setting out of the "
+            "database, the server or the connection's options."
+        )
+    return problems
 
 
 def is_standby(connection: Connection) -> bool:

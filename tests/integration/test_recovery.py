@@ -114,10 +114,10 @@ def test_a_column_that_is_gone_before_its_toast_value_was_read_is_a_record_error
 
 def test_a_state_record_that_is_too_large_ends_the_snapshot_and_its_locks(make_flow: MakeFlow) -> None:
     flow = make_flow(outage_timeout=3.0)
-    flow.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'column_{i} text' for i in range(60))})")
+    flow.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'c{uuid.uuid4().hex} text' for _ in range(60))})")
     flow.create()
     topic = state_topic_name(flow.cluster.database, flow.pipeline.slot)
-    limit_topic(flow, topic, 2000)
+    limit_topic(flow, topic, 1200)
     with pytest.raises(Refused, match=rf"topic '{topic}': the record 'plan/[0-9]+' has .* bytes.*kafka-configs.sh"):
         flow.snapshot()
     locks = "SELECT count(*) FROM pg_locks WHERE relation = 'wide'::regclass"

@@ -25,6 +25,7 @@ _WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/tes
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _REGISTRY = "tests/integration/test_registry.py"
+_PREFLIGHT = "tests/integration/test_preflight.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -2548,5 +2549,29 @@ MUTANTS = (
         "Streaming.look",
         never("self._advance is None or (status is not None and not status.ended_in_order)"),
         "tests/integration/test_verify_alone.py::test_that_no_stream_runs_is_said_at_once",
+    ),
+    Mutant(
+        "a right to call a function that is missing is said",
+        "source_checks.check_session",
+        swap("list(FUNCTIONS)", "[]"),
+        f"{_PREFLIGHT}::test_each_function_that_may_not_be_called_is_named_and_all_that_are_called_are_known",
+    ),
+    Mutant(
+        "transactions that are read-only by default are said",
+        "source_checks.check_session",
+        never("not rows and (not is_standby(connection)) and (_setting(connection, 'transaction_read_only') == 'on')"),
+        f"{_PREFLIGHT}::test_transactions_that_are_read_only_by_default_are_refused_and_the_advice_helps",
+    ),
+    Mutant(
+        "a long definition is compressed",
+        "TransactionalProducer.__init__",
+        swap("'lz4'", "'none'"),
+        f"{_PREFLIGHT}::test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "a definition that does not fit the state topic is said",
+        "kafka_checks._definitions",
+        always("2 * (size := len(zlib.compress(record, 1))) <= limit"),
+        f"{_PREFLIGHT}::test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused",
     ),
 )

@@ -1,0 +1,77 @@
+"""Each right, setting and limit that is missing is said by preflight, before anything is made."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+import airflow_bottledwater
+from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.provision.source_checks import FUNCTIONS
+from airflow_bottledwater.state.store import state_topic_name
+from tests.support.pipeline import Source, refuses
+
+_FUNCTIONS = "SELECT proname, oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace"
+
+
+def _called() -> set[str]:
+    """What looks like a function of PostgreSQL's own in the package."""
+    package = Path(airflow_bottledwater.__file__).parent
+    return {name for path in package.rglob("*.py") for name in re.findall(r"\bpg_[a-z_]+(?=\()", path.read_text())}
+
+
+def test_each_function_that_may_not_be_called_is_named_and_all_that_are_called_are_known(source: Source) -> None:
+    pipeline = source.pipeline.with_(postgres=source.role("REPLICATION", "GRANT SELECT ON items TO ROLE"))
+    known = source.execute(_FUNCTIONS)
+    assert _called() & {name for name, _ in known} <= set(FUNCTIONS)
+    before, taken = source.picture(), 0
+    for name, function in known:
+        if name not in FUNCTIONS:
+            continue
+        source.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+        with pytest.raises(PreflightError) as raised:
+            preflight.run(pipeline)
+        assert f"GRANT EXECUTE ON FUNCTION pg_catalog.{function} TO" in str(raised.value)
+        source.execute(f"GRANT EXECUTE ON FUNCTION {function} TO PUBLIC")
+        taken += 1
+    assert taken >= len(FUNCTIONS) and source.picture() == before
+
+
+def test_transactions_that_are_read_only_by_default_are_refused_and_the_advice_helps(source: Source) -> None:
+    dsn = source.role("SUPERUSER")
+    role = re.findall(r"user=(\w+)", dsn)[-1]
+    source.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    refuses(source, source.pipeline.with_(postgres=dsn), f"ALTER ROLE {role} SET default_transaction_read_only = off")
+    source.execute(f"ALTER ROLE {role} SET default_transaction_read_only = off")
+    create(source.pipeline.with_(postgres=dsn))
+    drop(source.pipeline.with_(postgres=dsn), when="always")
+
+
+def test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused(source: Source) -> None:
+    # more than a megabyte, of which compression leaves little
+    columns = ", ".join(f"column_{i} int" for i in range(1500))
+    source.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {columns})")
+    source.execute(
+        *(f"COMMENT ON COLUMN wide.column_{i} IS '{'what it is for ' * 60}'" for i in range(1500)),
+    )
+    wide = source.pipeline.with_(tables=("wide",))
+    create(wide)
+    drop(wide, when="always")
+    # none of this
+    hexes = sql.Literal("".join(uuid.uuid4().hex for _ in range(200))).as_string()
+    source.execute(f"CREATE TABLE few (id int PRIMARY KEY); COMMENT ON TABLE few IS {hexes}")
+    (database,) = source.execute("SELECT current_database()")[0]
+    topic = state_topic_name(database, "other")
+    Topics(source.pipeline.kafka).create(
+        topic, partitions=1, replication=1, config={"cleanup.policy": "compact", "max.message.bytes": "5000"}
+    )
+    other = source.pipeline.with_(slot="other", tables=("few",))
+    refuses(source, other, "The definition of public.few (1 columns", "max.message.bytes 5,000")

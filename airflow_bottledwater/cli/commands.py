@@ -130,7 +130,7 @@ def status(
         return
     if max_lag is not None or max_age is not None:
         raise click.UsageError("--max-lag and --max-age belong to --check")
-    from airflow_bottledwater.state import status as reports
+    from airflow_bottledwater.jobs import status as reports
 
     found = reports.report(pipeline_of(values))
     if as_json:

@@ -32,7 +32,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.settings import Pipeline
 
 if TYPE_CHECKING:
-    from airflow_bottledwater.spark.supervise import LogReader
+    from airflow_bottledwater.jobs.supervise import LogReader
 
 log = logging.getLogger("bottledwater")
 
@@ -57,7 +57,7 @@ def run(
     :raises SettingError: the position is not valid.
     :raises JobFailed: the job failed; the message is the job's own.
     """
-    from airflow_bottledwater.spark import supervise
+    from airflow_bottledwater.jobs import supervise
 
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
@@ -104,7 +104,7 @@ class _Work:
         :raises JobFailed: it failed.
         :raises StopRequested: the command was asked to end before the job could begin.
         """
-        from airflow_bottledwater.spark import run_directory, submit, supervise
+        from airflow_bottledwater.jobs import run_directory, submit, supervise
 
         self.published = False
         with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
@@ -135,11 +135,11 @@ class _Work:
 
     def asked(self) -> bool:
         """Whether the pipeline was asked to stop while no job ran, since the command began."""
+        from airflow_bottledwater.jobs import fence
         from airflow_bottledwater.postgres.connect import stoppable
-        from airflow_bottledwater.provision import stop
 
         with stoppable(self.stopped):
-            return stop.asked_meanwhile(self.pipeline, self.begun)
+            return fence.asked_meanwhile(self.pipeline, self.begun)
 
     def _prepare(self) -> bool:
         """Make what is missing; returns whether there is a snapshot to take."""
@@ -165,7 +165,7 @@ def _assume(pipeline: Pipeline, position: str) -> None:
 
 
 def _snapshot_is_complete(pipeline: Pipeline) -> bool:
-    from airflow_bottledwater.state.status import snapshot_is_complete
+    from airflow_bottledwater.jobs.status import snapshot_is_complete
 
     return snapshot_is_complete(pipeline)
 
@@ -181,7 +181,7 @@ def stop_by_signal() -> threading.Event:
 
 def follow(folder: Path, stopped: threading.Event) -> None:
     """Show a job's log, and a progress bar while it takes a snapshot, until the job has ended; stop it when the command is stopped."""
-    from airflow_bottledwater.spark import supervise
+    from airflow_bottledwater.jobs import supervise
 
     reader = supervise.LogReader(folder)
     with Progress(
@@ -208,7 +208,7 @@ def follow(folder: Path, stopped: threading.Event) -> None:
 
 def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
     """Update the progress bar of a snapshot; it is visible only while the snapshot is in progress."""
-    from airflow_bottledwater.spark import run_directory
+    from airflow_bottledwater.jobs import run_directory
 
     found = run_directory.read(folder, run_directory.Progress)
     if found is not None:
@@ -219,7 +219,7 @@ def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
 
 def _show(reader: LogReader) -> bool:
     """Show the new log lines of the job itself, not Spark's; returns whether there were any new lines."""
-    from airflow_bottledwater.spark.log import parse
+    from airflow_bottledwater.jobs.log import parse
 
     lines = reader.read(_LOG_BYTES)
     for line in lines:
@@ -234,7 +234,7 @@ def check_outcome(folder: Path, stopped: threading.Event) -> None:
     :raises JobDied: it failed for a transient reason.
     :raises JobFailed: it failed.
     """
-    from airflow_bottledwater.spark import supervise
+    from airflow_bottledwater.jobs import supervise
 
     outcome, reported = supervise.final_outcome(folder), supervise.outcome(folder) is not None
     if outcome.ok:

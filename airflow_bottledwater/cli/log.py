@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from airflow_bottledwater.spark.log import Line
+    from airflow_bottledwater.jobs.log import Line
 
 #: the only console, for all lines and progress bars: two would overwrite each other's output
 console = Console(stderr=True)

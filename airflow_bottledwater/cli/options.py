@@ -14,9 +14,9 @@ from psycopg import conninfo
 
 from airflow_bottledwater.cli.log import FORMATS, name_slot, use_format
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.jobs.restarts import RESTARTS
 from airflow_bottledwater.pipeline.description import Description, Spark
 from airflow_bottledwater.pipeline.file import load
-from airflow_bottledwater.restarts import RESTARTS
 from airflow_bottledwater.settings import (
     DEFAULT_BROKER,
     DEFAULT_REGISTRY,

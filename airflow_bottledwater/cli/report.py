@@ -7,9 +7,9 @@ import time
 from rich.console import Console
 from rich.table import Table
 
+from airflow_bottledwater.jobs.status import PipelineReport
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state import letters
-from airflow_bottledwater.state.status import PipelineReport
 
 _COLUMNS = ("table", "topic", "boundary", "filtered", "ranges", "rows")
 

@@ -78,8 +78,8 @@ def _follow(pipeline: Pipeline, name: str, request_id: str) -> None:
 
     :raises JobFailed: it failed or was cancelled.
     """
+    from airflow_bottledwater.jobs import snapshots
     from airflow_bottledwater.provision import live
-    from airflow_bottledwater.state import snapshots
     from airflow_bottledwater.state.control_records import SnapshotReport
 
     columns = (
@@ -123,8 +123,8 @@ def _follow(pipeline: Pipeline, name: str, request_id: str) -> None:
 @click.option("--cancel", metavar="ID", help="End one; what it has published stays.")
 def snapshots_command(as_json: bool, pause: str | None, resume: str | None, cancel: str | None, **values: Any) -> None:
     """Show the live snapshots of a pipeline, or pause, resume or cancel one."""
+    from airflow_bottledwater.jobs import snapshots
     from airflow_bottledwater.provision import live
-    from airflow_bottledwater.state import snapshots
     from airflow_bottledwater.state.control_records import SnapshotReport
 
     if sum(each is not None for each in (pause, resume, cancel)) > 1:

@@ -31,16 +31,16 @@ def stop(pipeline: Pipeline, *, retire: bool, timeout: float) -> None:
     :param timeout: seconds for the job to end in order.
     :raises StateError: no job has ever reported for the slot.
     """
+    from airflow_bottledwater.jobs import control, submitted
     from airflow_bottledwater.postgres.connect import session
     from airflow_bottledwater.postgres.server import identify
-    from airflow_bottledwater.state import control, jobs
 
     with session(pipeline.postgres) as connection:
         cluster = identify(connection)
     asked = control.request_stop(pipeline, cluster, retire=retire)
     # a job that is starting, or is started again at this moment, has not reported yet
     name, claim = cluster.pipeline(pipeline.slot), asked.job.id if asked is not None else ""
-    others = jobs.request_stop_of_others(pipeline, name, claim)
+    others = submitted.request_stop_of_others(pipeline, name, claim)
     if others:
         log.info("Jobs that are starting were asked to stop, too: %d.", others)
     if asked is None:
@@ -61,20 +61,20 @@ def stop(pipeline: Pipeline, *, retire: bool, timeout: float) -> None:
 
 
 def _give_up(pipeline: Pipeline, name: str, job: Job) -> None:
+    from airflow_bottledwater.jobs import submitted
+    from airflow_bottledwater.jobs.fence import give_up
     from airflow_bottledwater.model.outcome import Outcome
-    from airflow_bottledwater.provision.stop import give_up
-    from airflow_bottledwater.state import jobs
 
     def end() -> None:
         # what Airflow has submitted is not submitted again
-        jobs.request_stop_of_others(pipeline, name, "")
+        submitted.request_stop_of_others(pipeline, name, "")
         records = [
             (job_id, record)
-            for job_id, record in jobs.unfinished(jobs.records(pipeline), pipeline.slot, name).items()
+            for job_id, record in submitted.unfinished(submitted.records(pipeline), pipeline.slot, name).items()
             if record.claim == job.id
         ]
         for job_id, record in records:
-            jobs.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
+            submitted.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
         if not _end(job, [record for _, record in records]):
             click.echo(f"End what is left of it on host {job.host}: process {job.pid}.", err=True)
 
@@ -83,7 +83,7 @@ def _give_up(pipeline: Pipeline, name: str, job: Job) -> None:
 
 def _end(job: Job, records: Iterable[JobRecord]) -> bool:
     """End the job's processes, if they are on this host, or its application; returns whether nothing is left."""
-    from airflow_bottledwater.spark import ending, run_directory, submit, supervise
+    from airflow_bottledwater.jobs import ending, run_directory, submit, supervise
 
     # anybody may make a folder there
     found = Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*")

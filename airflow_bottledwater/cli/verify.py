@@ -35,7 +35,7 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json:
     :raises JobDied: the job failed for a transient reason.
     :raises JobFailed: the job failed.
     """
-    from airflow_bottledwater.spark import submit, supervise
+    from airflow_bottledwater.jobs import submit, supervise
 
     stopped = jobs.stop_by_signal()
     with tempfile.TemporaryDirectory(prefix=jobs.RUN_FOLDER) as created:

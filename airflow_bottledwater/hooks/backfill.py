@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import (
     TAKEN_NOW,
@@ -83,7 +83,7 @@ def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
     :raises Outage: Kafka does not answer.
     """
     # imported here, since it imports confluent-kafka, which a DAG processor does not need
-    from airflow_bottledwater.state import snapshots
+    from airflow_bottledwater.jobs import snapshots
 
     try:
         snapshots.change(pipeline, name, request_id, cancelled=True)
@@ -122,8 +122,8 @@ class BackfillHook(PipelineHook):
         return self._change(request_id, paused=False)
 
     def _change(self, request_id: str, *, paused: bool) -> list[str]:
+        from airflow_bottledwater.jobs import snapshots
         from airflow_bottledwater.provision import live
-        from airflow_bottledwater.state import snapshots
 
         pipeline = self.pipeline()
         name = live.name_of(pipeline)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks.shared_records import SharedRecords
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.hooks.tasks import Fate, known_fate
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 
 if TYPE_CHECKING:
+    from airflow_bottledwater.jobs.pipelines import Limits
     from airflow_bottledwater.postgres.slot import SlotState
     from airflow_bottledwater.state.control_records import JobRecord, StatusRecord
-    from airflow_bottledwater.state.pipelines import Limits
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def look(
     :param postgres_conn_ids: connections of the sources whose slots are looked at, too.
     :raises Outage: Kafka does not answer, so that nothing is known.
     """
-    from airflow_bottledwater.state import pipelines as state
+    from airflow_bottledwater.jobs import pipelines as state
 
     shared = SharedRecords.acquire(kafka)
     try:
@@ -115,7 +115,7 @@ def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[s
 def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], told: list[str]) -> None:
     """Find out whether a running job has a task: one whose task was ended while no triggerer ran is asked to stop, since nobody else was
     told; one whose task is gone goes on."""
-    from airflow_bottledwater.state import jobs
+    from airflow_bottledwater.jobs import submitted
 
     owner = job.owner
     assert owner is not None
@@ -128,4 +128,4 @@ def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], 
         )
     elif fate is Fate.ENDED:
         wrong.append(f"{task}, which has ended. The job is asked to stop, too; run the DAG again.")
-        jobs.ask(kafka, job_id)
+        submitted.ask(kafka, job_id)

@@ -1,8 +1,8 @@
 """Submits Spark jobs from Airflow, with the command line of the Spark provider's connection.
 
 In client mode the job is a family of processes of its own on the worker, with a run directory; in cluster mode spark-submit hands it to
-YARN or Kubernetes. Either way it does not end with the task: how it is watched is in :mod:`airflow_bottledwater.hooks.job_watch`, how it
-is stopped in :mod:`airflow_bottledwater.hooks.job_stop`. (The provider's own client mode ends with the task that started it, and leaves
+YARN or Kubernetes. Either way it does not end with the task: how it is watched is in :mod:`airflow_bottledwater.jobs.job_watch`, how it
+is stopped in :mod:`airflow_bottledwater.jobs.job_stop`. (The provider's own client mode ends with the task that started it, and leaves
 the Python driver behind when it is killed.)
 """
 
@@ -16,25 +16,19 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from airflow_bottledwater.errors import JobDied, Refused
 from airflow_bottledwater.hooks.places import Place, connection_of
 from airflow_bottledwater.hooks.spark_submit import submission
+from airflow_bottledwater.jobs import run_directory, submit, supervise
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.run_directory import Submission
 from airflow_bottledwater.settings import SETTINGS, Pipeline
-from airflow_bottledwater.spark import run_directory, submit, supervise
-from airflow_bottledwater.spark.log import parse
-from airflow_bottledwater.spark.run_directory import Submission
 
 log = logging.getLogger(__name__)
-
-#: prefixes of environment variables that a Spark job does not get: they hold Airflow's own secrets and connections
-_AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
-
-#: bytes of a job's log that are passed on at once
-_LOG_BYTES = 1 << 20
 
 #: what YARN calls an application, as spark-submit prints it
 _APPLICATION_ID = re.compile(r"application_\d+_\d+")
@@ -45,24 +39,6 @@ _IN_IMAGE = "local:///opt/bottledwater/jobs"
 
 #: an operator's application, properties and files as its user gave them
 Given = tuple[str, dict[Any, Any] | None, str | None]
-
-
-class Identity(TypedDict):
-    """Identifies a job; Airflow stores it between a task's tries.
-
-    :param id: the job's id in Kafka.
-    :param host: name of the host that it was submitted on.
-    :param folder: in client mode the absolute path of its run directory there; otherwise empty.
-    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known (YARN's application id; on Kubernetes
-        namespace and pod of the driver, with a colon between them); otherwise empty.
-    :param conn_id: the Spark connection.
-    """
-
-    id: str
-    host: str
-    folder: str
-    application: str
-    conn_id: str
 
 
 def refuse_missing_programs(conn_id: str) -> None:
@@ -78,7 +54,7 @@ def refuse_missing_programs(conn_id: str) -> None:
             "pip install apache-airflow-providers-cncf-kubernetes",
         )
     name = str(connection.extra_dejson.get("spark-binary") or "spark-submit")
-    if shutil.which(name, path=environment()["PATH"]) is None:
+    if shutil.which(name, path=submit.environment()["PATH"]) is None:
         raise Refused(
             f"{name} (of connection {conn_id!r}) is not on the PATH of this worker.",
             "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on the PATH.",
@@ -113,7 +89,7 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
         "host": socket.gethostname(),
         "folder": "" if place.cluster else str(folder),
         "application": f"{place.namespace or 'default'}:{pod}" if place.kubernetes else "",
-        "conn_id": place.conn_id,
+        "master": place.master,
     }
     return identity, pipeline.write(folder)
 
@@ -134,7 +110,7 @@ def describe(
     :param given: what the user gave of the first three.
     :param settings: the settings file of this job.
     :param settings_file: on Kubernetes, the path of the file with the connections in the pods.
-    :raises Refused: see :func:`airflow_bottledwater.spark.submit.conf_for`.
+    :raises Refused: see :func:`airflow_bottledwater.jobs.submit.conf_for`.
     """
     application, properties, files = given
     conf: dict[Any, Any] = submit.conf_for(place.master, properties, cluster=place.cluster)
@@ -161,7 +137,7 @@ def start(hook: Any, identity: Identity, application: str, *, tied: bool) -> Non
     """
     made = submission(hook, application)
     supervise.start(
-        Path(identity["folder"]), made.command, {**environment(master=made.master), **made.variables}, tied=tied
+        Path(identity["folder"]), made.command, {**submit.environment(master=made.master), **made.variables}, tied=tied
     )
 
 
@@ -180,7 +156,7 @@ def send(
     tail: list[str] = []
     with subprocess.Popen(
         made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env={**environment(master=made.master), **made.variables},
+        env={**submit.environment(master=made.master), **made.variables},
     ) as child:  # fmt: skip
         try:
             started(child)
@@ -195,59 +171,3 @@ def send(
             raise
     if child.returncode:
         raise JobDied(f"spark-submit ended with exit code {child.returncode}.\n{''.join(tail)}", kind=JobDied.__name__)
-
-
-def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
-    """The environment of a job: that of the worker, without Airflow's own variables."""
-    kept = {k: v for k, v in (base or os.environ).items() if not k.startswith(_AIRFLOW_ONLY)}
-    return submit.environment(kept, master=master)
-
-
-def folder_here(identity: Identity) -> Path | None:
-    """The job's run directory, if it was started on this host in client mode: only then can its processes be seen."""
-    return Path(identity["folder"]) if identity["folder"] and identity["host"] == socket.gethostname() else None
-
-
-def forget(identity: Identity) -> None:
-    """Remove an ended job's folder, if it is on this host."""
-    if (folder := folder_here(identity)) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-#: called with the level and the text of each line of a job's log
-Write = Callable[[int, str], Any]
-
-
-class LogFollower:
-    """Passes a job's log on as it grows: each line with its level, and without its time, since Airflow adds one.
-
-    :param write: called with each line. A line that does not begin a record (of a traceback, for example) has the level of the last
-        record.
-    """
-
-    def __init__(self, write: Write) -> None:
-        self._write = write
-        self._level = logging.INFO
-
-    def lines(self, lines: list[str]) -> None:
-        """Pass lines on."""
-        for line in lines:
-            record = parse(line)
-            if record is not None:
-                self._level = record.level
-            self._write(self._level, line if record is None else record.message)
-
-
-class FileFollower(LogFollower):
-    """Follows the log in a run directory on this host.
-
-    :param past: how many bytes of the existing log to begin with; None for all of it.
-    """
-
-    def __init__(self, folder: Path, write: Write, *, past: int | None = None) -> None:
-        super().__init__(write)
-        self._reader = supervise.LogReader(folder, past=past)
-
-    def follow(self) -> None:
-        """Pass on the new lines, up to a limit of bytes."""
-        self.lines(self._reader.read(_LOG_BYTES))

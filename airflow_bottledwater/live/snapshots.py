@@ -17,6 +17,7 @@ import numpy as np
 from airflow_bottledwater.backoff import ROTATION
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, RecordError, rotated
+from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, tombstones
 from airflow_bottledwater.live.chunks import Chunk
@@ -43,7 +44,6 @@ from airflow_bottledwater.state.records import (
     live_key,
     partitions_key,
 )
-from airflow_bottledwater.state.snapshots import SnapshotRequests
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 from airflow_bottledwater.cli.verify import show
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.jobs import control, status
 from airflow_bottledwater.local import artifacts, flights
 from airflow_bottledwater.local.demo_stack import DAG, SLOT, DemoStack, console, say
 from airflow_bottledwater.local.waiting import until
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control, status
 from airflow_bottledwater.verify import driver
 
 #: seconds for which the writers go on while the stream runs

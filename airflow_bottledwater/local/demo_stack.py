@@ -14,11 +14,11 @@ from psycopg import sql
 from rich.console import Console
 
 from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.jobs import supervise
 from airflow_bottledwater.local import artifacts, flights, ports
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.warm import warm_up
 
 # the slot is the default of all forms, so that the other DAGs need nothing filled in

@@ -156,9 +156,9 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
 
     def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
         """Ask for the live snapshot, unless an earlier try of this task has."""
+        from airflow_bottledwater.jobs import snapshots
         from airflow_bottledwater.provision import live
         from airflow_bottledwater.provision.renew import renew
-        from airflow_bottledwater.state import snapshots
 
         store: Any = context["task_state_store"]
         asked: dict[str, str] | None = store.get(_ASKED)
@@ -212,7 +212,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         return request
 
     def _conclude(self, context: Context, pipeline: Pipeline, report: dict[str, Any]) -> dict[str, Any]:
-        from airflow_bottledwater.state import snapshots
+        from airflow_bottledwater.jobs import snapshots
 
         store: Any = context["task_state_store"]
         if (asked := store.get(_ASKED)) is not None:

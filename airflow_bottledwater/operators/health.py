@@ -78,7 +78,7 @@ class PipelineHealthOperator(BaseOperator):
         """
         from airflow_bottledwater.hooks import health
         from airflow_bottledwater.hooks.pipeline import properties
-        from airflow_bottledwater.state.pipelines import Limits
+        from airflow_bottledwater.jobs.pipelines import Limits
 
         with failing():
             letters, lag = number("max_dead_letters", self.max_dead_letters), number("max_lag", self.max_lag)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
-from airflow_bottledwater.hooks import job_stop, job_watch, places, tasks
+from airflow_bottledwater.hooks import places, tasks
+from airflow_bottledwater.jobs import job_stop, job_watch
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,

@@ -60,7 +60,7 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
         return super()._finish(outcome)
 
     def _is_complete(self, pipeline: Pipeline) -> bool:
-        from airflow_bottledwater.state.status import snapshot_is_complete
+        from airflow_bottledwater.jobs.status import snapshot_is_complete
 
         complete = snapshot_is_complete(pipeline)
         if complete:

@@ -16,10 +16,13 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
-from airflow_bottledwater.hooks import job_stop, job_watch, places, spark_job
-from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
+from airflow_bottledwater.hooks import places, spark_job
 from airflow_bottledwater.hooks.places import Place
-from airflow_bottledwater.hooks.spark_job import Given, Identity
+from airflow_bottledwater.hooks.spark_job import Given
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import job_stop, job_watch, supervise
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
@@ -31,7 +34,6 @@ from airflow_bottledwater.operators.base import (
 )
 from airflow_bottledwater.operators.watching import Watching
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.triggers.job import JobTrigger
 
 if TYPE_CHECKING:
@@ -120,8 +122,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
     def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows of."""
+        from airflow_bottledwater.jobs import submitted
         from airflow_bottledwater.provision import live
-        from airflow_bottledwater.state import jobs
         from airflow_bottledwater.state.control_records import Owner
 
         store: Any = context["task_state_store"]
@@ -149,14 +151,13 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 ti.map_index,
                 identity["host"],
                 identity["folder"],
-                identity["conn_id"],
                 place.master,
             )
             name = ""  # the job itself reports it, if the source does not answer now
             with contextlib.suppress(BottledWaterError):
                 name = live.name_of(pipeline)
             try:
-                jobs.announce(pipeline, identity["id"], self.job_name, owner, identity["application"], name)
+                submitted.announce(pipeline, identity["id"], self.job_name, owner, identity["application"], name)
             except BottledWaterError as error:
                 self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
             self._check_killed()
@@ -343,7 +344,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             self._submitting.terminate()
         if self._identity is None:
             return
-        if (folder := spark_job.folder_here(self._identity)) is not None:
+        if (folder := identities.folder_here(self._identity)) is not None:
             # first what needs no server, since there may be only seconds
             supervise.interrupt(folder)
         try:
@@ -351,4 +352,4 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         except BottledWaterError as error:
             self.log.warning("The job could not be stopped in order: %s", error)
             job_stop.end_processes(self._identity)
-            spark_job.forget(self._identity)
+            identities.forget(self._identity)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater import restarts as policy
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
-from airflow_bottledwater.hooks import job_stop
-from airflow_bottledwater.hooks.job_watch import Ended
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.jobs import job_stop
+from airflow_bottledwater.jobs import restarts as policy
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineArgument, failing, number
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
@@ -188,7 +188,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _again(self, context: Context, outcome: Outcome, reached: int | None) -> float:
         """When the job is to be submitted again (seconds since 1970).
 
-        :param reached: see :meth:`airflow_bottledwater.restarts.Restarts.after`.
+        :param reached: see :meth:`airflow_bottledwater.jobs.restarts.Restarts.after`.
         :raises JobFailed: it was submitted again too often.
         """
         store: Any = context["task_state_store"]
@@ -220,12 +220,12 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self._defer_until_end(found, self._left(context))
 
     def _asked_meanwhile(self, context: Context) -> bool:
-        from airflow_bottledwater.provision import stop
+        from airflow_bottledwater.jobs import fence
 
         store: Any = context["task_state_store"]
         last = policy.Restarts(**(store.get(_RESTARTS) or {}))
         with failing():
-            asked = stop.asked_meanwhile(self.pipeline_hook.pipeline(), last.before)
+            asked = fence.asked_meanwhile(self.pipeline_hook.pipeline(), last.before)
         if asked:
             self.log.info("The pipeline was asked to stop: its job is not submitted again.")
         return asked

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.live.wanted import check_named, check_order
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.relation import Table
@@ -25,9 +27,7 @@ from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.identity import refuse_shared
 from airflow_bottledwater.state.pipeline_state import PipelineState

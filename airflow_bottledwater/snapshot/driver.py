@@ -22,6 +22,7 @@ from airflow_bottledwater.errors import (
     TakenOver,
     rotated,
 )
+from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
@@ -37,7 +38,6 @@ from airflow_bottledwater.snapshot.progress import Meter, Report
 from airflow_bottledwater.snapshot.task import LaneTask, Result
 from airflow_bottledwater.state import letters, schemas
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import COMPLETE, Complete, StateRecord, stream_id, table_key

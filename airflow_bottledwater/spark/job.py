@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested
+from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.run_directory import Driver, RunRecord, Unreported
+from airflow_bottledwater.jobs.submit import refuse_speculation
+from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY, stop_asked
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import copies, run_directory
+from airflow_bottledwater.spark import copies
 from airflow_bottledwater.spark.error_codec import unpack
-from airflow_bottledwater.spark.run_directory import Driver, RunRecord, Unreported
-from airflow_bottledwater.spark.submit import refuse_speculation
-from airflow_bottledwater.spark.supervise import RUN_DIRECTORY, stop_asked
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -209,7 +210,7 @@ def run(kind: str, title: str, work: Work) -> None:
 
     SIGTERM, SIGINT and SIGHUP end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient
     failure, since a host that reboots sends the same signals. The job reports itself in Kafka
-    (:mod:`airflow_bottledwater.state.jobs`), and its outcome (counts or error) is also written into the run directory, if there is one.
+    (:mod:`airflow_bottledwater.jobs.submitted`), and its outcome (counts or error) is also written into the run directory, if there is one.
 
     :param kind: snapshot, stream or pipeline.
     """
@@ -232,7 +233,7 @@ def run(kind: str, title: str, work: Work) -> None:
 
 
 def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) -> int:
-    from airflow_bottledwater.state.jobs import JobReporter, LogTail
+    from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
 
     tail = LogTail()
     logging.getLogger().addHandler(tail)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.run_directory import Prepared
+from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import executors, job, run_directory, snapshot, stream
+from airflow_bottledwater.spark import executors, job, snapshot, stream
 from airflow_bottledwater.spark.job import SettingsFile
-from airflow_bottledwater.spark.run_directory import Prepared
-from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
 from airflow_bottledwater.spark.tasks import warm_workers
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import executors, job, run_directory
+from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.tasks import run_each, warm_workers

@@ -131,7 +131,7 @@ def _watch(
 
     :raises Outage: no executor is left.
     """
-    from airflow_bottledwater.state import control, jobs
+    from airflow_bottledwater.jobs import control, submitted
 
     asked = 0.0
     presence = executors.Presence(context, pipeline)
@@ -149,7 +149,7 @@ def _watch(
                     start.cluster,
                     start.job,
                     interrupted=signalled.signum if signalled else 0,
-                    by=jobs.stopped_by(),
+                    by=submitted.stopped_by(),
                 )
             except BottledWaterError as error:
                 log.warning("The task could not be asked to stop: %s", error)
@@ -162,7 +162,7 @@ def _watch(
 
 def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopped: threading.Event) -> None:
     """Write the last status for a worker that died, and so could not write it itself."""
-    from airflow_bottledwater.state import control
+    from airflow_bottledwater.jobs import control
 
     cause = interruption(stopped) or job.translate(error)
     controller = control.Controller(pipeline, start.cluster, start.job)

@@ -11,10 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import LOST_STATE, Outage, StateError, TakenOver
+from airflow_bottledwater.errors import LOST_STATE, Outage, StateError, StopRequested, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
@@ -23,7 +24,7 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import jobs, store
+from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster, check_settings
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS, Ids, StateRecord, encode, id_prefix, state_writer_id
@@ -110,6 +111,38 @@ def _ids(known: Sequence[str], *more: str) -> Ids:
     return Ids(tuple(sorted({*known, *more})))
 
 
+class ClaimingJob(Protocol):
+    """What claims need of the job that this process is.
+
+    :ivar last_claim: the id of the last claim that it has made; empty if there is none.
+    """
+
+    @property
+    def last_claim(self) -> str: ...
+
+    def may_claim(self, name: str) -> bool:
+        """Whether neither the job nor the pipeline of this name was asked to stop. It waits until what was requested before the job began
+        is known: one that starts late, after it was given up and replaced, must not take the slot from the one that replaced it."""
+
+    def claimed(self, job: Job) -> None:
+        """Note the job's claim on its slot."""
+
+
+#: the job that this process is
+_job: ClaimingJob | None = None
+
+
+def work_for(job: ClaimingJob | None) -> None:
+    """Make all claims of this process those of a job; None: they are nobody's."""
+    global _job
+    _job = job
+
+
+def working_for() -> ClaimingJob | None:
+    """The job that this process is; None if it is none."""
+    return _job
+
+
 class Claim:
     """A claim on a slot, made when this is constructed; through it the job writes state records, each group in one transaction.
 
@@ -128,7 +161,8 @@ class Claim:
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
         self._reading = threading.Lock()
-        jobs.may_claim(cluster.pipeline(pipeline.slot))
+        if _job is not None and not _job.may_claim(cluster.pipeline(pipeline.slot)):
+            raise StopRequested("The job was asked to stop before it began.")
         ensure_state_topics(pipeline, self.topic, self._admin)
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
@@ -136,7 +170,8 @@ class Claim:
         self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
-        jobs.claimed(self.job)
+        if _job is not None:
+            _job.claimed(self.job)
         backoff.over()
 
     def _release(self, known: PipelineState) -> None:
@@ -167,7 +202,9 @@ class Claim:
             )
             check_cluster(before, self.cluster, self.topic)
             # a job claims the slot again when it takes tables in, say: if another one has claimed it since, that one keeps it
-            if (ours := jobs.last_claim()) and (before.claim is None or before.claim.id != ours):
+            if (ours := _job.last_claim if _job is not None else "") and (
+                before.claim is None or before.claim.id != ours
+            ):
                 raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
             if kind in _PUBLISHING:
                 check_settings(self.pipeline, before)

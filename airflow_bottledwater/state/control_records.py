@@ -176,8 +176,7 @@ class Owner:
     :param map_index: of a mapped task; -1 for any other.
     :param host: the host that it was submitted on.
     :param folder: its run directory there; empty if there is none.
-    :param conn_id: the Spark connection.
-    :param master: its master, for whoever does not know the connection.
+    :param master: Spark's master.
     """
 
     dag_id: str
@@ -186,8 +185,7 @@ class Owner:
     map_index: int
     host: str
     folder: str
-    conn_id: str
-    master: str = ""
+    master: str
 
 
 @dataclass(slots=True)
@@ -242,7 +240,7 @@ class JobStop:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to a pipeline's job to stop; for which job obeys it, see :class:`airflow_bottledwater.state.control.Controller`.
+    """A request to a pipeline's job to stop; for which job obeys it, see :class:`airflow_bottledwater.jobs.control.Controller`.
 
     :param command: what is requested; a command that this version does not know is not obeyed.
     :param epoch: the epoch of the job that is asked.

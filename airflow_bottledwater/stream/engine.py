@@ -19,14 +19,15 @@ from airflow_bottledwater.errors import (
     TakenOver,
     rotated,
 )
+from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import session, stoppable
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import letters, snapshots
+from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key
 from airflow_bottledwater.state.schemas import SchemaWatch

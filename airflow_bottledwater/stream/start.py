@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
@@ -13,7 +14,7 @@ from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import coverage, saved, schemas, snapshots
+from airflow_bottledwater.state import coverage, saved, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState

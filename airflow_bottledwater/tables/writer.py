@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import psycopg
 
 from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested, TakenOver
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.relation import Table
@@ -26,7 +27,6 @@ from airflow_bottledwater.postgres.connect import Connection, outage
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState

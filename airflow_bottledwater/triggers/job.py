@@ -12,9 +12,11 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks import job_stop, spark_job, tasks
-from airflow_bottledwater.hooks.job_watch import JobWatch
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import job_stop
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.job_watch import JobWatch
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, SETTLED, Watching
@@ -62,7 +64,7 @@ def _end(pipeline: Pipeline | None, identity: Identity, replace: bool) -> None:
     except BottledWaterError as error:
         log.warning("The job could not be stopped in order: %s", error)
         job_stop.end_processes(identity)
-    spark_job.forget(identity)
+    identities.forget(identity)
 
 
 class JobTrigger(PipelineTrigger):

@@ -13,8 +13,9 @@ from typing import Any
 from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.hooks import job_stop, job_watch, tasks
-from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.jobs import job_stop, job_watch
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import letters, problems

@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg import sql
 
 from airflow_bottledwater.encoding.program import select_list
+from airflow_bottledwater.jobs import submit, supervise
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import programs
 from airflow_bottledwater.local.stack import DataStack
@@ -31,7 +32,6 @@ from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.state import store
 from airflow_bottledwater.warm import warm_up
 from tests.support import process_job

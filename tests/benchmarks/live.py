@@ -12,10 +12,10 @@ import threading
 import time
 import uuid
 
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from tests.benchmarks.common import TABLE, Job, Workload, copy_all, drain, emit, percentiles, scaled
 from tests.benchmarks.latency import avro_id, measure, observe

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from airflow_bottledwater.jobs.status import snapshot_is_complete
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.state.status import snapshot_is_complete
 from tests.benchmarks.command import running
 from tests.benchmarks.common import Follower, Workload, descendants, emit, is_jvm, parent, proportional, scaled
 from tests.support.waiting import until

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.state import snapshots
 from tests.faults.worker import LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS, TAKING_POINTS
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs

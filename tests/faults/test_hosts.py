@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.hooks import job_stop
-from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
+from airflow_bottledwater.jobs import job_stop, submitted
+from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
-from airflow_bottledwater.state import control_records, jobs
+from airflow_bottledwater.state import control_records
 from airflow_bottledwater.state.control_records import Owner
 from tests.support import process_job
 from tests.support.clusters.hosts import Host, Network, available
@@ -39,8 +39,8 @@ class Job:
 
     def __init__(self, flow: Flow, host: Host, folder: Path) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
-        self.identity: Any = {"id": self.id, "folder": "", "host": host.name, "application": "", "conn_id": "spark"}
-        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, host.name, "", "spark"), "", "")
+        self.identity: Any = {"id": self.id, "folder": "", "host": host.name, "application": "", "master": "yarn"}
+        submitted.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, host.name, "", "spark"), "", "")
         folder.mkdir()
         self.log = folder / "log"
         command = process_job.command("stream", flow.pipeline.write(folder), self.id)

@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from airflow_bottledwater.jobs import status, submit, supervise
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.spark import submit, supervise
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
-from airflow_bottledwater.state import status
 from tests.support.again import ask, check_rows, ended
 from tests.support.topics import Flow, MakeFlow, read
 from tests.support.upheaval import Upheaval

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater import warm
+from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher, Records
@@ -38,7 +39,6 @@ from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import COMPLETE
-from airflow_bottledwater.state.snapshots import SnapshotRequests
 from airflow_bottledwater.stream.source import ChangeSource
 from tests.support import running
 

@@ -18,10 +18,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
-from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
 from tests.support.compare import compare
 from tests.support.tables import look_often

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_bottledwater.errors import PreflightError, StateError
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state import status
 from tests.support.tables import look_often
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until

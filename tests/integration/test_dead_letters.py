@@ -6,10 +6,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.jobs import status
+from airflow_bottledwater.jobs.status import PipelineReport
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import redrive
-from airflow_bottledwater.state import letters, status
-from airflow_bottledwater.state.status import PipelineReport
+from airflow_bottledwater.state import letters
 from tests.support.topics import MakeFlow, limit_records
 
 

@@ -11,16 +11,17 @@ import pytest
 from airflow_bottledwater.hooks import health
 from airflow_bottledwater.hooks.health import Health
 from airflow_bottledwater.hooks.tasks import Fate
+from airflow_bottledwater.jobs import control, submitted
+from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.jobs.pipelines import Limits
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state import control, control_records, jobs, store
-from airflow_bottledwater.state.control import Controller
+from airflow_bottledwater.state import control_records, store
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key, stop_key
-from airflow_bottledwater.state.pipelines import Limits
 from tests.support.topics import Flow
 from tests.support.waiting import until
 
@@ -134,6 +135,6 @@ def test_a_job_whose_task_is_gone_goes_on_and_one_whose_task_has_ended_is_asked_
     assert asked == [("d", "r", "stream", -1)]
     assert any("no row any more. It goes on" in line for line in found.told) is (fate is Fate.GONE)
     assert bool(found.wrong) is (fate is Fate.ENDED)
-    assert (stop_key("j") in jobs.records(pipeline)) is (fate is Fate.ENDED)
+    assert (stop_key("j") in submitted.records(pipeline)) is (fate is Fate.ENDED)
     store.write_control(pipeline.kafka, {job_key("j"): None, stop_key("j"): None})
     _kill(job)

@@ -16,6 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres.connect import connect
@@ -26,7 +27,6 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
-from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import read_records, state_topic_name
 from airflow_bottledwater.stream import engine

@@ -14,12 +14,13 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.state import control, pinned, records, status, store
+from airflow_bottledwater.state import pinned, records, store
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.control_records import StopRequest, encode, request_key
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.start import Start, begin

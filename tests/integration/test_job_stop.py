@@ -21,13 +21,12 @@ import pytest
 from click.testing import CliRunner
 
 from airflow_bottledwater.cli import cli
-from airflow_bottledwater.hooks import job_stop, job_watch
-from airflow_bottledwater.hooks.job_watch import Ended, JobWatch
+from airflow_bottledwater.jobs import job_stop, job_watch, run_directory, status, submit, submitted, supervise
+from airflow_bottledwater.jobs.fence import asked_meanwhile, fence
+from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
+from airflow_bottledwater.jobs.run_directory import Submission
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.provision.stop import asked_meanwhile, fence
-from airflow_bottledwater.spark import run_directory, submit, supervise
-from airflow_bottledwater.spark.run_directory import Submission
-from airflow_bottledwater.state import control_records, jobs, status, store
+from airflow_bottledwater.state import control_records, store
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
 from tests.support import process_job
 from tests.support.topics import Flow
@@ -39,8 +38,8 @@ class Job:
 
     def __init__(self, flow: Flow, folder: Path, *, begin: bool = True) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
-        self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "conn_id": "spark"}
-        jobs.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "", "")
+        self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "master": "yarn"}
+        submitted.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "", "")
         folder.mkdir()
         self._folder, self.log = folder, folder / "log"
         if begin:
@@ -57,7 +56,7 @@ class Job:
 
     @property
     def record(self) -> JobRecord | None:
-        return decode(JobRecord, jobs.records(self.flow.pipeline).get(job_key(self.id)))
+        return decode(JobRecord, submitted.records(self.flow.pipeline).get(job_key(self.id)))
 
     def streams(self) -> None:
         until(
@@ -136,7 +135,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
 def test_a_stop_that_comes_before_the_job_holds(flow: Flow, make: MakeJob) -> None:
     """It waits in YARN's queue, or Spark is still starting."""
     job = make()
-    jobs.request_stop(flow.pipeline, job.id)
+    submitted.request_stop(flow.pipeline, job.id)
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked
     assert job.process.wait(10) == 0
@@ -165,23 +164,23 @@ def test_a_job_that_is_starting_is_stopped_with_its_pipeline(flow: Flow, tmp_pat
 
 def test_a_stop_of_another_pipeline_with_a_slot_of_this_name_is_not_obeyed(flow: Flow, make: MakeJob) -> None:
     job = make()
-    assert jobs.request_stop_of_others(flow.pipeline, f"{flow.name} of another cluster", "") == 1
+    assert submitted.request_stop_of_others(flow.pipeline, f"{flow.name} of another cluster", "") == 1
     job.streams()
     # by then it has reported whose job it is
-    assert jobs.request_stop_of_others(flow.pipeline, f"{flow.name} of another cluster", "") == 0
+    assert submitted.request_stop_of_others(flow.pipeline, f"{flow.name} of another cluster", "") == 0
     time.sleep(1)
     assert job.process.poll() is None
     record = job.record
     assert record is not None
-    assert jobs.request_stop_of_others(flow.pipeline, flow.name, record.claim) == 0
-    assert jobs.request_stop_of_others(flow.pipeline, flow.name, "") == 1
+    assert submitted.request_stop_of_others(flow.pipeline, flow.name, record.claim) == 0
+    assert submitted.request_stop_of_others(flow.pipeline, flow.name, "") == 1
     assert job.end().outcome.stopped
 
 
 def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob) -> None:
+    from airflow_bottledwater.jobs import control
     from airflow_bottledwater.postgres.connect import connect
     from airflow_bottledwater.postgres.server import identify
-    from airflow_bottledwater.state import control
 
     job = make()
     job.streams()
@@ -301,7 +300,9 @@ def test_the_command_ends_the_processes_of_a_job_on_this_host(
     job_id = uuid.uuid4().hex if by_airflow else ""
     if by_airflow:
         here = socket.gethostname()
-        jobs.announce(flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "", "")
+        submitted.announce(
+            flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "", ""
+        )
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:
@@ -345,7 +346,7 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:
-        identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "conn_id": "s"}
+        identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "master": "yarn"}
         assert job_watch.still_runs(flow.pipeline, identity) is None
         driver = until(lambda: run_directory.read(folder, run_directory.Driver), "its driver")
         os.kill(driver.pid, signal.SIGKILL)

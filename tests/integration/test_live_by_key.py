@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.keys import between, bound
 from airflow_bottledwater.live.wanted import check_order
@@ -17,7 +18,6 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import read_state
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 from tests.support.waiting import until

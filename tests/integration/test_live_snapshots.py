@@ -19,6 +19,7 @@ from airflow_bottledwater import backoff
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.live import reading, wanted
 from airflow_bottledwater.live import snapshots as live_snapshots
@@ -34,7 +35,7 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.latest import LatestRecords
-from airflow_bottledwater.state import snapshots, store
+from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.stream.engine import flush_target

@@ -17,13 +17,13 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import Outage, PreflightError, RecordError, Refused
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.provision import live, redrive
 from airflow_bottledwater.provision import renew as renewal
 from airflow_bottledwater.provision.renew import renew
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records

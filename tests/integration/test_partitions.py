@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
+from airflow_bottledwater.jobs import snapshots, status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.extent import SWEEPING
@@ -23,7 +24,6 @@ from airflow_bottledwater.postgres import partitions, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
-from airflow_bottledwater.state import snapshots, status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.tables import watch

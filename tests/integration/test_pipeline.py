@@ -20,6 +20,7 @@ from airflow_bottledwater.errors import (
     StopRequested,
     TakenOver,
 )
+from airflow_bottledwater.jobs import control, status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.stop import Stop
@@ -29,7 +30,6 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
-from airflow_bottledwater.state import control, status
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.start import begin
 from tests.support import running

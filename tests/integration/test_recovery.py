@@ -28,6 +28,7 @@ from airflow_bottledwater.errors import (
     StaleBatch,
     StateError,
 )
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -40,7 +41,6 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.renew import renew
 from airflow_bottledwater.snapshot import driver, sweep
 from airflow_bottledwater.snapshot.plans import Plans
-from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.store import state_topic_name

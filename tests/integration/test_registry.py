@@ -17,12 +17,13 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage, PreflightError, RecordError, Refused
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.renew import renew
-from airflow_bottledwater.state import schemas, status, store
+from airflow_bottledwater.state import schemas, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.pipeline_state import PipelineState

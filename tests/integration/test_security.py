@@ -23,11 +23,11 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state import status
 from tests.support.pipeline import logged
 from tests.support.security import (
     KAFKA_PASSWORD,

@@ -18,9 +18,9 @@ from confluent_kafka import Producer
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
+from airflow_bottledwater.jobs.submit import LOCAL_CONF
 from airflow_bottledwater.spark import error_codec, job, snapshot, stream, verify
 from airflow_bottledwater.spark.job import SettingsFile
-from airflow_bottledwater.spark.submit import LOCAL_CONF
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver
 from tests.support.topics import MakeFlow

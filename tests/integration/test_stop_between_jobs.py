@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli, jobs, restart
 from airflow_bottledwater.errors import JobDied, Outage
+from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.jobs.submitted import records
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.state import control, status
-from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.state.control_records import request_key
-from airflow_bottledwater.state.jobs import records
 from airflow_bottledwater.stream.start import begin
 from tests.support import running
 from tests.support.topics import Flow

@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
 from tests.support.tables import look_often
 from tests.support.topics import Flow, MakeFlow

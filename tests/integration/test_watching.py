@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state.control import Controller
 from airflow_bottledwater.triggers.stream_error import Watch, read
 from tests.support.topics import Flow
 from tests.support.waiting import until

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.provision import preflight
-from airflow_bottledwater.state import status
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream.engine import follow
 from airflow_bottledwater.stream.start import begin

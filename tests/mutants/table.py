@@ -13,15 +13,15 @@ _PIPELINE, _RECOVERY, _HANDOVER, _RANDOM, _EVOLUTION, _TOAST, _IDENTITY, _COVERA
 _PARTITIONS = "tests/integration/test_partitions.py"
 _WHOLE, _ASSEMBLER = "tests/integration/test_whole_publications.py", "tests/unit/stream/test_assembler.py"
 _SUPERVISE, _CLI, _HOOKS = (
-    f"tests/unit/{name}.py" for name in ("spark/test_supervise", "test_cli", "hooks/test_pipeline_hook")
+    f"tests/unit/{name}.py" for name in ("jobs/test_supervise", "test_cli", "hooks/test_pipeline_hook")
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
-_SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/state/test_health.py"
+_SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/jobs/test_health.py"
 _LIVE, _LIVE_ORDER = "tests/integration/test_live_snapshots.py", "tests/integration/test_live_order.py"
 _PACE = "tests/unit/live/test_pace.py"
 _LIVE_RANDOM = "tests/integration/test_live_random.py::test_rows_that_are_read_again_never_take_a_key_back_in_time"
 _TASKS = "tests/integration/test_spark_tasks.py"
-_WATCH, _STOPPING = "tests/unit/hooks/test_job_watch.py", "tests/integration/test_job_stop.py"
+_WATCH, _STOPPING = "tests/unit/jobs/test_job_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _REGISTRY = "tests/integration/test_registry.py"
@@ -776,7 +776,9 @@ MUTANTS = (
     Mutant(
         "a job does not claim its slot again that another one has claimed",
         "Claim._claim",
-        never("(ours := jobs.last_claim()) and (before.claim is None or before.claim.id != ours)"),
+        never(
+            "(ours := _job.last_claim if _job is not None else '') and (before.claim is None or before.claim.id != ours)"
+        ),
         "tests/integration/test_new_tables.py::test_a_job_does_not_take_its_slot_back",
     ),
     Mutant(
@@ -1291,19 +1293,19 @@ MUTANTS = (
         "a pipeline that was asked to stop is not meant to run",
         "StatusRecord.wanted",
         drop("self.stopped_by != REQUEST"),
-        "tests/unit/state/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
     ),
     Mutant(
         "a pipeline without a job is red",
         "pipelines._ended",
         swap("ago <= limits.silence", "True"),
-        "tests/unit/state/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
     ),
     Mutant(
         "a job that repeats is red",
         "pipelines.wrong",
         never("status.repeats >= REPEATS"),
-        "tests/unit/state/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
     ),
     Mutant(
         "a pipeline that is watched by its name is not missed",
@@ -1377,7 +1379,7 @@ MUTANTS = (
     Mutant(
         "a job hears its stop before it claims",
         "Claim.__init__",
-        drop("jobs.may_claim(...)"),
+        never("_job is not None and not _job.may_claim(cluster.pipeline(pipeline.slot))"),
         f"{_STOPPING}::test_a_job_that_begins_after_it_was_given_up_takes_nothing",
     ),
     Mutant(
@@ -1439,7 +1441,7 @@ MUTANTS = (
         "a stop holds for the continuation of a dead job only",
         "control.holds",
         always("status is not None and status.job.epoch >= request.epoch and (not status.over)"),
-        "tests/unit/state/test_control.py::test_what_was_asked_before_a_job_listened",
+        "tests/unit/jobs/test_control.py::test_what_was_asked_before_a_job_listened",
     ),
     Mutant(
         "a stop between snapshot and stream holds for the stream",
@@ -2320,13 +2322,13 @@ MUTANTS = (
         "the slot of a job that does not answer is free before its processes are ended",
         "give_up",
         drop("if ours:\n    ..."),
-        "tests/unit/provision/test_stop.py::test_the_slot_is_free_before_the_processes_are_ended",
+        "tests/unit/jobs/test_fence.py::test_the_slot_is_free_before_the_processes_are_ended",
     ),
     Mutant(
         "a job that has claimed the slot since keeps it",
         "give_up",
         drop("holds(pipeline, ours)"),
-        "tests/unit/provision/test_stop.py::test_a_job_that_has_claimed_the_slot_meanwhile_keeps_it",
+        "tests/unit/jobs/test_fence.py::test_a_job_that_has_claimed_the_slot_meanwhile_keeps_it",
     ),
     Mutant(
         "the command ends the processes of a job that does not answer",
@@ -2362,19 +2364,19 @@ MUTANTS = (
         "a long line does not travel with a job's record",
         "LogTail.emit",
         swap("(line[:_WIDTH] for line in lines)", "lines"),
-        "tests/unit/state/test_jobs.py::test_the_log_is_its_last_lines_each_cut",
+        "tests/unit/jobs/test_submitted.py::test_the_log_is_its_last_lines_each_cut",
     ),
     Mutant(
         "an old log does not travel with each heartbeat",
         "JobReporter._write",
         always("ended or time.monotonic() - self._changed < _LOG_STAYS"),
-        "tests/unit/state/test_jobs.py::test_the_log_is_left_out_when_nothing_was_said_for_a_while",
+        "tests/unit/jobs/test_submitted.py::test_the_log_is_left_out_when_nothing_was_said_for_a_while",
     ),
     Mutant(
         "the error of a job that could not report it is bounded",
         "report_end",
         swap("outcome.error[:_ERROR]", "outcome.error"),
-        "tests/unit/state/test_jobs.py::test_the_end_that_another_process_reports_is_bounded",
+        "tests/unit/jobs/test_submitted.py::test_the_end_that_another_process_reports_is_bounded",
     ),
     Mutant(
         "the error of a job that died ends with its last words",
@@ -2386,13 +2388,13 @@ MUTANTS = (
         "with standby masters the driver's address is that towards the first",
         "driver_address",
         swap("first.split(',')[0]", "first"),
-        "tests/unit/spark/test_submit.py::test_executors_are_told_the_address_towards_the_master",
+        "tests/unit/jobs/test_submit.py::test_executors_are_told_the_address_towards_the_master",
     ),
     Mutant(
         "an address of IPv6 is in brackets",
         "driver_address",
         swap("f'[{address}]' if ':' in address else address", "address"),
-        "tests/unit/spark/test_submit.py::test_executors_are_told_the_address_towards_the_master",
+        "tests/unit/jobs/test_submit.py::test_executors_are_told_the_address_towards_the_master",
     ),
     Mutant(
         "memory in which changes wait is not given up",
@@ -2422,7 +2424,7 @@ MUTANTS = (
         "a supervisor whose packages are removed goes on",
         "run_directory.read",
         swap("(OSError, ValueError, OverflowError, ImportError)", "(OSError, ValueError, OverflowError)"),
-        "tests/unit/spark/test_run_directory.py::test_a_supervisor_goes_on_whose_packages_are_removed",
+        "tests/unit/jobs/test_run_directory.py::test_a_supervisor_goes_on_whose_packages_are_removed",
     ),
     Mutant(
         "a read-only registry is no row's fault",

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from airflow_bottledwater.jobs import submit
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
-from airflow_bottledwater.spark import job, submit
+from airflow_bottledwater.spark import job
 from tests.support import running
 
 

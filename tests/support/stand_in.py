@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.job import SettingsFile
-from airflow_bottledwater.state import jobs
 
 
 class _Nobody:
@@ -25,7 +25,7 @@ class _Nobody:
 
 def run(work: Any) -> int:
     """Run a job that does this; returns its exit code."""
-    jobs.JobReporter = _Nobody  # type: ignore[assignment,misc]
+    submitted.JobReporter = _Nobody  # type: ignore[assignment,misc]
     SettingsFile.load = lambda self: None  # type: ignore[assignment,method-assign,return-value]
     return job._run("stream", work, SettingsFile("x"), "id", False)
 

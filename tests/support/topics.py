@@ -14,6 +14,7 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from airflow_bottledwater.jobs import snapshots, status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -25,7 +26,6 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import Result
-from airflow_bottledwater.state import snapshots, status
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from tests.support import running
 from tests.support.compare import Comparison, compare

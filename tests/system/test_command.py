@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater import processes
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.state import status
 from tests.support.topics import Flow, assert_exactly_once_in_order
 from tests.support.verifying import (
     ended_equal,

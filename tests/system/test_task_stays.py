@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_bottledwater.jobs import control
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.spark import JOB
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control
 from tests.support.describing import described
 from tests.support.processes import job_processes
 from tests.support.topics import Flow
@@ -145,5 +145,5 @@ def _kept(folder: Path) -> dict[str, Any]:
         "host": "the-pod-before",
         "folder": str(folder),
         "application": "",
-        "conn_id": "spark_default",
+        "master": "yarn",
     }

@@ -23,10 +23,10 @@ from airflow_bottledwater import cli, processes
 from airflow_bottledwater.cli import jobs, report
 from airflow_bottledwater.cli.options import spark_of
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.jobs.status import PipelineReport, TableReport
+from airflow_bottledwater.jobs.supervise import LOG, LogReader
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import SETTINGS
-from airflow_bottledwater.spark.supervise import LOG, LogReader
-from airflow_bottledwater.state.status import PipelineReport, TableReport
 from tests.support.status import status_of
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]
@@ -302,9 +302,9 @@ import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from airflow_bottledwater import cli
-from airflow_bottledwater.spark import submit
+from airflow_bottledwater.jobs import submit
 import airflow_bottledwater.provision.create as creation
-import airflow_bottledwater.state.status as status
+import airflow_bottledwater.jobs.status as status
 
 creation.create = lambda *_, **__: None
 status.snapshot_is_complete = lambda pipeline: True
@@ -401,7 +401,7 @@ def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pyte
     def over(*_: object) -> bool:
         raise SettingError("position", "", "")
 
-    monkeypatch.setattr("airflow_bottledwater.spark.supervise.start", lambda *_, **__: None)
+    monkeypatch.setattr("airflow_bottledwater.jobs.supervise.start", lambda *_, **__: None)
     monkeypatch.setattr(jobs, "_create", over)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.state import snapshots
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 
 FOUND = {

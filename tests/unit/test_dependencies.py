@@ -73,7 +73,7 @@ PATTERNS = [(pattern, extras) for extras, patterns in ROOMS for pattern in patte
 #: what checks, provisions, watches and stops a pipeline
 CONTROL = (
     "cli", "settings", "kafka.registry", "postgres.slot", "provision.preflight", "provision.create", "provision.drop",
-    "state.claim", "state.control", "state.status", "spark.submit",
+    "state.claim", "jobs.control", "jobs.status", "jobs.submit",
 )  # fmt: skip
 #: what nobody imports, and why it is declared
 NOT_IMPORTED = {

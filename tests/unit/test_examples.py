@@ -18,8 +18,8 @@ import yaml
 
 from airflow_bottledwater import __version__, cli
 from airflow_bottledwater.cli.options import _choose_format
+from airflow_bottledwater.jobs.supervise import GRACE
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
-from airflow_bottledwater.spark.supervise import GRACE
 from tests.unit.test_compose import schema
 
 ROOT = Path(__file__).parents[2]

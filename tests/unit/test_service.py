@@ -22,16 +22,15 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from airflow_bottledwater import cli
-from airflow_bottledwater import restarts as policy
 from airflow_bottledwater.cli import jobs, restart
 from airflow_bottledwater.cli import log as own_log
 from airflow_bottledwater.errors import BottledWaterError, JobDied, JobFailed, Outage, Refused
-from airflow_bottledwater.provision import stop
+from airflow_bottledwater.jobs import fence, health
+from airflow_bottledwater.jobs import restarts as policy
+from airflow_bottledwater.jobs.log import parse
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark.log import parse
-from airflow_bottledwater.state import health
 from tests.support.status import status_of
-from tests.unit.state.test_health import SLOT
+from tests.unit.jobs.test_health import SLOT
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +119,7 @@ def test_what_was_asked_to_stop_in_a_pause_is_not_done_again(clock: Clock) -> No
 
 
 def test_only_what_was_asked_since_the_command_began_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "asked_meanwhile", lambda pipeline, since: (pipeline, since) == (PIPELINE, 1000.0))
+    monkeypatch.setattr(fence, "asked_meanwhile", lambda pipeline, since: (pipeline, since) == (PIPELINE, 1000.0))
     work = jobs._Work(PIPELINE, "local", {}, False, None, threading.Event(), begun=1000.0)
     assert work.asked()
 
@@ -138,12 +137,13 @@ _COMMAND = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from airflow_bottledwater import cli, restarts
+from airflow_bottledwater import cli
+from airflow_bottledwater.jobs import restarts
 from airflow_bottledwater.cli import restart
-from airflow_bottledwater.spark import submit
+from airflow_bottledwater.jobs import submit
 import airflow_bottledwater.provision.create as creation
-import airflow_bottledwater.provision.stop as stop
-import airflow_bottledwater.state.status as status
+import airflow_bottledwater.jobs.fence as stop
+import airflow_bottledwater.jobs.status as status
 
 restarts._BACKOFF = float(sys.argv.pop(1))
 failing = sys.argv.pop(1)
@@ -157,7 +157,7 @@ job = (
     "sys.exit(stand_in.run(work))"
 )
 creation.create = lambda *_, **__: None
-stop.asked_meanwhile = lambda *_: False
+fence.asked_meanwhile = lambda *_: False
 restart.reached = lambda pipeline: None
 status.snapshot_is_complete = lambda pipeline: True
 jobs = sys.argv.pop(1)

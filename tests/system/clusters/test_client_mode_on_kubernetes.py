@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.jobs import status, submit, supervise
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.spark import submit, supervise
-from airflow_bottledwater.state import status
 from tests.support.clusters.kubernetes import FakeKubernetes
 from tests.support.clusters.standalone import spark_environment, spark_home
 from tests.support.topics import Flow

@@ -18,11 +18,10 @@ from airflow.sdk.exceptions import AirflowFailException
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import JobFailed
-from airflow_bottledwater.hooks import job_stop
+from airflow_bottledwater.jobs import job_stop, status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
-from airflow_bottledwater.state import status
 from tests.support.clusters.kubernetes import FakeKubernetes
 from tests.support.clusters.tasks import Task
 from tests.support.describing import described
@@ -253,9 +252,9 @@ def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKu
 
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
+    from airflow_bottledwater.jobs import control
     from airflow_bottledwater.postgres.connect import connect
     from airflow_bottledwater.postgres.server import identify
-    from airflow_bottledwater.state import control
 
     # its first rows may be there before its first status
     until(lambda: (found := status.report(flow.pipeline).job) and found.state == "streaming", "it reports")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_bottledwater.spark import submit, supervise
-from airflow_bottledwater.state import status
+from airflow_bottledwater.jobs import status, submit, supervise
 from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, TABLES, live, make_flow
 from tests.support.clusters.servers import ReachableServers

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.hooks import job_stop
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.jobs import job_stop, status
+from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Spark
 from airflow_bottledwater.processes import send
-from airflow_bottledwater.state import status
 from tests.support.clusters.archive import make_archive
 from tests.support.clusters.hosts import Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow
@@ -223,9 +222,9 @@ def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
 
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
+    from airflow_bottledwater.jobs import control
     from airflow_bottledwater.postgres.connect import connect
     from airflow_bottledwater.postgres.server import identify
-    from airflow_bottledwater.state import control
 
     with connect(flow.dsn) as connection:
         assert control.request_stop(flow.pipeline, identify(connection)) is not None

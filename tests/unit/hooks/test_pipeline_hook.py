@@ -23,8 +23,8 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.places import Place
 from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
 from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.jobs import following, submit, supervise
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import submit, supervise
 
 Connect = Callable[..., None]
 
@@ -204,19 +204,19 @@ def test_a_job_gets_nothing_of_airflows_secrets() -> None:
         "AIRFLOW_CONN_POSTGRES_DEFAULT": PASSWORD, "AIRFLOW__CORE__FERNET_KEY": "f", "AIRFLOW_VAR_X": "v", "_AIRFLOW_X": "x",
         "__AIRFLOW_SUPERVISOR": "s", "HOME": "/h", "PATH": "/bin",
     }  # fmt: skip
-    kept = spark_job.environment(given)
+    kept = submit.environment(given)
     ours = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", "GLIBC_TUNABLES"}
     assert set(kept) == {"HOME", "PATH", *ours}
     assert kept["PATH"].endswith(":/bin")
 
 
-IDENTITY: Any = {"id": "j", "folder": "/nowhere", "host": "", "application": "", "conn_id": "spark_default"}
+IDENTITY: Any = {"id": "j", "folder": "/nowhere", "host": "", "application": "", "master": "yarn"}
 
 
 def test_only_where_the_executors_are_here_the_driver_is_told_to_use_loopback() -> None:
     """Executors on other hosts could not reach it."""
     for master, local in (("local[2]", True), ("spark://m:7077", False), ("yarn", False), ("k8s://https://k", False)):
-        for made in (spark_job.environment({"PATH": "/bin"}, master=master), submit.environment({}, master=master)):
+        for made in (submit.environment({"PATH": "/bin"}, master=master), submit.environment({}, master=master)):
             assert ("SPARK_LOCAL_IP" in made) == local
         assert ("spark.driver.bindAddress" in submit.conf_for(master)) == local
 
@@ -276,13 +276,13 @@ def test_on_kubernetes_a_job_is_known_by_namespace_and_pod(
     assert command is not None and command[1:] == ["--master", place.master, "--kill", identity["application"]]
 
 
-def following(folder: Path, **arguments: Any) -> tuple[spark_job.FileFollower, list[str]]:
+def followed(folder: Path, **arguments: Any) -> tuple[following.FileFollower, list[str]]:
     lines: list[str] = []
-    return spark_job.FileFollower(folder, lambda level, line: lines.append(line), **arguments), lines
+    return following.FileFollower(folder, lambda level, line: lines.append(line), **arguments), lines
 
 
 def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    follower, lines = following(tmp_path)
+    follower, lines = followed(tmp_path)
     follower.follow()
     log = tmp_path / "job.log"
     log.write_text("one\ntwo\nthr")
@@ -294,11 +294,11 @@ def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     follower.follow()
     assert lines == ["one", "two", "three", "four"]
     # another triggerer does not repeat everything
-    follower, lines = following(tmp_path, past=5)
+    follower, lines = followed(tmp_path, past=5)
     follower.follow()
     assert lines == ["four"]
     # and a line without an end does not stop it
-    monkeypatch.setattr(spark_job, "_LOG_BYTES", 10)
+    monkeypatch.setattr(following, "_LOG_BYTES", 10)
     with log.open("a") as file:
         file.write("x" * 25 + "\nfive\n")
     lines.clear()
@@ -319,7 +319,7 @@ def test_a_jobs_lines_keep_their_level_and_lose_their_time(tmp_path: Path) -> No
         "2026-01-02 03:04:05,681 NOTICE is no level\n"
     )
     found: list[tuple[str, str]] = []
-    spark_job.FileFollower(tmp_path, lambda level, line: found.append((logging.getLevelName(level), line))).follow()
+    following.FileFollower(tmp_path, lambda level, line: found.append((logging.getLevelName(level), line))).follow()
     assert found == [
         ("INFO", "before anything"),
         ("INFO", "Published 5 records"),

@@ -21,9 +21,10 @@ from airflow.serialization.serialized_objects import DagSerialization
 import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
-from airflow_bottledwater.hooks import job_stop, job_watch, spark_job, tasks
-from airflow_bottledwater.hooks.job_watch import Ended
-from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.hooks import spark_job, tasks
+from airflow_bottledwater.jobs import job_stop, job_watch
+from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
@@ -427,7 +428,7 @@ OLD: Any = {
     "folder": "/tmp/nowhere/old",
     "host": "elsewhere",
     "application": "",
-    "conn_id": "spark_default",
+    "master": "yarn",
 }
 NEW: Any = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
 
@@ -449,9 +450,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
         world.living.discard(identity["id"])
         return True
 
-    monkeypatch.setattr("airflow_bottledwater.state.status.snapshot_is_complete", lambda pipeline: world.complete)
+    monkeypatch.setattr("airflow_bottledwater.jobs.status.snapshot_is_complete", lambda pipeline: world.complete)
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
-    monkeypatch.setattr("airflow_bottledwater.state.jobs.announce", lambda pipeline, job_id, *_: None)
+    monkeypatch.setattr("airflow_bottledwater.jobs.submitted.announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(spark_job, "prepare", lambda *_: (NEW, tmp_path / "pipeline-x.json"))
     monkeypatch.setattr(spark_job, "start", lambda *_, tied: world.done.append("start tied" if tied else "start"))
     monkeypatch.setattr(spark_job, "send", lambda *_: world.done.append("send"))

@@ -14,19 +14,19 @@ import pytest
 from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_bottledwater import restarts
 from airflow_bottledwater.errors import JobDied, JobFailed, Outage, SlotInUse
-from airflow_bottledwater.hooks import job_stop, job_watch, spark_job
-from airflow_bottledwater.hooks.job_watch import Ended
+from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.jobs import fence as provision_stop
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import job_stop, job_watch, restarts, submitted
+from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.provision import stop as provision_stop
-from airflow_bottledwater.state import jobs
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 
-OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "conn_id": "spark_default"}
+OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "master": "yarn"}
 NEW = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
 
 pytestmark = pytest.mark.usefixtures("connections")
@@ -106,9 +106,9 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(spark_job, "prepare", lambda pipeline, kind, place: (NEW, tmp_path / "pipeline-x.json"))
     monkeypatch.setattr(spark_job, "start", start)
     monkeypatch.setattr(spark_job, "send", send)
-    monkeypatch.setattr(spark_job, "forget", lambda identity: made.done.append(f"remove {identity['id']}"))
+    monkeypatch.setattr(identities, "forget", lambda identity: made.done.append(f"remove {identity['id']}"))
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
-    monkeypatch.setattr(jobs, "announce", lambda pipeline, job_id, *_: None)
+    monkeypatch.setattr(submitted, "announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(job_watch, "still_runs", lambda pipeline, identity: made.how(identity))
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
     monkeypatch.setattr(job_stop, "stop", stop)
@@ -583,7 +583,7 @@ def test_killed_on_the_worker_it_stops_the_job(world: World) -> None:
 def test_killed_before_it_submits_it_starts_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow calls on_kill, and lets the process go on for some seconds."""
     made = operator()
-    monkeypatch.setattr(jobs, "announce", lambda *_: made.on_kill())
+    monkeypatch.setattr(submitted, "announce", lambda *_: made.on_kill())
     with pytest.raises(Outage, match="was ended"):
         made.execute(context(Store()))
     assert "start" not in world.done and "stop new" in world.done

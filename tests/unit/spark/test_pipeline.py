@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from airflow_bottledwater.errors import StopRequested
-from airflow_bottledwater.spark import pipeline, run_directory
-from airflow_bottledwater.spark.run_directory import Prepared
-from airflow_bottledwater.spark.supervise import RUN_DIRECTORY
+from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.run_directory import Prepared
+from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
+from airflow_bottledwater.spark import pipeline
 
 
 def test_the_job_begins_when_everything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

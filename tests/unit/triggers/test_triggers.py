@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage, Refused
-from airflow_bottledwater.hooks import job_stop, job_watch, spark_job, tasks
-from airflow_bottledwater.hooks.job_watch import Ended
-from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import job_stop, job_watch
+from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
@@ -31,7 +33,7 @@ PIPELINE: dict[str, Any] = {
     "schema_registry_conn_id": None,
     "settings": {"slot": "orders", "tables": ["a", "b"], "output_format": "json"},
 }
-IDENTITY = {"id": "j", "folder": "/tmp/nowhere", "host": "elsewhere", "application": "", "conn_id": "spark_default"}
+IDENTITY = {"id": "j", "folder": "/tmp/nowhere", "host": "elsewhere", "application": "", "master": "yarn"}
 
 
 def watching(**arguments: Any) -> JobTrigger:
@@ -189,7 +191,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lambda pipeline, identity, timeout, final: made.append(f"{'stop' if final else 'replace'} {pipeline.slot}"),
     )
     monkeypatch.setattr(job_stop, "end_processes", lambda identity: made.append("end processes"))
-    monkeypatch.setattr(spark_job, "forget", lambda identity: made.append("forget"))
+    monkeypatch.setattr(identities, "forget", lambda identity: made.append("forget"))
     return made
 
 

@@ -5,19 +5,18 @@ or its application in a cluster."""
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
-from airflow_bottledwater.hooks import job_watch, places, spark_job
-from airflow_bottledwater.hooks.job_watch import Ended
-from airflow_bottledwater.hooks.shared_records import SharedRecords
-from airflow_bottledwater.hooks.spark_job import Identity
+from airflow_bottledwater.jobs import ending, job_watch, run_directory, submit, supervise
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs.run_directory import Driver
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import ending, run_directory, supervise
-from airflow_bottledwater.spark.run_directory import Driver
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 
 log = logging.getLogger(__name__)
@@ -35,9 +34,9 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
-    from airflow_bottledwater.provision.stop import free, give_up, holds
+    from airflow_bottledwater.jobs.fence import free, give_up, holds
 
-    folder = spark_job.folder_here(identity)
+    folder = identities.folder_here(identity)
     if folder is not None and not folder.is_dir():
         folder = None
     if folder is not None:
@@ -67,7 +66,7 @@ def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = Tru
     if stop(pipeline, identity, final=final):
         job_watch.forget(pipeline, identity)
     else:
-        spark_job.forget(identity)
+        identities.forget(identity)
 
 
 def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
@@ -79,14 +78,14 @@ def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
             stop(pipeline, identity, timeout=LAST_CHANCE, final=False)
         except BottledWaterError as error:
             log.warning("%s", error)  # the next job waits for it
-        spark_job.forget(identity)
+        identities.forget(identity)
     elif not ended.pending:
         job_watch.forget(pipeline, identity)
 
 
 def end_processes(identity: Identity) -> None:
     """End what is left of a job where it can be reached: its processes on this host, or its application in a cluster."""
-    if (folder := spark_job.folder_here(identity)) is not None:
+    if (folder := identities.folder_here(identity)) is not None:
         ending.end_here(folder)
     elif identity["application"]:
         _cancel(identity)
@@ -103,11 +102,11 @@ def _request(
 ) -> tuple[str, bool]:
     """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it is not known), and
     whether it has ended."""
-    from airflow_bottledwater.state import jobs
+    from airflow_bottledwater.jobs import submitted
 
     claim = ""
     try:
-        jobs.request_stop(pipeline, identity["id"], replace=not final)
+        submitted.request_stop(pipeline, identity["id"], replace=not final)
         log.info("The job was asked to stop.")
         shared = SharedRecords.acquire(pipeline.kafka)
         try:
@@ -146,21 +145,15 @@ def _over(folder: Path | None) -> bool:
 
 def _report(pipeline: Pipeline, identity: Identity, final: bool) -> None:
     """Report the end of a job that did not answer, so that nobody takes it for one that runs."""
-    from airflow_bottledwater.state import jobs
+    from airflow_bottledwater.jobs import submitted
 
     outcome = Outcome(ok=final, stopped=final, error="" if final else "It did not answer.", transient=not final)
     try:
-        jobs.report_end(pipeline, identity["id"], "", outcome, [])
+        submitted.report_end(pipeline, identity["id"], "", outcome, [])
     except BottledWaterError as error:
         log.warning("The job's end could not be reported: %s", error)
 
 
 def _cancel(identity: Identity) -> None:
     """Cancel an application in its cluster; a failure is logged."""
-    try:
-        place = places.find(identity["conn_id"], mode="cluster")
-    except BottledWaterError as error:
-        by_hand = ending.by_hand(identity["application"])
-        log.warning("The application %s was not cancelled: %s\nCancel it: %s", identity["application"], error, by_hand)
-        return
-    ending.cancel(place.master, identity["application"], spark_job.environment(os.environ, master=place.master))
+    ending.cancel(identity["master"], identity["application"], submit.environment(master=identity["master"]))

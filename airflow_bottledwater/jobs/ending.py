@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_bottledwater.spark import submit, supervise
+from airflow_bottledwater.jobs import submit, supervise
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def cancel(master: str, application: str, environment: Mapping[str, str]) -> boo
     """Cancel an application in its cluster; returns whether that was possible. If not, the log says why, and how to do it by hand.
 
     :param master: Spark's master.
-    :param application: see :func:`~airflow_bottledwater.spark.submit.cancel`.
+    :param application: see :func:`~airflow_bottledwater.jobs.submit.cancel`.
     """
     command = submit.cancel(master, application, environment)
     problem = "Spark's commands are not installed on this host, or the master is not known."

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_bottledwater.errors import StopRequested
+from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import work_for, working_for
 from airflow_bottledwater.state.control_records import (
     JOBS,
     REPLACEMENT,
@@ -36,7 +37,6 @@ from airflow_bottledwater.state.control_records import (
     job_key,
     stop_key,
 )
-from airflow_bottledwater.state.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +99,13 @@ class JobReporter(Reporter):
 
     def start(self) -> None:
         """Start the thread."""
-        global _reporting
-        _reporting = self
+        work_for(self)
         super().start()
+
+    @property
+    def last_claim(self) -> str:
+        """The id of the job's last claim on its slot; empty if it has made none."""
+        return self.record.claim
 
     def claimed(self, job: Job) -> None:
         """Report the job's claim on its slot."""
@@ -119,8 +123,7 @@ class JobReporter(Reporter):
 
     def finish(self, outcome: Outcome) -> bool:
         """Write how the job has ended; a failure to write it is only logged. Returns whether it was written."""
-        global _reporting
-        _reporting = None
+        work_for(None)
         self.record.outcome = outcome
         return self._finish()
 
@@ -163,35 +166,10 @@ class JobReporter(Reporter):
         self._control.write(job_key(self._id), encode(self.record), wait=wait)
 
 
-#: the reporter of this process, if it is a job
-_reporting: JobReporter | None = None
-
-
-def may_claim(name: str) -> None:
-    """Wait until this process, if it is a job, has heard what was requested before it began: one that starts late, after it was given up
-    and replaced, must not take the slot from the one that replaced it.
-
-    :param name: the name of the pipeline that it works on.
-    :raises StopRequested: it was asked to stop.
-    """
-    if _reporting is not None and not _reporting.may_claim(name):
-        raise StopRequested("The job was asked to stop before it began.")
-
-
-def claimed(job: Job) -> None:
-    """Report the claim of this process, if it is a job."""
-    if _reporting is not None:
-        _reporting.claimed(job)
-
-
-def last_claim() -> str:
-    """The id of the last claim of this process, if it is a job that has made one; else empty."""
-    return "" if _reporting is None else _reporting.record.claim
-
-
 def stopped_by() -> StoppedBy:
     """Who has stopped this process, if it is a job that was asked to stop; a signal that belongs to a request comes before it is heard."""
-    return (_reporting.stopped_by if _reporting is not None else "") or TASK
+    job = working_for()
+    return (job.stopped_by if isinstance(job, JobReporter) else "") or TASK
 
 
 def application() -> str:

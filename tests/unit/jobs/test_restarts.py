@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_bottledwater.restarts import RESTARTS, Restarts
+from airflow_bottledwater.jobs.restarts import RESTARTS, Restarts
 
 
 def test_the_pauses_double_up_to_five_minutes() -> None:

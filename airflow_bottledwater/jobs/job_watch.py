@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed
-from airflow_bottledwater.hooks import spark_job
-from airflow_bottledwater.hooks.shared_records import SharedRecords
-from airflow_bottledwater.hooks.spark_job import FileFollower, Identity, LogFollower, Write
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import supervise
+from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import supervise
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key, longest_silence
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class JobWatch:
         self, pipeline: Pipeline, identity: Identity, *, start_timeout: float, write: Write, past: int | None = None
     ) -> None:
         self._identity, self._start_timeout = identity, start_timeout
-        self._folder = spark_job.folder_here(identity)
+        self._folder = identities.folder_here(identity)
         if self._folder is not None and not self._folder.is_dir():
             self._folder = None
         self._shared = SharedRecords.acquire(pipeline.kafka)
@@ -177,11 +178,11 @@ def _ended_here(folder: Path) -> Ended:
 
 def forget(pipeline: Pipeline, identity: Identity) -> None:
     """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only logged."""
-    from airflow_bottledwater.state import jobs
+    from airflow_bottledwater.jobs import submitted
 
-    spark_job.forget(identity)
+    identities.forget(identity)
     try:
-        jobs.forget(pipeline, identity["id"])
+        submitted.forget(pipeline, identity["id"])
     except BottledWaterError as error:
         log.info("The record of the job stays for a while: %s", error)
 
@@ -194,7 +195,7 @@ def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
     :param name: the pipeline's; jobs that do not know theirs yet are told by their slot.
     :raises Outage: Kafka does not answer.
     """
-    from airflow_bottledwater.state import jobs
+    from airflow_bottledwater.jobs import submitted
 
     shared = SharedRecords.acquire(pipeline.kafka)
     try:
@@ -202,14 +203,14 @@ def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
     finally:
         shared.release()
     found: list[tuple[Owner, Identity]] = []
-    for job_id, record in jobs.unfinished(records, pipeline.slot, name).items():
+    for job_id, record in submitted.unfinished(records, pipeline.slot, name).items():
         if (owner := record.owner) is not None:
             identity: Identity = {
                 "id": job_id,
                 "host": owner.host,
                 "folder": owner.folder,
                 "application": record.application,
-                "conn_id": owner.conn_id,
+                "master": owner.master,
             }
             found.append((owner, identity))
     return found

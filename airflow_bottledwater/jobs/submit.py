@@ -33,12 +33,12 @@ LOCAL_CONF = {
 
 
 def job_file(name: str) -> Path:
-    """The path of a job's entry point: in a wheel in the folder ``jobs`` beside this module, in a checkout in ``spark_jobs/``.
+    """The path of a job's entry point: in a wheel in the folder ``spark/jobs`` of the package, in a checkout in ``spark_jobs/``.
 
     :raises Refused: it is in neither.
     """
     here = Path(__file__).resolve()
-    for folder in (here.parent / "jobs", here.parents[2] / "spark_jobs"):
+    for folder in (here.parents[1] / "spark" / "jobs", here.parents[2] / "spark_jobs"):
         if (folder / f"{name}.py").exists():
             return folder / f"{name}.py"
     raise Refused(f"The job file {name}.py is not installed.", "Reinstall airflow-provider-bottledwater.")
@@ -165,13 +165,18 @@ def refuse_speculation(value: str) -> None:
         raise Refused(f"{_SPECULATION} is on.", "Turn it off: two attempts of one task would fence each other.")
 
 
+#: prefixes of environment variables that a Spark job does not get: they hold Airflow's own secrets and connections
+_AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
+
+
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
-    """The environment of a client-mode job on this host: this Python for driver and workers, with its scripts first on the PATH.
+    """The environment of a client-mode job on this host: this Python for driver and workers, with its scripts first on the PATH, and
+    without Airflow's own variables.
 
     :param base: the environment to extend; None for that of this process.
     :param master: Spark's master; only if it is local, the driver is bound to the loopback address.
     """
-    env = dict(base if base is not None else os.environ)
+    env = {k: v for k, v in (os.environ if base is None else base).items() if not k.startswith(_AIRFLOW_ONLY)}
     env.setdefault("PYSPARK_PYTHON", sys.executable)
     env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local(master):

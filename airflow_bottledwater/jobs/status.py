@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres import slot
@@ -16,7 +17,6 @@ from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control import read_status
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pinned import PinnedTable

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import jobs, store
+from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
 
 
-def say(tail: jobs.LogTail, message: str) -> None:
+def say(tail: submitted.LogTail, message: str) -> None:
     tail.handle(logging.LogRecord("airflow_bottledwater", logging.INFO, "", 0, message, (), None))
 
 
 def test_the_log_is_its_last_lines_each_cut() -> None:
-    tail = jobs.LogTail()
+    tail = submitted.LogTail()
     for number in range(99):
         say(tail, f"line {number}")
     say(tail, "x" * 1000 + "\nthe same record")
@@ -42,7 +43,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[JobRecord]:
 
     monkeypatch.setattr(store, "Control", lambda _: SimpleNamespace(write=write, close=lambda: None))
     monkeypatch.setattr(store, "write_control", lambda _, records: [write(*each) for each in records.items()])
-    monkeypatch.setattr(jobs, "read", lambda *_: None)
+    monkeypatch.setattr(submitted, "read", lambda *_: None)
     return found
 
 
@@ -50,9 +51,9 @@ def test_the_log_is_left_out_when_nothing_was_said_for_a_while(
     written: list[JobRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.0))
-    tail = jobs.LogTail()
-    reporter = jobs.JobReporter(PIPELINE, "id", "stream", tail, lambda: None)
+    monkeypatch.setattr(submitted, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.0))
+    tail = submitted.LogTail()
+    reporter = submitted.JobReporter(PIPELINE, "id", "stream", tail, lambda: None)
     for seconds, said in ((0, "it begins"), (29, ""), (2, ""), (5, "more"), (1, "")):
         now[0] += seconds
         if said:
@@ -68,7 +69,7 @@ def test_the_log_is_left_out_when_nothing_was_said_for_a_while(
 
 def test_the_end_that_another_process_reports_is_bounded(written: list[JobRecord]) -> None:
     error = "\n".join(["It was killed.", *("x" * 1000 for _ in range(50)), "the last words"])
-    jobs.report_end(PIPELINE, "id", "stream", Outcome(ok=False, error=error), error.splitlines())
+    submitted.report_end(PIPELINE, "id", "stream", Outcome(ok=False, error=error), error.splitlines())
     (record,) = written
     assert record.outcome is not None
     assert len(record.outcome.error) == 4000 and record.outcome.error.startswith("It was killed.")
@@ -85,4 +86,4 @@ def test_the_unfinished_jobs_of_a_slot_are_those_of_every_kind() -> None:
         "of another database": JobRecord("stream", "orders", pipeline="theirs"),
     }
     found = {job_key(name): encode(record) for name, record in (records | others).items()}
-    assert set(jobs.unfinished(found, "orders", "ours")) == set(records)
+    assert set(submitted.unfinished(found, "orders", "ours")) == set(records)

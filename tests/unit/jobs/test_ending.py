@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_bottledwater.spark import ending
+from airflow_bottledwater.jobs import ending
 
 YARN, POD = "application_1700000000000_0007", "cdc:bottledwater-stream-shop-1234"
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from airflow_bottledwater.state.control import REQUEST_HOLDS, holds
+from airflow_bottledwater.jobs.control import REQUEST_HOLDS, holds
 from airflow_bottledwater.state.control_records import StatusRecord, StopRequest
 from tests.support.status import status_of
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.jobs import pipelines
+from airflow_bottledwater.jobs.pipelines import Limits
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state import pipelines
 from airflow_bottledwater.state.control_records import (
     StatusRecord,
     VerifiedRecord,
@@ -16,7 +17,6 @@ from airflow_bottledwater.state.control_records import (
     status_key,
     verified_key,
 )
-from airflow_bottledwater.state.pipelines import Limits
 from tests.support.status import status_of
 
 NAME = "1/d/orders"

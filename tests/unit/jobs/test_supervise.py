@@ -19,12 +19,13 @@ import pytest
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
+from airflow_bottledwater.jobs import run_directory, submitted, supervise
+from airflow_bottledwater.jobs.run_directory import Exit, Submission, Supervisor
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.spark import job, run_directory, supervise
+from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import pack
-from airflow_bottledwater.spark.run_directory import Exit, Submission, Supervisor
-from airflow_bottledwater.state import jobs, store
+from airflow_bottledwater.state import store
 from tests.support import stand_in
 from tests.support.waiting import until
 
@@ -110,7 +111,7 @@ def test_on_a_full_disk_a_job_reports_its_end_in_kafka(tmp_path: Path, monkeypat
             ended.append(outcome)
             return True
 
-    monkeypatch.setattr(jobs, "JobReporter", Reporter)
+    monkeypatch.setattr(submitted, "JobReporter", Reporter)
     monkeypatch.setenv(supervise.RUN_DIRECTORY, str(tmp_path))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "settings.json").write_text(json.dumps({"postgres": "host=db", "output_format": "json"}))
@@ -181,7 +182,7 @@ def test_a_supervisor_that_was_gone_before_it_could_be_looked_at_does_not_run(
 _STARTER = """
 import os, sys, time
 from pathlib import Path
-from airflow_bottledwater.spark import supervise
+from airflow_bottledwater.jobs import supervise
 supervise.start(Path(sys.argv[1]), ["bash", "-c", sys.argv[2]], dict(os.environ), tied=sys.argv[3] == "tied")
 print("started", flush=True)
 time.sleep(100)
@@ -393,7 +394,7 @@ def test_the_end_that_a_supervisor_reports_has_lines_of_ours_only(
     ]
     (tmp_path / supervise.LOG).write_text("\n".join(lines) + "\n")
     written: list[dict[str, Any]] = []
-    monkeypatch.setattr(jobs, "read", lambda *_: None)
+    monkeypatch.setattr(submitted, "read", lambda *_: None)
     monkeypatch.setattr(store, "write_control", lambda _, records: written.extend(records.values()))
     supervise._report_end(tmp_path)
     (record,) = written
@@ -412,7 +413,7 @@ def test_what_was_stopped_before_it_started_does_not_start(tmp_path: Path) -> No
 
 def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., dict[str, object]]) -> int:
     monkeypatch.setenv(supervise.RUN_DIRECTORY, str(folder))
-    for where, name in ((jobs, "JobReporter"), (job.SettingsFile, "load")):
+    for where, name in ((submitted, "JobReporter"), (job.SettingsFile, "load")):
         monkeypatch.setattr(where, name, getattr(where, name))  # to have it back
     kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.run_directory import Driver, Exit, RunRecord, StopAsked, Supervisor
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.spark import run_directory
-from airflow_bottledwater.spark.run_directory import Driver, Exit, RunRecord, StopAsked, Supervisor
 
 #: each file as the versions before this module have written it
 RECORDS: list[tuple[str, dict[str, Any], RunRecord]] = [

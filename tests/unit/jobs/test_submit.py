@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.spark import submit
+from airflow_bottledwater.jobs import submit
 
 
 @pytest.fixture

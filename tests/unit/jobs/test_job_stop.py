@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.hooks import job_stop
-from airflow_bottledwater.hooks.shared_records import SharedRecords
-from airflow_bottledwater.hooks.spark_job import Identity
-from airflow_bottledwater.provision import stop as provision
+from airflow_bottledwater.jobs import fence as provision
+from airflow_bottledwater.jobs import job_stop, submitted
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import jobs
 
 PIPELINE = Pipeline.of(postgres="host=db")
 
@@ -25,11 +24,11 @@ def test_a_job_that_kafka_does_not_know_may_wait_in_its_cluster(
     done: list[Any] = []
     shared = SimpleNamespace(get=lambda key: (None, 0.0), release=lambda: None)
     monkeypatch.setattr(SharedRecords, "acquire", lambda kafka: shared)
-    monkeypatch.setattr(jobs, "request_stop", lambda pipeline, job_id, replace: done.append("asked"))
-    monkeypatch.setattr(jobs, "report_end", lambda *_: done.append("reported"))
+    monkeypatch.setattr(submitted, "request_stop", lambda pipeline, job_id, replace: done.append("asked"))
+    monkeypatch.setattr(submitted, "report_end", lambda *_: done.append("reported"))
     monkeypatch.setattr(provision, "holds", lambda pipeline, claim: False)
     monkeypatch.setattr(provision, "fence", lambda pipeline, claim, why: "")
     monkeypatch.setattr(job_stop, "_cancel", lambda identity: done.append("cancelled"))
-    identity: Identity = {"id": "j", "host": "elsewhere", "folder": folder, "application": "app_1", "conn_id": "spark"}
+    identity: Identity = {"id": "j", "host": "elsewhere", "folder": folder, "application": "app_1", "master": "yarn"}
     assert job_stop.stop(PIPELINE, identity, timeout=1) is ended
     assert done == (["asked"] if ended else ["asked", "cancelled", "reported"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse, TakenOver
-from airflow_bottledwater.provision import stop
+from airflow_bottledwater.jobs import fence
 from airflow_bottledwater.settings import Pipeline
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
@@ -26,14 +26,14 @@ class World:
             raise error
 
     def give_up(self, monkeypatch: pytest.MonkeyPatch, *, fenced: bool = True) -> list[str]:
-        def fence(pipeline: Pipeline, claim: str, why: str) -> str:
+        def fenced_by(pipeline: Pipeline, claim: str, why: str) -> str:
             self.step(f"fence {claim}")
             return "ours" if fenced else ""
 
-        monkeypatch.setattr(stop, "fence", fence)
-        monkeypatch.setattr(stop, "free", lambda _: self.step("free"))
-        monkeypatch.setattr(stop, "holds", lambda _, claim: claim == self.last)
-        stop.give_up(PIPELINE, "theirs", "end", lambda: self.step("end"))
+        monkeypatch.setattr(fence, "fence", fenced_by)
+        monkeypatch.setattr(fence, "free", lambda _: self.step("free"))
+        monkeypatch.setattr(fence, "holds", lambda _, claim: claim == self.last)
+        fence.give_up(PIPELINE, "theirs", "end", lambda: self.step("end"))
         return self.done
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from airflow_bottledwater.spark.log import Line, parse
+from airflow_bottledwater.jobs.log import Line, parse
 
 
 def test_what_a_job_logs_is_read_back() -> None:

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.hooks import job_watch
-from airflow_bottledwater.hooks.job_watch import JobWatch
-from airflow_bottledwater.hooks.shared_records import SharedRecords
+from airflow_bottledwater.jobs import job_watch, run_directory, supervise
+from airflow_bottledwater.jobs.job_watch import JobWatch
+from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.spark import run_directory, supervise
 from airflow_bottledwater.state.control_records import JobRecord, encode
 
 PIPELINE: Any = SimpleNamespace(kafka={"bootstrap.servers": "nowhere:1"}, slot="orders")
-IDENTITY: Any = {"id": "j", "folder": "", "host": "elsewhere", "application": "", "conn_id": "spark_default"}
+IDENTITY: Any = {"id": "j", "folder": "", "host": "elsewhere", "application": "", "master": "yarn"}
 
 
 class World:

@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.errors import Interrupted, Outage
+from airflow_bottledwater.jobs import submitted
+from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.settings import Pipeline
-from airflow_bottledwater.state import jobs, store
+from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
     REQUEST,
     SNAPSHOT,
@@ -27,7 +29,6 @@ from airflow_bottledwater.state.control_records import (
     status_key,
 )
 from airflow_bottledwater.state.problems import Problems
-from airflow_bottledwater.state.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Controller(Reporter):
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent
         if result == "stopped":
-            self.status.stopped_by = self._by or jobs.stopped_by()
+            self.status.stopped_by = self._by or submitted.stopped_by()
         self._finish()
 
     def abandon(self) -> None:

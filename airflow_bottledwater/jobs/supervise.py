@@ -22,9 +22,9 @@ from pathlib import Path
 
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import JobFailed, StopRequested
+from airflow_bottledwater.jobs import run_directory as records
+from airflow_bottledwater.jobs.run_directory import Driver, Exit, StopAsked, Submission, Supervisor, Unreported
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.spark import run_directory as records
-from airflow_bottledwater.spark.run_directory import Driver, Exit, StopAsked, Submission, Supervisor, Unreported
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +299,7 @@ def sweep(folders: Sequence[Path]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m airflow_bottledwater.spark.supervise [--tied] FOLDER COMMAND …``."""
+    """``python -m airflow_bottledwater.jobs.supervise [--tied] FOLDER COMMAND …``."""
     tied = arguments[0] == _TIED
     folder, *command = arguments[tied:]
     return _supervise(Path(folder), command, tied)
@@ -362,14 +362,14 @@ def _report_end(folder: Path) -> None:
         return
     try:
         # imported only now: a supervisor lives as long as its job, and shall be small
+        from airflow_bottledwater.jobs import submitted
+        from airflow_bottledwater.jobs.log import parse
         from airflow_bottledwater.settings import Pipeline
-        from airflow_bottledwater.spark.log import parse
-        from airflow_bottledwater.state import jobs
 
         ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
         quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
         end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
-        jobs.report_end(Pipeline.read(settings), submission.id, submission.kind, end, ours)
+        submitted.report_end(Pipeline.read(settings), submission.id, submission.kind, end, ours)
     except Exception as error:
         print(f"The job's end could not be reported: {error}", file=sys.stderr)
 

@@ -169,12 +169,12 @@ def silent(status: StatusRecord, now: float) -> bool:
 
 def submitted(records: Mapping[str, Any], name: str, status: StatusRecord) -> dict[str, JobRecord]:
     """The jobs of a pipeline that a task of Airflow has submitted, and that have not ended, by their ids."""
-    from airflow_bottledwater.state import jobs
+    from airflow_bottledwater.jobs import submitted
 
     found = {key: raw for key, raw in records.items() if key.startswith(JOBS)}
     return {
         each: job
-        for each, job in jobs.unfinished(found, status.slot, name).items()
+        for each, job in submitted.unfinished(found, status.slot, name).items()
         if job.owner is not None and job.host and not silent_job(job, time.time())
     }
 

@@ -663,7 +663,8 @@ def test_the_watch_says_what_it_sees_at_each_change_and_from_time_to_time(
 
     assert says(None, 0) == ["No job has ever reported."]
     (line,) = says(seen("starting"), 1)
-    assert line.startswith("stream job j1, epoch 4 on h: starting. Position 0/5; {'dead_letters': 2")
+    assert line.startswith("stream job j1, epoch 4 on h: starting. Position 0/5; {'dead_letters': 9")
+    assert "'open_dead_letters': 2" in line
     (line,) = says(seen(), 1)
     assert "streaming" in line
     # its position is not news

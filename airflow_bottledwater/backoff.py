@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from airflow_bottledwater import errors
 
@@ -18,6 +19,19 @@ ROTATION = 20.0
 Waiting = Callable[[str | BaseException], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An outage that is waited out.
+
+    :param what: what is waited for.
+    :param since: seconds since 1970; ``until`` is when the wait is given up, None for never.
+    """
+
+    what: str
+    since: float
+    until: float | None
+
+
 class Backoff:
     """Waits out outages: with backoff, until the job is asked to stop or (with a limit) has waited too long.
 
@@ -26,6 +40,7 @@ class Backoff:
     :param limit: seconds that one outage may last; None waits for ever.
     :param stopped: set when the job is asked to end.
     :param report: called with what is waited for, when an outage begins and then every ten seconds; by default it is logged.
+    :ivar waits: the outage that is waited out now; None if there is none. Any thread may read it.
     """
 
     def __init__(
@@ -35,6 +50,7 @@ class Backoff:
         self._stopped = stopped or threading.Event()
         self._report = report or (lambda what: log.warning("Waiting: %s", what))
         self._since: float | None = None
+        self.waits: Wait | None = None
         self._last_logged = -math.inf
         self._pause = 0.1
         self._refused: float | None = None
@@ -54,6 +70,8 @@ class Backoff:
             if now - self._refused > ROTATION:
                 raise what
         self._since = now if self._since is None else self._since
+        since = self.waits.since if self.waits else time.time()
+        self.waits = Wait(str(what), since, None if self._limit is None else since + self._limit)
         if now - self._last_logged >= 10.0:
             self._report(str(what))
             self._last_logged = now
@@ -66,7 +84,15 @@ class Backoff:
             raise errors.StopRequested("The job was asked to stop while it waited for a server.")
         self._pause = min(self._pause * 1.6, 5.0)
 
+    def check(self) -> None:
+        """Between two pieces of work:
+
+        :raises StopRequested: the job is asked to end.
+        """
+        if self._stopped.is_set():
+            raise errors.StopRequested("The job was asked to stop.")
+
     def over(self) -> None:
         """The outage is over: what was waited for has worked. The next wait begins a new outage."""
-        self._since = self._refused = None
+        self._since = self._refused = self.waits = None
         self._last_logged, self._pause = -math.inf, 0.1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from psycopg import sql
 
-from airflow_bottledwater.encoding import layout, types, wire
+from airflow_bottledwater.encoding import layout, types, unheld, wire
 from airflow_bottledwater.model.relation import ColumnType, Table
 
 
@@ -55,7 +55,9 @@ class Programs:
         table = self.tables[relation]
         name = f", column {table.columns[column].name!r}" if 0 <= column < len(table.columns) else ""
         place = f" (at byte {offset} of the row)" if code == wire.MALFORMED and offset >= 0 else ""
-        return f"{table.qualified}{name}: {wire.REASONS.get(code, code)}{place}"
+        known = 0 <= column < len(table.columns) and code == wire.NO_REPRESENTATION
+        explained = unheld.explain(table.columns[column].type, json=self.program.json) if known else ""
+        return f"{table.qualified}{name}: {wire.REASONS.get(code, code)}{place}{explained}"
 
 
 class _Builder:

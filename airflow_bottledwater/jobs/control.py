@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,16 @@ class Controller(Reporter):
         self.interrupted = 0
         self._job, self._obeys, self._replaced = job, False, False
         self._by: StoppedBy = ""
+        self._look: Callable[[], str] | None = None
+        #: the last state must not be overwritten by what a heartbeat finds meanwhile
+        self._naming = threading.Lock()
+
+    def watch(self, look: Callable[[], str]) -> None:
+        """Have the job looked at before each heartbeat.
+
+        :param look: tells what it finds to :attr:`problems`, and returns the job's state.
+        """
+        self._look = look
 
     def finish(self, result: str, error: BaseException | None = None, *, permanent: bool = False) -> None:
         """End the thread and write the job's last status; a failure to write it is only logged.
@@ -92,7 +103,8 @@ class Controller(Reporter):
         :param permanent: whether the job failed for good.
         """
         self.status.problems = self.problems.all()
-        self.status.state = result
+        with self._naming:
+            self.status.state = result
         if error is not None:
             self.status.error, self.status.permanent = str(error), permanent
         if result == "stopped":
@@ -177,6 +189,10 @@ class Controller(Reporter):
         if self._replaced:
             return
         if not self.status.ended:
+            state = self._look() if self._look is not None else ""
+            with self._naming:
+                if state and not self.status.ended:
+                    self.status.state = state
             self.status.problems = self.problems.all()
         self.status.at = time.time()
         self._control.write(status_key(self.name), encode(self.status), wait=wait)

@@ -10,6 +10,19 @@ class NewProducerNeeded(BottledWaterError):
     decide from it what is left to do."""
 
 
+class TooSlow(NewProducerNeeded):
+    """The transaction was aborted, since the broker would have ended it: Kafka does not take it within half of the time-out.
+
+    :param confirmed: bytes of its records that Kafka had confirmed.
+    :param seconds: for which Kafka was waited for.
+    :param divisible: whether a smaller transaction can be tried.
+    """
+
+    def __init__(self, what: str, confirmed: int, seconds: float, *, divisible: bool = True) -> None:
+        super().__init__(what)
+        self.confirmed, self.seconds, self.divisible = confirmed, seconds, divisible
+
+
 class RecordRefused(BottledWaterError):
     """The broker refuses a record for good (size, authorization, validation); the transaction was aborted.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,23 +30,21 @@ from airflow_bottledwater.kafka.clients import (
     transactional_config,
     unknown_property,
 )
-from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
+from airflow_bottledwater.kafka.metadata import topic_error
+from airflow_bottledwater.kafka.room import BATCH, room
 
 #: milliseconds of one attempt of a call; between two attempts, a stop is noticed
 _SLICE_MS = 1000
 #: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
 _FUTURE = 3_600_000
-#: records of a batch. librdkafka's queue has room for less than two: it has one request to a partition under way, and while a complete
-#: batch waits for its answer, its thread asks the socket again and again without a pause (rd_kafka_toppar_producer_serve,
-#: src/rdkafka_broker.c). The fewer records there are, the better they fit into the caches of the processor and of malloc
-_BATCH = 5_000
-#: of the bytes of a batch for each partition, of so many at most, and of one batch more
-_ROOM, _PARTITIONS = 0.95, 8
 #: milliseconds after which a record is sent though its batch is not complete. A commit sends all at once, and so does a full queue,
 #: which may have an incomplete batch for each of many partitions
 _LINGER_MS = 500
 #: milliseconds without a confirmation after which a full queue is sent, at first; then twice as many each time
 _FULL_MS = 2
+#: the share of the time-out after which a transaction is given up; and of one that cannot be made smaller
+_IN_TIME, _AT_LAST = 0.5, 0.9
 #: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers (of which 19 are the time's)
 RECORD_OVERHEAD = 61 + 21 + 64 + 19
 
@@ -134,25 +133,27 @@ class Publisher:
     ) -> None:
         self.transactional_id = transactional_id
         self._topics = list(topics)
-        self._waiting = waiting
+        self._waiting, self._timeout = waiting, transaction_timeout
         self._config = transactional_config(
             {
                 "linger.ms": str(_LINGER_MS),
                 "compression.type": "lz4",
                 "batch.size": "1000000",
-                "batch.num.messages": str(_BATCH),
+                "batch.num.messages": str(BATCH),
                 **config,
             },
             transactional_id,
             transaction_timeout,
         )
-        self._config |= _queue(self._config, min(max(partitions, 1), _PARTITIONS))
+        self._config |= room(self._config, partitions)
         self._counts = rd.counters()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._timed = np.array([True] * len(topics) if timed is None else timed, dtype=np.bool_)
         self._handles = rd.handles(0, self._rkts, self._timed)
-        self._sent = 0
+        self._deadline, self._divisible, self._since = math.inf, True, 0.0
+        #: records and bytes that were handed over in this transaction, and seconds for which it has waited for Kafka
+        self._sent, self.size, self.seconds = 0, 0, 0.0
 
     # ------------------------------------------------------------------ life
     def open(self) -> None:
@@ -187,7 +188,7 @@ class Publisher:
             found = ctypes.c_void_p()
             code = rd.metadata(self._handle, 0, rkt, ctypes.byref(found), 2000)
             if found:
-                class_error = _topic_error(found.value or 0)
+                class_error = topic_error(found.value or 0)
                 rd.metadata_destroy(found)
                 if class_error == 0:
                     return
@@ -216,16 +217,20 @@ class Publisher:
 
     # ------------------------------------------------------------------ one transaction
     @contextlib.contextmanager
-    def transaction(self):  # type: ignore[no-untyped-def]
+    def transaction(self, *, divisible: bool = True):  # type: ignore[no-untyped-def]
         """Begin a transaction; commit it at the end of the block, or abort it if the block raises.
 
+        :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for it.
+        :raises TooSlow: Kafka has not taken its records in half of the time-out.
         :raises NewProducerNeeded: the transaction could not be committed; nothing of it is visible, or its outcome is unknown, and
             only the state shows it.
         :raises RecordRefused: the broker refuses a record for good.
         :raises Refused: the broker denies the id or a topic.
         """
         rd.reset(self._counts)
-        self._sent = 0
+        self._sent, self.size, self.seconds = 0, 0, 0.0
+        self._divisible = divisible
+        self._deadline = time.monotonic() + self._timeout * (_IN_TIME if divisible else _AT_LAST)
         self._call("beginning a transaction", lambda: rd.begin_transaction(self._handle))
         try:
             yield self
@@ -240,8 +245,21 @@ class Publisher:
         """Add records to the open transaction; waits while librdkafka's queue is full.
 
         :raises RecordRefused: the broker refuses a record for good.
+        :raises TooSlow: the queue has been full until now, half of the time-out after the transaction's beginning.
         :raises NewProducerNeeded: producing failed in another way.
         """
+        self._since = time.monotonic()
+        try:
+            self._produce(records)
+        finally:
+            self._note_wait()
+
+    def _note_wait(self) -> None:
+        """Add what was waited for Kafka since this was noted last, in a call that is under way."""
+        now = time.monotonic()
+        self.seconds, self._since = self.seconds + now - self._since, now
+
+    def _produce(self, records: Records) -> None:
         now = int(time.time() * 1000)
         label = np.frombuffer(bytearray(records.label.encode()), dtype=np.uint8)
         i, patience = 0, _FULL_MS
@@ -256,6 +274,10 @@ class Publisher:
                     rd.flush(self._handle, 1)
                     patience = min(2 * patience, _SLICE_MS)
                 self._raise_if_failed()
+                if time.monotonic() > self._deadline:
+                    self._sent += i
+                    self.size += int(records.sizes()[:i].sum())
+                    raise self._too_slow()
             elif code in rd.REJECTIONS:
                 raise RecordRefused(
                     f"Kafka refuses a record of topic {self._topics[records.table[i]['topic']]!r}: {rd.name(code)}.",
@@ -265,6 +287,7 @@ class Publisher:
             elif code:
                 raise NewProducerNeeded(f"Producing failed: {rd.name(code)}.")
         self._sent += len(records)
+        self.size += int(records.sizes().sum())
         rd.poll(self._handle, 0)
 
     def attempt(self, records: Sequence[Records]) -> None:
@@ -297,13 +320,36 @@ class Publisher:
         if code in rd.REJECTIONS:
             raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counts.first_failed), code)
 
+    def _too_slow(self) -> TooSlow:
+        """The error of the open transaction, which is aborted."""
+        self._note_wait()
+        confirmed = self.size * int(self._counts.confirmed) // max(1, self._sent)
+        self._abort()
+        divisible = self._divisible and self._sent > 1
+        in_time = (
+            f"half of transaction_timeout ({self._timeout:g} s)"
+            if self._divisible
+            else f"transaction_timeout ({self._timeout:g} s)"
+        )
+        raised = "" if divisible else " They cannot be published apart: raise transaction_timeout."
+        return TooSlow(
+            f"Kafka has confirmed {confirmed:,} of {self.size:,} bytes in {self.seconds:.0f} s, so that they cannot be committed within "
+            f"{in_time}: a quota, a slow link, or an outage.{raised}",
+            confirmed,
+            self.seconds,
+            divisible=divisible,
+        )
+
     def _commit(self) -> None:
+        self._since = time.monotonic()
         try:
-            self._call("committing", lambda: rd.commit_transaction(self._handle, _SLICE_MS))
+            self._call("committing", lambda: rd.commit_transaction(self._handle, _SLICE_MS), in_time=True)
         except (NewProducerNeeded, Refused):
             # if the commit failed because the broker refused a record, report that record
             self._raise_if_failed()
             raise
+        finally:
+            self._note_wait()
         if self._counts.confirmed != self._sent:
             raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts.confirmed} confirmed.")
 
@@ -326,9 +372,11 @@ class Publisher:
             )
         )
 
-    def _call(self, what: str, call: Callable[[], int | None]) -> None:
+    def _call(self, what: str, call: Callable[[], int | None], *, in_time: bool = False) -> None:
         """Make a transactional call, and repeat it after retriable errors, which include an unknown outcome.
 
+        :param in_time: whether to give the transaction up at its deadline, if records are not confirmed: then its end was not sent.
+        :raises TooSlow: it was given up.
         :raises NewProducerNeeded: it failed in another way.
         :raises Refused: the broker denies the id or a topic.
         """
@@ -348,52 +396,10 @@ class Publisher:
                 of_id = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 raise denies_id(self.transactional_id) if of_id else denies_topics(self._topics)
             if retriable and not fatal:
+                if in_time and time.monotonic() > self._deadline and rd.outq_len(self._handle):
+                    raise self._too_slow()
                 self._wait(f"{what}: {text}")
                 continue
             if abort:
                 self._abort()
             raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {rd.err2name(code).decode()}: {text}")
-
-
-def _queue(config: Mapping[str, str], partitions: int) -> dict[str, str]:
-    """The properties that limit librdkafka's queue: to less than two batches, or in bytes, which wide rows fill first, to less than one
-    batch more than there are partitions. A single record, however large, has room in it.
-
-    :raises Refused: a property is no number.
-    """
-    try:
-        records, size = int(config["batch.num.messages"]), int(config["batch.size"])
-        largest = int(config.get("message.max.bytes", 0))
-    except ValueError as error:
-        raise unknown_property(f"a size is no number: {error}") from None
-    return {
-        "queue.buffering.max.messages": str(max(_BATCH, 2 * records - 1)),
-        "queue.buffering.max.kbytes": str(max(largest, int(_ROOM * (partitions + 1) * size)) // 1024 + 1),
-    }
-
-
-class _MetadataTopic(ctypes.Structure):
-    """struct rd_kafka_metadata_topic."""
-
-    _fields_ = [
-        ("topic", ctypes.c_char_p),
-        ("partitions", ctypes.c_int),
-        ("partition", ctypes.c_void_p),
-        ("err", ctypes.c_int),
-    ]
-
-
-class _Metadata(ctypes.Structure):
-    """The first fields of struct rd_kafka_metadata."""
-
-    _fields_ = [
-        ("brokers", ctypes.c_int),
-        ("broker", ctypes.c_void_p),
-        ("topic_count", ctypes.c_int),
-        ("topics", ctypes.POINTER(_MetadataTopic)),
-    ]
-
-
-def _topic_error(address: int) -> int:
-    head = _Metadata.from_address(address)
-    return int(head.topics[0].err) if head.topic_count else 3

@@ -269,7 +269,9 @@ class LiveSnapshots:
                 return  # its outcome was unknown, and it was published
             changes: dict[str, StateRecord | None] = {}
             try:
-                self._session.transact(self._records(chunk, newer, topic, progress, changes), changes)
+                # rows that are published without the progress are read and published again: they are rows of their keys all the same
+                records = self._records(chunk, newer, topic, progress, changes)
+                self._session.transact(records, changes, several=True)
             except RecordRefused as error:
                 self._find_refused(chunk, topic, error, {live_key(self._id): progress})
                 raise NewProducerNeeded(f"{error.what} What is refused is known now") from error

@@ -66,7 +66,7 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
             self.log.info(
                 "%s: %d columns, key (%s)", table.qualified, len(table.columns), ", ".join(table.key) or "none"
             )
-        return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings}
+        return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings, "notes": found.notes}
 
     def _spark_problems(self, pipeline: Pipeline) -> list[str]:
         """Why snapshot or stream could not run; reported before anything is created."""

@@ -341,6 +341,10 @@ _REMEDIES = {
 }
 
 
+class MessageTooLarge(Refused):
+    """PostgreSQL cannot send a row: its message would have more than 1 GB. Who knows the row says which it is."""
+
+
 def outage(error: psycopg.Error, what: str) -> BottledWaterError:
     """The error of this package for a psycopg error on an open session: an :class:`Outage` if the session or the server is gone, or if
     other sessions were in the way; otherwise :class:`Refused`.
@@ -355,6 +359,10 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
     # query_canceled
     if not code or code[:2] in ("08", "53") or code[:3] == "57P" or code in ("40P01", "40001", "55P03", "57014"):
         return Outage(f"{what}: {message}.")
+    if code == "54000" or "invalid memory alloc request size" in message:
+        return MessageTooLarge(
+            f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would have more."
+        )
     if "row-level security" in message:
         return Refused(
             f"{what}: {message}: a policy would hide rows from this role.",

@@ -20,6 +20,8 @@ from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 
 #: one above the highest block number (MaxBlockNumber + 1, src/include/storage/block.h): the end of a range that is open
 LAST_BLOCK = 2**32 - 1
+#: bytes of a block of a server that was built as usual (BLCKSZ)
+BLOCK_BYTES = 8192
 #: ranges of one table at most: its plan is one record of the state topic, which must stay small
 MAX_RANGES = 4096
 
@@ -255,7 +257,7 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     return OwnSnapshot(Snapshot.parse(row[0]), end, table, parts, below)
 
 
-def ranges(table: Table, bytes_per_range: int, block_size: int = 8192) -> list[tuple[int, int]]:
+def ranges(table: Table, bytes_per_range: int, block_size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
     """Block ranges [from, to) of a table, of this size, or larger if there would be too many. The last one has no end, since the table
     may grow until a snapshot is resumed."""
     step = max(1, bytes_per_range // block_size, -(-table.pages // MAX_RANGES))
@@ -311,6 +313,14 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         )
 
 
+def blocks(first: int, last: int) -> sql.Composed:
+    """The condition for the rows of the blocks [first, last)."""
+    where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
+    if last < LAST_BLOCK:
+        where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
+    return where
+
+
 def copy_query(
     table: Table,
     columns: sql.Composable,
@@ -328,9 +338,7 @@ def copy_query(
     :param places: the places of rows, as a condition, if only these can be meant; they are in the range.
     :param text: whether in COPY's text format, which uses the types' output functions, instead of the binary one.
     """
-    where = places or sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
-    if places is None and last < LAST_BLOCK:
-        where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({last},0)"))
+    where = places or blocks(first, last)
     if condition is not None:
         where += sql.SQL(" AND (\n{}\n)").format(condition)
     name = sql.Identifier(table.schema, table.name)

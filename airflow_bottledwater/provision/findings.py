@@ -19,6 +19,7 @@ class Findings:
     :param adding: the oids of the tables that are to be added to a running pipeline; empty for those that the settings name.
     :param parts: the leaf partitions of those that are published as one.
     :param warnings: things that do not prevent the pipeline from working, but that its user should know.
+    :param notes: what can happen later, depending on what is written into the tables.
     :param state: the pipeline's saved state; empty if there is none.
     """
 
@@ -29,4 +30,5 @@ class Findings:
     adding: frozenset[int] = frozenset()
     parts: list[Table] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     state: PipelineState = field(default_factory=PipelineState)

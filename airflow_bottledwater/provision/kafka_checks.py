@@ -11,6 +11,7 @@ from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, NewTopic, Topic, Topics
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.provision.findings import Findings
@@ -151,7 +152,7 @@ def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[st
         policy = topic.cleanup if topic else config["cleanup.policy"]
         expires = topic.expires if topic else "delete" in policy and config.get("retention.ms") != "-1"
         if table.keyed and expires and not pipeline.allow_expiry:
-            problems.append(expiry_problem(name, policy, exists=topic is not None))
+            problems.append(str(expiry_problem(name, policy, exists=topic is not None)))
         if not table.keyed and "compact" in policy:
             problems.append(
                 f"Topic {name!r} {'is' if topic else 'would be'} compacted, but {table.qualified} has no key: Kafka refuses records "
@@ -160,16 +161,18 @@ def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[st
     return problems
 
 
-def expiry_problem(name: str, policy: str, *, exists: bool) -> str:
+def expiry_problem(name: str, policy: str, *, exists: bool = True) -> Problem:
     """What is said of a keyed table's topic that deletes rows that do not change."""
     way_out = (
         f"Set it (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=compact)"
         if exists
         else "Leave cleanup.policy out of topic_config"
     )
-    return (
-        f"Topic {name!r} {'has' if exists else 'would get'} cleanup.policy={policy} with a retention: rows that do not change would be deleted "
-        f"from it. {way_out}, or set allow_expiry if that is meant."
+    return Problem(
+        "expiry",
+        f"Topic {name!r}",
+        f"{'Has' if exists else 'Would get'} cleanup.policy={policy} with a retention: rows that do not change would be deleted from it.",
+        f"{way_out}, or set allow_expiry if that is meant.",
     )
 
 

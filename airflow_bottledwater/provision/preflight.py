@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding import avro, unheld
 from airflow_bottledwater.errors import (
     Outage,
     PreflightError,
@@ -90,6 +90,9 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
         raise PreflightError(list(dict.fromkeys(problems)))
     for warning in found.warnings:
         log.warning("%s", warning)
+    found.notes += unheld.notes(found.tables, json=pipeline.output_format == "json")
+    for note in found.notes:
+        log.info("%s", note)
     return found
 
 

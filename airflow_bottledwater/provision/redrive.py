@@ -326,7 +326,7 @@ class _Letters:
             if not begun or self._letters.read([dead_letter.key]):
                 begun = True
                 counted = letters_key(int(dead_letter.content["oid"]), str(dead_letter.content["by"]))
-                self._publishing.transact([records, tombstone], self._letters.closed({counted: 1}))
+                self._publishing.transact([records, tombstone], self._letters.closed({counted: 1}), divisible=False)
 
         self._publishing.run(work)
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
@@ -71,6 +71,23 @@ class RowEncoder:
         context: dict[str, int | str] = {"lsn": insert_lsn, "label": label}
         of = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, self._by, whole, context)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), of.encode(limit))
+
+    def unread(self, version: Version, key: Mapping[str, str], reason: str, insert_lsn: int) -> Records:
+        """The dead letter of a row of which only the key could be read.
+
+        :param key: the texts of the key's columns.
+        :param insert_lsn: L of the snapshot that shows the row.
+        """
+        fields = [
+            pgoutput.Field("t", key[column.name].encode()) if column.name in key else pgoutput.Field("n")
+            for column in version.table.columns
+        ]
+        message = pgoutput.RowMessage("I", version.table.oid, "", None, fields).encode()
+        log.error("Dead letter for a row of %s: %s", version.table.qualified, reason)
+        context: dict[str, int | str] = {"lsn": insert_lsn, "label": ""}
+        of = DeadLetter(self._session.name, version, "r", "", message, reason, self._by, False, context)
+        value = of.encode(self._session.dead_letter_limit)
+        return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
 
     def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:
         """Find the rows of a block that the broker refuses, which are rejected from then on; returns how many they are, and the bytes of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
@@ -20,13 +20,14 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
-from airflow_bottledwater.kafka.errors import RecordRefused
+from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topic, Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.policy import ErrorAction, act
+from airflow_bottledwater.publish.pace import Pace
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
@@ -57,6 +58,7 @@ class PublishSession:
     :param transactional_id: names the work (stream, or a lane of the snapshot), never the process that does it.
     :param topics: the data topics as they were pinned; the service topics and the state topic come after them in :attr:`topics`.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
+    :ivar pace: how large a transaction may be.
     :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written since.
     """
 
@@ -81,7 +83,11 @@ class PublishSession:
         self.partitions: dict[str, int] = {}
         self.limits: npt.NDArray[np.int64] = np.zeros(len(self.topics), dtype=np.int64)
         self._timed: list[bool] = []
-        self._largest_batch = 1_000_000
+        #: topics of keyed tables that delete rows that do not change, and their cleanup policies
+        self.expiring: dict[str, str] = {}
+        self._largest_batch = self._request = 1_000_000
+        largest = max(pipeline.batch_bytes, pipeline.max_transaction_bytes, pipeline.range_bytes)
+        self.pace = Pace(pipeline.transaction_timeout, largest)
         self._publisher: Publisher | None = None
         self._compared = 0.0
         #: what the topics are now, as another thread finds out; None if it was not asked
@@ -103,7 +109,10 @@ class PublishSession:
                     raise
                 log.warning("%s: a new producer reads the state and goes on.", error)
                 self.close()
-                self.backoff.wait(str(error))
+                if isinstance(error, TooSlow) and error.confirmed and error.divisible:
+                    self.backoff.over()  # the servers are there, and less is tried next
+                else:
+                    self.backoff.wait(str(error))
 
     def open(self, *, alone: bool = False) -> None:
         """Make and initialise a producer, unless there is one, and then read the state.
@@ -116,7 +125,7 @@ class PublishSession:
         :raises TakenOver: another job has claimed the slot.
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
-        if self._publisher is not None and self._compared_aside():
+        if self._publisher is not None and (self._compared_aside() or self._request < self.pace.request):
             self.close()
         if self._publisher is not None:
             return
@@ -145,21 +154,26 @@ class PublishSession:
             publisher.open()
 
     def _make(self, *, alone: bool) -> Publisher:
+        self._request = self.pace.request
         return Publisher(
             {
                 **self.pipeline.kafka,
                 **({"batch.num.messages": "1", "linger.ms": "0"} if alone else {}),
                 "message.max.bytes": str(min(LARGEST, max(DEFAULT_MAX_BYTES, self.largest_record))),
                 # a batch must fit the topic with the smallest limit, since the broker refuses a batch as a whole
-                "batch.size": str(max(1, min(self._largest_batch, int(self.limits.min() * 0.9)))),
+                "batch.size": str(max(1, min(self._largest_batch, self._request, int(self.limits.min() * 0.9)))),
             },
             self._id,
             self.topics,
             transaction_timeout=self.pipeline.transaction_timeout,
-            waiting=self.backoff.wait,
+            waiting=self._wait,
             partitions=sum(self.partitions[name] for name in self._pins),
             timed=self._timed,
         )
+
+    def _wait(self, what: str | BaseException) -> None:
+        """Wait for the broker once; if it is slow, that is the reason."""
+        self.backoff.wait(f"{self.pace} {what}" if self.pace.slow and isinstance(what, str) else what)
 
     def close(self) -> None:
         """Close the producer; the next :meth:`open` makes a new one."""
@@ -167,26 +181,55 @@ class PublishSession:
             self._publisher.close()
         self._publisher = None
 
-    def transact(self, batches: Iterable[Records], progress: Mapping[str, StateRecord | None]) -> None:
+    def transact(
+        self,
+        batches: Iterable[Records],
+        progress: Mapping[str, StateRecord | None],
+        *,
+        divisible: bool = True,
+        several: bool = False,
+    ) -> None:
         """Publish in one Kafka transaction: all batches, and last the records of progress.
 
         :param progress: read after the last batch, so that the iterator of batches may fill it in; None removes a record.
+        :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for it.
+        :param several: whether it may be several transactions where Kafka is slow, of which the last has the records of progress.
         :raises NewProducerNeeded: the transaction was lost; :meth:`run` decides anew.
         :raises RecordRefused: the broker refuses a record for good.
         """
         assert self._publisher is not None, "open() comes first"
         try:
-            with self._publisher.transaction():
-                for records in batches:
-                    self._publisher.produce(records)
-                for record in self.progress_records(progress):
-                    self._publisher.produce(record)
-        except BaseException:
+            pieces = iter(self._pieces(batches) if several else batches)
+            piece = next(pieces, None)
+            while True:
+                with self._publisher.transaction(divisible=divisible):
+                    while piece is not None and not (several and self._publisher.size >= self.pace.limit):
+                        self._publisher.produce(piece)
+                        piece = next(pieces, None)
+                    for record in self.progress_records(progress) if piece is None else ():
+                        self._publisher.produce(record)
+                self.pace.committed(self._publisher.size, self._publisher.seconds)
+                self.backoff.over()
+                if piece is None:
+                    break
+        except BaseException as error:
             # after an abort, a delayed request of this transaction could still become part of the producer's next one
             self.close()
+            if isinstance(error, TooSlow):
+                self.pace.failed(error)
             raise
-        self.backoff.over()
         self.state.apply(progress)
+
+    def _pieces(self, batches: Iterable[Records]) -> Iterator[Records]:
+        """The records in pieces of half of what a transaction may have, at least one record each."""
+        for records in batches:
+            start, ends = 0, np.cumsum(records.sizes())
+            while start < len(records):
+                before = int(ends[start - 1]) if start else 0
+                stop = int(np.searchsorted(ends, before + self.pace.limit / 2, side="right"))
+                stop = max(start + 1, stop)
+                yield Records(records.table[start:stop], records.data, records.headers, records.label)
+                start = stop
 
     def progress_records(self, progress: Mapping[str, StateRecord | None]) -> list[Records]:
         """The state records as Kafka records for the state topic."""
@@ -244,6 +287,7 @@ class PublishSession:
         before, timed = self.limits, self._timed
         self.limits = np.array([described[n].max_bytes for n in self.topics], dtype=np.int64)
         self._timed = [described[n].keeps_commit_times for n in self.topics]
+        self.expiring = {n: described[n].cleanup for n, pin in self._pins.items() if pin.keyed and described[n].expires}
         self.partitions = {name: topic.partitions for name, topic in described.items()}
         self._compared = time.monotonic()
         return not np.array_equal(before, self.limits) or timed != self._timed

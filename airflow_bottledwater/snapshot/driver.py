@@ -39,6 +39,7 @@ from airflow_bottledwater.snapshot.task import LaneTask, Result
 from airflow_bottledwater.state import letters, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import COMPLETE, Complete, StateRecord, stream_id, table_key
 
@@ -107,6 +108,11 @@ class _Driver:
         self._controller, self._run_lanes, self._report = controller, run_lanes, report
         #: the oids of tables that were dropped
         self._gone: set[int] = set()
+        self._movement = Movement(
+            controller.problems, f"Snapshot of slot {pipeline.slot}", stalled=pipeline.transaction_timeout
+        )
+        #: how far it is
+        self._made: tuple[int, ...] = ()
 
     def run(self) -> Result:
         started = time.monotonic()
@@ -156,6 +162,7 @@ class _Driver:
         meter = Meter(tables, self._claim.state, plans.parts)
         watch.meanwhile = lambda: self._measure(meter)
         totals = watch.work(lambda: self._run_lanes(tasks)) if tasks else []
+        self._movement.end()
         # nothing is read under it any more: it must not block others while a topic is swept
         holder.close()
         # after this, no transaction that a lane has left open can become visible
@@ -276,6 +283,7 @@ class _Driver:
         return tables, plans, tasks, skipped
 
     def _measure(self, meter: Meter) -> None:
+        self._movement.look()
         try:
             state = self._claim.refresh()
         except TakenOver:
@@ -283,6 +291,9 @@ class _Driver:
         except BottledWaterError:
             return
         progress = meter.update(state)
+        if (made := (progress.rows, progress.ranges_done)) != self._made:
+            self._made = made
+            self._movement.moved()
         self._controller.status.progress |= asdict(progress)
         self._tell_letters()
         self._report(progress)

@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 
 import psycopg
+from psycopg import sql
 
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
-from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.postgres import copy, snapshot
+from airflow_bottledwater.postgres import copy, large_rows, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.refusals import rule_out
@@ -62,6 +64,10 @@ def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lam
         lane.close()
 
 
+def _unsendable(row: LargeRow) -> str:
+    return f"PostgreSQL cannot send {row}, since its messages have at most 1 GB"
+
+
 class _Lane:
     def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
@@ -78,6 +84,8 @@ class _Lane:
         self._connection: Connection = self._connect()
         self._tables = {t.table.oid: t for t in task.tables}
         self._rows = RowEncoder(self._session, wire.HEADERS if pipeline.snapshot_headers else 0, by_lane(task.lane))
+        #: rows that PostgreSQL cannot send, by the table or partition that they are in
+        self._large: dict[int, list[LargeRow]] = {}
         self._totals = {"rows": 0, "dead_letters": 0}
 
     def close(self) -> None:
@@ -89,10 +97,15 @@ class _Lane:
             pending = [(chunk.first, chunk.last)]
             while pending:
                 self._check_stopped()
+                pending[0:1] = self._split(chunk, *pending[0], at_least=1)
                 try:
                     self._session.run(functools.partial(self._take, chunk, *pending[0]))
+                except psycopg.Error as error:
+                    if not large_rows.too_large(error):
+                        raise
+                    self._find_large(chunk, *pending[0], error)
                 except _Slow:
-                    pending[0:1] = self._split(chunk, *pending[0])
+                    pending[0:1] = self._split(chunk, *pending[0], at_least=2)
                 else:
                     pending.pop(0)
         return self._totals
@@ -112,22 +125,30 @@ class _Lane:
             self._find_refused(chunk, first, last, error)
             raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
 
-    def _split(self, chunk: Chunk, first: int, last: int) -> list[tuple[int, int]]:
-        """Split a range that takes too long into two halves.
+    def _split(self, chunk: Chunk, first: int, last: int, *, at_least: int) -> list[tuple[int, int]]:
+        """Split a range into as many parts as Kafka takes one at a time, by what it took lately.
 
-        :raises RecordError: it is a single block.
+        :param at_least: how many parts, if the range took too long already.
+        :raises RecordError: it took too long, and is a single block.
         """
-        table = self._source(chunk)
+        table, pace = self._source(chunk), self._session.pace
         # the size as the driver read it under the locks
         end = last if last < snapshot.LAST_BLOCK else max(table.pages, first + 2)
-        middle = (first + end) // 2
-        if middle <= first:
+        parts = max(at_least, math.ceil((end - first) * snapshot.BLOCK_BYTES / pace.limit))
+        if parts > 1 and end - first <= 1:
+            if at_least == 1:
+                return [(first, last)]
             raise RecordError(
-                f"One block of {table.qualified} takes longer than half of transaction_timeout.",
+                f"One block of {table.qualified} takes longer than half of transaction_timeout ({self._pipeline.transaction_timeout:g} s). "
+                f"{pace}",
                 "Raise transaction_timeout.",
             )
-        log.info("Range %d of %s is split at block %d.", chunk.number, table.qualified, middle)
-        return [(first, middle), (middle, last)]
+        if parts == 1:
+            return [(first, last)]
+        bounds = [first + (end - first) * i // parts for i in range(parts)]
+        bounds = [*sorted(set(bounds)), last]
+        log.info("Range %d of %s is split at blocks %s. %s", chunk.number, table.qualified, bounds[1:-1], pace)
+        return list(itertools.pairwise(bounds))
 
     def _publish(self, chunk: Chunk, first: int, last: int, rows_before: int) -> None:
         """Publish the rows of blocks [first, last) and the range's progress in one Kafka transaction."""
@@ -154,6 +175,9 @@ class _Lane:
                         yield self._rows.dead_letter(pinned.version, block, rejection, self._task.held.insert_lsn)
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
+            for row in self._large_in(chunk, first, last):
+                yield self._rows.unread(pinned.version, row.key, _unsendable(row), self._task.held.insert_lsn)
+                counts["dead_letters"] += 1
             rows = rows_before + counts["rows"]
             letters = [pinned.table] * counts["dead_letters"]
             progress.update(counted(self._session.state, by_lane(self._task.lane), letters))
@@ -164,6 +188,9 @@ class _Lane:
             begun = next(blocks, None)
             deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
             self._session.transact(records(), progress)
+        except TooSlow as error:
+            self._reconnect()
+            raise _Slow(str(error)) from error
         except BaseException:
             self._reconnect()
             raise
@@ -192,7 +219,9 @@ class _Lane:
         snapshot.begin_task(
             self._connection, source, self._task.held, lock_timeout=self._pipeline.lock_queue_limit + _LATER
         )
-        query = snapshot.copy_query(source, select_list(source), first, last)
+        known = [sql.SQL("ctid <> {}::tid").format(sql.Literal(row.place)) for row in self._large.get(source.oid, ())]
+        condition = sql.SQL(" AND ").join(known) if known else None
+        query = snapshot.copy_query(source, select_list(source), first, last, condition)
         return iter(copy.rows(self._connection, query, idle=idle))
 
     def _reconnect(self) -> None:
@@ -204,6 +233,42 @@ class _Lane:
         self._connection = self._connect()
 
     # ------------------------------------------------------------------ rows that cannot be published
+    def _find_large(self, chunk: Chunk, first: int, last: int, error: psycopg.Error) -> None:
+        """Find the rows of the blocks [first, last) that PostgreSQL cannot send; they are not read any more.
+
+        :raises RecordError: ``on_error`` is exit.
+        :raises Refused: there are none, or they cannot be found.
+        """
+        source = self._source(chunk)
+        why = outage(error, f"Reading blocks {first} to {last} of {source.qualified}")
+        known = {row.place for row in self._large.get(source.oid, ())}
+        timeout = self._pipeline.lock_queue_limit + _LATER
+        snapshot.begin_task(self._connection, source, self._task.held, lock_timeout=timeout)
+        try:
+            where = snapshot.blocks(first, last)
+            found = [
+                row for row in large_rows.large_rows(self._connection, source, where=where) if row.place not in known
+            ]
+        except psycopg.Error as failure:
+            raise why from failure
+        finally:
+            self._reconnect()
+        if not found:
+            raise why from error
+        self._large.setdefault(source.oid, []).extend(found)
+        if self._pipeline.on_error == "exit":
+            topic = self._tables[chunk.oid].topic
+            raise RecordError(
+                f"A row of {source.qualified} cannot be published to topic {topic!r}: {_unsendable(found[0])}.",
+                "Nothing of its range is published. Make the row smaller or delete it, and start again; or go on with on_error = log, "
+                "which writes its key to the dead-letter topic and leaves it out.",
+                topic=topic,
+            )
+
+    def _large_in(self, chunk: Chunk, first: int, last: int) -> list[LargeRow]:
+        rows = self._large.get(self._source(chunk).oid, ())
+        return [row for row in rows if first <= int(row.place[1:].split(",")[0]) < last]
+
     def _find_refused(self, chunk: Chunk, first: int, last: int, error: RecordRefused) -> None:
         """Read the blocks [first, last) once more to find the rows that the broker refuses; the next attempt rejects them.
 

@@ -44,7 +44,7 @@ def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> 
             latest = _read(session, pinned, ends, reached, low)
             if latest.any_before():
                 for keys in _stale(session, pinned, ends, latest):
-                    session.transact([tombstones(session.index[pinned.topic], keys)], {})
+                    session.transact([tombstones(session.index[pinned.topic], keys)], {}, several=True)
                     swept += len(keys)
             low = latest.high
         session.transact([], {sweep_key(pinned.table.oid): Sweep(tuple(ends), True)})

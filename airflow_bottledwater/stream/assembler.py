@@ -90,6 +90,7 @@ class TransactionAssembler:
         self._out: npt.NDArray[np.uint8]
         self._changes: npt.NDArray[np.void]
         self._allocate()
+        self._announced: tuple[pgoutput.RelationMessage | None, Position] = None, Position(0)
         self._block: Block | None = None
         self._tables: npt.NDArray[np.void] = np.zeros(0, dtype=TABLE)
         distinct = dict.fromkeys(boundary for boundary in self._boundaries.values() if boundary.filtered)
@@ -112,6 +113,24 @@ class TransactionAssembler:
         state.from_lsn, state.from_ordinal = self.position
         state.whole_lsn = self.position.lsn
         self._block = None
+
+    @property
+    def next_place(self) -> Position:
+        """The position of the change that would have come next in the transaction that has begun to come."""
+        return Position(int(self._state.final_lsn), int(self._state.ordinal) + 1)
+
+    @property
+    def next_table(self) -> pgoutput.RelationMessage | None:
+        """Whose change would have come next, if its Relation message was the last one that came."""
+        message, place = self._announced
+        return message if place == self.next_place else None
+
+    def give_up(self) -> Batch:
+        """All changes that have come, as a batch, and none of those that are left of the transaction that has begun to come: the next
+        session is to begin behind it."""
+        batch = self._batch(int(self._state.count), int(self._state.bytes), Position(int(self._state.final_lsn) + 1, 0))
+        self.restart()
+        return batch
 
     @property
     def unfinished(self) -> bool:
@@ -210,6 +229,7 @@ class TransactionAssembler:
 
     def _take_relation(self, data: bytes) -> None:
         message = pgoutput.relation(data)
+        self._announced = message, self.next_place
         known = self._messages.get(message.oid)
         foreign = message.oid not in self._current and message.oid not in self._refused
         if known == message and (message.identity != "f" or foreign):

@@ -28,6 +28,7 @@ from airflow_bottledwater.postgres.connect import session, stoppable
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key
 from airflow_bottledwater.state.schemas import SchemaWatch
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 _IDLE, _BESIDE = 0.2, 0.01
 #: seconds between two log lines with the stream's position
 _LOG_INTERVAL = 10.0
+#: seconds in which P moves if there is something to publish: half of the default of transaction_timeout, in which a batch is committed or
+#: given up
+_STALLED = 30.0
 #: seconds between two looks whether open dead letters are to be logged again
 _TELL_LETTERS = 60.0
 
@@ -166,10 +170,25 @@ class _Follower:
         self._report = StreamReport(controller, self._watch, start.position)
         self._problems = controller.problems
         self._target: int | None = None
+        self._publisher: StreamPublisher | None = None
+        self._movement = Movement(
+            controller.problems,
+            f"Slot {pipeline.slot}",
+            stalled=_STALLED,
+            backoff=self._backoff,
+            slow=lambda: self._publisher.slow if self._publisher else "",
+        )
+        controller.watch(self._tell)
 
     def close(self) -> None:
         """End the watch."""
         self._watch.close()
+
+    def _tell(self) -> str:
+        """Before each heartbeat: tell what keeps the stream from moving, and what is wrong with its topics; returns the job's state."""
+        if self._publisher is not None:
+            self._problems.tell("topics", self._publisher.expiring)
+        return "waiting" if self._movement.look() else "streaming"
 
     def run(self) -> dict[str, int]:
         """See :func:`follow`."""
@@ -179,6 +198,7 @@ class _Follower:
             with contextlib.closing(
                 StreamPublisher(self._pipeline, self._start, self._known, self._backoff)
             ) as publisher:
+                self._publisher = publisher
                 publisher.reached()
                 if publisher.state.tables != self._known.tables:
                     # an attempt of before has given tables other topics since the state was read
@@ -213,6 +233,13 @@ class _Follower:
             ) as source,
         ):
             rest = Rest(source.rest)
+
+            def told(reached: Position) -> None:
+                source.acknowledge(reached)
+                self._movement.moved()
+                counters = {**publisher.counters, **source.statistics}
+                self._report.update(publisher.position, counters, source.skipped_by_table)
+
             while not stopped.is_set() and not self._is_done(publisher):
                 batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=self._bounded or live.waits)
                 if not publisher.position.ordinal:
@@ -221,14 +248,15 @@ class _Follower:
                     # before anything behind these changes is published
                     publisher.write(functools.partial(_gaps, source.set_aside))
                 if batch is not None:
-                    source.acknowledge(publisher.publish(batch))
-                    counters = {**publisher.counters, **source.statistics}
-                    self._report.update(publisher.position, counters, source.skipped_by_table)
+                    told(publisher.publish(batch, told))
+                else:
+                    self._movement.moved()
                 live.work()
                 self._report.tell_letters(publisher.open_letters, publisher.counters)
                 if self._carry_out(publisher):
                     return None
                 rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
+            self._movement.end()
             return {**publisher.counters, **source.statistics}
 
     def _carry_out(self, publisher: StreamPublisher) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
 
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
@@ -15,7 +18,9 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.provision.kafka_checks import expiry_problem
 from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.dead_letter import DeadLetter, counted
@@ -69,6 +74,17 @@ class StreamPublisher:
         self._completer.close()
 
     @property
+    def slow(self) -> str:
+        """Why transactions are smaller than they would be; empty if they are not."""
+        return str(self._session.pace) if self._session.pace.slow else ""
+
+    @property
+    def expiring(self) -> list[Problem]:
+        """The topics that delete rows that do not change, unless that is meant."""
+        found = {} if self._pipeline.allow_expiry else self._session.expiring
+        return [expiry_problem(name, policy) for name, policy in found.items()]
+
+    @property
     def counters(self) -> dict[str, int]:
         """How many records of each kind the stream has published since the slot was created."""
         return self._session.state.counters
@@ -108,9 +124,11 @@ class StreamPublisher:
         """
         return self._session.run(lambda: self.position)
 
-    def publish(self, batch: Batch) -> Position:
+    def publish(self, batch: Batch, reached: Callable[[Position], None] = lambda _: None) -> Position:
         """Publish a batch, unless the state shows that it was published; returns P.
 
+        :param reached: called with P behind each part that is published by itself, but the last.
+        :raises StopRequested: the job is to end, and a part of the batch is left.
         :raises TakenOver: another job has claimed the slot.
         :raises StaleBatch: P is neither the batch's start nor its end, nor at one of its changes.
         :raises RecordError: a row or a TRUNCATE stops the stream (``on_error = exit``, ``on_truncate = stop``); everything before its
@@ -118,9 +136,11 @@ class StreamPublisher:
         """
         self._refused = {}
         while True:
-            reached = self._session.run(lambda: self._advance(batch))
-            if reached >= batch.end:
-                return reached
+            position = self._session.run(lambda: self._advance(batch))
+            if position >= batch.end:
+                return position
+            reached(position)
+            self._session.backoff.check()
 
     def _advance(self, batch: Batch) -> Position:
         """Publish all that is left of the batch by the state's P, or a leading part of it; returns the new P."""
@@ -131,6 +151,8 @@ class StreamPublisher:
         rest = _rest(batch, reached)
         programs = self._session.programs(rest.versions, copied=False)
         part = self._completer.leading(rest, programs)
+        if self._session.pace.slow:
+            part = self._paced(part, programs)
         stop = truncate_stop(self._pipeline, part)
         if stop is not None:
             part = part.before(Position.parse(stop.position).lsn)
@@ -151,6 +173,21 @@ class StreamPublisher:
         if stop is not None:
             raise stop
         return encoded.batch.end
+
+    def _paced(self, part: Batch, programs: Programs) -> Batch:
+        """The leading part of a batch that Kafka takes in one transaction: whole source transactions if one fits, else a part of the first,
+        and at least one change."""
+        limit = self._session.pace.limit
+        if limit < math.inf:
+            part = part.leading(int(np.searchsorted(np.cumsum(part.changes["length"]), limit, side="right")))
+        while len(part) > 1:
+            records = self._encode(part, programs).records
+            ends = np.cumsum(records.sizes())
+            if not len(records) or ends[-1] <= limit:
+                break
+            over = int(records.table["row"][np.searchsorted(ends, limit, side="right")])
+            part = part.leading(min(over, len(part) - 1))
+        return part
 
     # ------------------------------------------------------------------ one batch
     def _encode(self, batch: Batch, programs: Programs) -> EncodedBatch:
@@ -196,7 +233,7 @@ class StreamPublisher:
             ),
         }
         try:
-            self._session.transact([records, *events, *dead_letters], progress)
+            self._session.transact([records, *events, *dead_letters], progress, divisible=len(encoded.batch) > 1)
         except RecordRefused as error:
             rule_out(self._session, error, [*events, *dead_letters], progress)
             found = find_refused(self._session, records)

@@ -9,11 +9,21 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError, SlotInUse, StaleBatch
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    CredentialsRefused,
+    RecordError,
+    Refused,
+    SlotError,
+    SlotInUse,
+    StaleBatch,
+)
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.connect import MessageTooLarge, session
+from airflow_bottledwater.postgres.large_rows import SENDABLE, large_rows
+from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.publish.batch import Batch
@@ -31,6 +41,8 @@ log = logging.getLogger(__name__)
 #: seconds that a new session has to last before an outage counts as over, if no batch comes and no transaction has begun to: an idle
 #: server sends none
 _LASTS = 60.0
+#: seconds for which a row is looked for that PostgreSQL cannot send
+_LOOK_FOR = 30.0
 
 
 def open_source(
@@ -127,6 +139,10 @@ class ChangeSource:
                 if batch is not None or idle:
                     self._backoff.over()
                 return batch
+            except MessageTooLarge as error:
+                self._disconnect()
+                # what is whole before it comes first; then the server fails again at the same change
+                return self._assembler.flush(empty=False) or self._behind(error)
             except Exception as error:
                 if act(error) is not ErrorAction.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
                     raise
@@ -155,6 +171,46 @@ class ChangeSource:
                 block = stream.take(left)
             if block is not None:
                 self._assembler.add(block)
+
+    def _behind(self, error: MessageTooLarge) -> Batch:
+        """The batch that passes a change that PostgreSQL cannot send, if a person has decided that with ``skip_position``.
+
+        :raises RecordError: nobody has.
+        """
+        if not self._assembler.unfinished:
+            raise error
+        position, message = self._assembler.next_place, self._assembler.next_table
+        of = f" of {message.schema}.{message.name}" if message is not None else ""
+        row = self._large_row(message)
+        if str(position) == self._pipeline.skip_position.upper():
+            log.error(
+                "The change%s at %s, which PostgreSQL cannot send, and those behind it in its transaction are left out%s.",
+                of, position, f"; it may be {row}" if row else "",
+            )  # fmt: skip
+            return self._assembler.give_up()
+        raise RecordError(
+            f"The change{of} at {position} cannot be sent by PostgreSQL: {error.what}{f' It may be {row}.' if row else ''}",
+            f"Everything before its transaction is published. PostgreSQL fails at it whenever it is read. Make the row smaller or delete it, "
+            f"and start again with skip_position = {position}: the change, and those behind it in its transaction, are left out. Then "
+            "take a live snapshot with --sweep of the tables that the transaction changed.",
+            position=str(position),
+        )
+
+    def _large_row(self, message: RelationMessage | None) -> str:
+        """Which row it may be, by today's table; empty if that is not found out."""
+        tables = [p.table for p in self._tables.values() if message is None or p.table.oid == message.oid]
+        try:
+            with session(
+                self._pipeline.postgres, "Looking for a large row", application="bottledwater large row"
+            ) as found:
+                found.execute(f"SET statement_timeout = {int(_LOOK_FOR * 1000)}")
+                for table in tables:
+                    # an update of a table with REPLICA IDENTITY FULL has the row twice
+                    for row in large_rows(found, table, at_least=SENDABLE // 2):
+                        return f"{row} of {table.qualified}"
+        except BottledWaterError as error:
+            log.info("The row was not found: %s", error)
+        return ""
 
     def _connect(self) -> ReplicationStream:
         with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:

@@ -13,6 +13,7 @@ from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.publish import session
+from airflow_bottledwater.state import status
 from tests.support.topics import Flow, MakeFlow, alter_topic
 from tests.support.waiting import until
 
@@ -130,6 +131,25 @@ def test_a_topic_that_forgets_rows_that_do_not_change_is_refused_unless_that_is_
     (message,) = flow.read("k")
     assert (message.timestamp >= published) == (cause is not _by_size)
     assert abs(int(message.time or message.timestamp) - committed) < 1000
+
+
+def test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.0)
+    flow = make_flow()
+    flow.create()
+    with flow.streaming() as errors:
+        flow.streams()
+        alter_topic(flow, "k", cleanup_policy="compact,delete", retention_ms=str(_DAY))
+
+        def told() -> list[str]:
+            flow.published("INSERT INTO u VALUES (1)")
+            job = status.report(flow.pipeline).job
+            return [each.kind for each in job.problems] if job else []
+
+        until(lambda: errors or told() == ["expiry"], "the status is red")
+    assert not errors
 
 
 def test_a_topic_that_keeps_everything_takes_keyed_rows(make_flow: MakeFlow) -> None:

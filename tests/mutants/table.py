@@ -21,6 +21,9 @@ _LIVE, _LIVE_ORDER = "tests/integration/test_live_snapshots.py", "tests/integrat
 _PACE = "tests/unit/live/test_pace.py"
 _LIVE_RANDOM = "tests/integration/test_live_random.py::test_rows_that_are_read_again_never_take_a_key_back_in_time"
 _TASKS = "tests/integration/test_spark_tasks.py"
+_EXPIRY, _SLOW = "tests/integration/test_expiry.py", "tests/integration/test_slow_kafka.py"
+_CORE, _UNIT_PACE = "tests/unit/publish/test_publish_core.py", "tests/unit/publish/test_pace.py"
+_MOVEMENT = "tests/unit/state/test_movement.py"
 _WATCH, _STOPPING = "tests/unit/jobs/test_job_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
@@ -475,19 +478,19 @@ MUTANTS = (
     ),
     Mutant(
         "a full queue is sent, though no partition has a complete batch",
-        "Publisher.produce",
+        "Publisher._produce",
         drop("rd.flush(...)"),
         "tests/integration/test_publisher.py::test_a_full_queue_without_a_complete_batch_is_sent_at_once",
     ),
     Mutant(
         "the queue has room for a record that is larger than two batches",
-        "_queue",
+        "room.room",
         swap("max(largest, int(_ROOM * (partitions + 1) * size))", "int(_ROOM * (partitions + 1) * size)"),
         "tests/integration/test_publisher.py::test_a_record_that_is_larger_than_two_batches_has_room_in_the_queue",
     ),
     Mutant(
         "a size that is no number is refused",
-        "_queue",
+        "room.room",
         swap(
             "try:\n    ...\nexcept ValueError as error:\n    ...", "try:\n    ...\nexcept KeyError as error:\n    ..."
         ),
@@ -513,16 +516,16 @@ MUTANTS = (
     ),
     Mutant(
         "PostgreSQL is told after Kafka",
-        "engine.follow",
-        swap("source.acknowledge(publisher.publish(batch))", "source.acknowledge(batch.end)\npublisher.publish(batch)"),
+        "_Follower._stream",
+        swap("told(publisher.publish(batch, told))", "told(batch.end)\npublisher.publish(batch, told)"),
         f"{_RECOVERY}::test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told",
     ),
     Mutant(
         "records and position are one transaction",
         "PublishSession.transact",
         swap(
-            "with self._publisher.transaction():\n    for records in batches:\n        ...\n    for record in self.progress_records(progress):\n        ...",
-            "with self._publisher.transaction():\n    for records in batches:\n        ...\nwith self._publisher.transaction():\n    for record in self.progress_records(progress):\n        ...",
+            "for record in self.progress_records(progress) if piece is None else ():\n    ...",
+            "with self._publisher.transaction():\n    for record in self.progress_records(progress) if piece is None else ():\n        ...",
         ),
         f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
     ),
@@ -2575,5 +2578,95 @@ MUTANTS = (
         "kafka_checks._definitions",
         always("2 * (size := len(zlib.compress(record, 1))) <= limit"),
         f"{_PREFLIGHT}::test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "the error for a value without a form names the setting that holds it",
+        "Programs.error",
+        never("0 <= column < len(table.columns) and code == wire.NO_REPRESENTATION"),
+        "tests/unit/encoding/test_unheld.py::test_the_error_names_the_setting",
+    ),
+    Mutant(
+        "preflight says for which columns a value may come that has no form",
+        "preflight.run",
+        drop("found.notes += unheld.notes(found.tables, json=pipeline.output_format == 'json')"),
+        "tests/integration/test_unheld.py::test_the_setting_that_holds_a_value_without_a_form_is_named_and_helps",
+    ),
+    Mutant(
+        "a topic that deletes by time has no commit times as timestamps",
+        "Topic.keeps_commit_times",
+        drop("not self.by_time"),
+        f"{_EXPIRY}::test_a_topic_that_somebody_has_made_is_taken_as_it_is",
+    ),
+    Mutant(
+        "a topic that deletes rows that do not change is refused",
+        "kafka_checks._policies",
+        never("table.keyed and expires and not pipeline.allow_expiry"),
+        f"{_EXPIRY}::test_a_topic_that_forgets_rows_that_do_not_change_is_refused_unless_that_is_meant",
+    ),
+    Mutant(
+        "a transaction that Kafka does not take in time is given up",
+        "Publisher._call",
+        never("in_time and time.monotonic() > self._deadline and rd.outq_len(self._handle)"),
+        f"{_SLOW}::test_a_stream_moves_at_the_rate_that_kafka_takes",
+    ),
+    Mutant(
+        "a batch is cut to what Kafka takes",
+        "StreamPublisher._advance",
+        never("self._session.pace.slow"),
+        f"{_CORE}::test_what_kafka_does_not_take_in_time_is_published_in_smaller_transactions",
+    ),
+    Mutant(
+        "an outage is no reason to cut transactions",
+        "Pace.failed",
+        swap("again and error.confirmed", "error.confirmed"),
+        f"{_UNIT_PACE}::test_an_outage_makes_requests_smaller_and_not_transactions",
+    ),
+    Mutant(
+        "transactions become larger again",
+        "Pace.committed",
+        swap("self.limit *= _GROWTH", "pass"),
+        f"{_UNIT_PACE}::test_a_kafka_that_is_fast_again_sets_no_limit_after_some_transactions",
+    ),
+    Mutant(
+        "a job that does not move is not ready",
+        "Movement.look",
+        never("still > self._stalled"),
+        f"{_MOVEMENT}::test_what_does_not_move_within_a_time_is_not_ready",
+    ),
+    Mutant(
+        "a job that waits says so",
+        "Movement.look",
+        never("wait is not None and waiting"),
+        f"{_MOVEMENT}::test_a_job_that_waits_says_for_what_since_when_and_until_when",
+    ),
+    Mutant(
+        "the error for a value without a form names the setting that holds it",
+        "Programs.error",
+        never("0 <= column < len(table.columns) and code == wire.NO_REPRESENTATION"),
+        "tests/unit/encoding/test_unheld.py::test_the_error_names_the_setting",
+    ),
+    Mutant(
+        "preflight says for which columns a value may come that has no form",
+        "preflight.run",
+        drop("found.notes += unheld.notes(found.tables, json=pipeline.output_format == 'json')"),
+        "tests/integration/test_unheld.py::test_the_setting_that_holds_a_value_without_a_form_is_named_and_helps",
+    ),
+    Mutant(
+        "a row that PostgreSQL cannot send is not read again",
+        "_Lane._blocks",
+        swap("sql.SQL(' AND ').join(known) if known else None", "None"),
+        "tests/integration/test_large_rows.py::test_a_snapshot_names_a_row_that_cannot_be_sent_and_passes_it",
+    ),
+    Mutant(
+        "a change that PostgreSQL cannot send is passed only by a person's word",
+        "ChangeSource._behind",
+        always("str(position) == self._pipeline.skip_position.upper()"),
+        "tests/integration/test_large_rows.py::test_the_stream_names_a_change_that_cannot_be_sent_and_a_person_passes_it",
+    ),
+    Mutant(
+        "a topic that begins to delete rows that do not change is red",
+        "StreamPublisher.expiring",
+        swap("{} if self._pipeline.allow_expiry else self._session.expiring", "{}"),
+        f"{_EXPIRY}::test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream",
     ),
 )

@@ -170,13 +170,16 @@ class Proxy:
 
     :param target: a port of this host.
     :ivar mode: ``pass``, ``hang`` (nothing goes either way) or ``deaf`` (requests arrive, answers are lost).
+    :ivar rate: bytes a second that each connection carries to the server; 0 for as many as there are.
     :ivar frozen: connections of which nothing goes either way any more (:meth:`freeze`).
     """
 
     def __init__(self, target: int) -> None:
-        self.mode = "pass"
+        self.mode, self.rate = "pass", 0.0
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
+        # what waits in the buffers of a slow link would count as sent
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
         self.frozen: set[socket.socket] = set()
@@ -197,7 +200,9 @@ class Proxy:
 
     def _relay(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 16 if answers or not self.rate else 4096):
+                if self.rate and not answers:
+                    time.sleep(len(data) / self.rate)
                 while self.mode == "hang" or source in self.frozen:
                     time.sleep(0.02)
                 if not (answers and self.mode == "deaf"):
@@ -205,6 +210,8 @@ class Proxy:
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(ValueError):
+                self._open.remove(each)  # closed when neither direction uses it any more
 
     def cut(self) -> None:
         """Close all connections; new ones are taken."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka.publisher import Publisher, _queue
+from airflow_bottledwater.kafka.publisher import Publisher
+from airflow_bottledwater.kafka.room import room
 
 
 @pytest.mark.parametrize("name", ["batch.num.messages", "batch.size", "message.max.bytes"])
@@ -34,7 +35,7 @@ def test_the_queue_has_room_for_less_than_a_batch_more_than_may_be_under_way(
     partitions: int, given: dict[str, str], records: int, kilobytes: int
 ) -> None:
     config = {"batch.num.messages": "5000", "batch.size": "1000000", **given}
-    assert _queue(config, partitions) == {
+    assert room(config, partitions) == {
         "queue.buffering.max.messages": str(records),
         "queue.buffering.max.kbytes": str(kilobytes),
     }

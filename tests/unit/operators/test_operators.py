@@ -304,7 +304,7 @@ def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.Mon
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was done to source and broker."""
     done: list[str] = []
-    findings = SimpleNamespace(tables=[], warnings=[])
+    findings = SimpleNamespace(tables=[], warnings=[], notes=[])
     record = SimpleNamespace(name="orders", consistent_point=0)
     monkeypatch.setattr(preflight, "run", lambda pipeline: done.append("preflight") or findings)
     monkeypatch.setattr(

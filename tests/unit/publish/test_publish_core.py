@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ import pytest
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError, Refused, StopRequested, TakenOver
-from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
-from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
+from airflow_bottledwater.kafka.publisher import Records, tombstones
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.job import Job
@@ -36,7 +37,7 @@ from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import POSITION, encode, table_key
+from airflow_bottledwater.state.records import POSITION, Reached, encode, table_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import Start
@@ -65,6 +66,10 @@ class Broker:
     claimed_by: Job = JOB
     refused_code: int = 0
     limit: int = 1_000_000
+    #: bytes of records that it takes in half of the transaction time-out
+    takes: float = math.inf
+    #: how many transactions were given up
+    given_up: int = 0
 
     def step(self, name: str) -> None:
         if self.fails.get(name):
@@ -88,6 +93,7 @@ class FakePublisher:
 
     def __init__(self, config: dict[str, str], transactional_id: str, topics: Sequence[str], **_: object) -> None:
         self._topics, self._pending = list(topics), list[tuple[str, Any, Any]]()
+        self.size, self.seconds = 0, 0.0
 
     def open(self) -> None:
         self.broker.step("open")
@@ -96,10 +102,15 @@ class FakePublisher:
         self._pending.clear()
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, divisible: bool = True) -> Iterator[None]:
         self.broker.step("begin")
         self._pending.clear()
+        self.size, takes = 0, self.broker.takes * (1 if divisible else 1.8)
         yield
+        self.seconds = 30 * self.size / self.broker.takes
+        if self.size > takes:
+            self.broker.given_up += 1
+            raise TooSlow("Kafka is slow.", int(self.broker.takes), 30.0, divisible=divisible)
         self.broker.step("commit: before it")
         if (
             any(POISON in (value or b"") for topic, _, value in self._pending if topic == "t")
@@ -114,6 +125,8 @@ class FakePublisher:
 
     def produce(self, records: Records) -> None:
         self.broker.step("produce")
+        if len(records) and self._topics[records.table[0]["topic"]] != "state":
+            self.size += int(records.sizes().sum())
         for row in records.table:
             key, value = (
                 None if row[size] < 0 else bytes(records.data[row[at] : row[at] + row[size]])
@@ -211,7 +224,7 @@ def snapshot(broker: Broker, *ranges: Sequence[bytes], monkeypatch: pytest.Monke
     """Publish these as ranges of a lane, a block of the table for each."""
     monkeypatch.setattr(lane, "connect", lambda *_, **__: _Connection())
     monkeypatch.setattr(pg_snapshot, "begin_task", lambda *_, **__: None)
-    monkeypatch.setattr(pg_snapshot, "copy_query", lambda table, columns, first, last: (first, last))
+    monkeypatch.setattr(pg_snapshot, "copy_query", lambda table, columns, first, last, condition: (first, last))
     monkeypatch.setattr(
         pg_copy, "rows", lambda connection, query, idle: iter([copied(*ranges[n]) for n in range(*query)])
     )
@@ -342,10 +355,10 @@ def test_limits_that_changed_meanwhile_are_read_again(
     broker.refused_code = 10
     usual = FakePublisher.transaction
 
-    def lower(self: FakePublisher) -> Any:
+    def lower(self: FakePublisher, **options: bool) -> Any:
         # the limit falls while the first transaction is open
         broker.limit = min(broker.limit, 900)
-        return usual(self)
+        return usual(self, **options)
 
     monkeypatch.setattr(FakePublisher, "transaction", lower)
     publish(broker, [POISON + b"x" * 1000, b"a"], on_error="log")
@@ -361,3 +374,50 @@ def test_a_skipped_position_passes_one_change_only(broker: Broker) -> None:
     broker.committed, broker.state[POSITION] = [], {"lsn": 0, "ordinal": 0, "at": 0.0}
     with pytest.raises(RecordError, match=str(bad)):
         stream(broker, *_BAD, skip_position=str(Position(200, 1)))
+
+
+# ------------------------------------------------------------------ a Kafka that is slow
+def _named(n: int) -> list[bytes]:
+    return [b"%04d" % i for i in range(n)]
+
+
+@pytest.mark.parametrize("takes", [60, 100, 250, 400, 1000, 5000, 10**9])
+def test_what_kafka_does_not_take_in_time_is_published_in_smaller_transactions(
+    broker: Broker, publish: Run, takes: int
+) -> None:
+    """A record has about 180 bytes on the wire: the smallest of these takes none in half of the time-out, the next one just one."""
+    broker.takes = takes
+    rows = _named(60)
+    if takes < 250:
+        with pytest.raises(BottledWaterError):
+            publish(broker, [b"a"], on_error="exit")
+        return
+    publish(broker, *([row] for row in rows))
+    assert broker.rows() == [row.decode() for row in rows]
+    assert broker.given_up <= 4
+
+
+def test_a_transaction_of_the_source_is_cut_only_where_kafka_does_not_take_it(broker: Broker) -> None:
+    broker.takes = 5_000
+    stream(broker, _named(40), _named(10), _named(10))
+    assert broker.rows() == [row.decode() for n in (40, 10, 10) for row in _named(n)]
+    assert broker.given_up == 2
+
+
+@pytest.mark.parametrize("takes", [math.inf, 1000, 200])
+def test_records_without_progress_of_their_own_are_published_in_several_transactions(
+    broker: Broker, takes: float
+) -> None:
+    broker.takes = takes
+    start = Start(CLUSTER, JOB, "prefix", "state", PipelineState(dict(broker.state)), Position(0))
+    publisher = StreamPublisher(pipeline(), start, start.state, Backoff(2.0, report=lambda what: None))
+    session = publisher._session
+    keys = [(0, key) for key in _named(50)]
+    done: dict[str, Any] = {POSITION: Reached(5, 0, 0.0)}
+    all_keys = [tombstones(session.index["t"], part) for part in (keys[:20], keys[20:])]
+    session.run(lambda: session.transact(all_keys, done, several=True))
+    published = [key for topic, key, _ in broker.committed if topic == "t"]
+    assert published == [key for _, key in keys]
+    assert (broker.given_up > 0) == (takes < math.inf)
+    assert session.state.position == Position(5)
+    publisher.close()

@@ -1,0 +1,77 @@
+"""Which values of a column have no form in what it is published as, and the setting that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from airflow_bottledwater.encoding import types, wire
+from airflow_bottledwater.model.relation import ColumnType, Table
+
+
+class Unheld(NamedTuple):
+    """Values that cannot be published.
+
+    :param values: which, as a noun phrase.
+    :param setting: the setting that holds them, with its value.
+    :param rare: whether no sensible value is one of them, so that nobody needs to know before it happens.
+    """
+
+    values: str
+    setting: str
+    rare: bool = False
+
+
+_NAN = Unheld("NaN and infinity", "numeric = string")
+_BEYOND_DOUBLE = Unheld("numbers too large for a double", "numeric = string", rare=True)
+_TIMESTAMP = Unheld("timestamps beyond the year 294247", "output_format = json (in a pipeline of its own)", rare=True)
+_XID8 = Unheld("numbers from 2^63 on", "output_format = json (in a pipeline of its own)", rare=True)
+
+
+def unheld(column: ColumnType, *, json: bool) -> list[Unheld]:
+    """The values of a type that have no form, also inside of arrays, composites and ranges.
+
+    :param json: whether the output is JSON instead of Avro.
+    """
+    return list(dict.fromkeys(_of(column, types.mapping(column), json)))
+
+
+def _of(column: ColumnType, mapping: types.TypeMapping, json: bool) -> Iterator[Unheld]:
+    opcode = mapping.opcode
+    if opcode == wire.OP_DOUBLE:
+        yield _BEYOND_DOUBLE
+    elif opcode == wire.OP_ARRAY:
+        yield Unheld(f"arrays with another number of dimensions than {column.dimensions}", "arrays = text")
+    elif not json and opcode == wire.OP_DECIMAL:
+        yield _NAN
+    elif not json and opcode in (wire.OP_TIMESTAMP, wire.OP_TIMESTAMPTZ):
+        yield _TIMESTAMP
+    elif not json and opcode == wire.OP_UINT64:
+        yield _XID8
+    for part in mapping.parts:
+        if part.type is not None and part.mapping is not None:
+            yield from _of(part.type, part.mapping, json)
+
+
+def explain(column: ColumnType, *, json: bool) -> str:
+    """What is said behind the error for a value without a form; empty if no setting would hold it."""
+    found = unheld(column, json=json)
+    if not found:
+        return ""
+    held = "; ".join(f"{each.values} (held by {each.setting})" for each in found)
+    return f". It cannot hold {held}. To change that setting, see 'Values without a form' in docs/errors.md"
+
+
+def notes(tables: Sequence[Table], *, json: bool) -> list[str]:
+    """A note for each setting: in which columns values may come that have no form."""
+    columns: dict[tuple[str, str], list[str]] = {}
+    for table in tables:
+        for column in table.columns:
+            for each in unheld(column.type, json=json):
+                if not each.rare:
+                    columns.setdefault((each.values, each.setting), []).append(f"{table.qualified}.{column.name}")
+    return [
+        f"{', '.join(names[:5])}{f' and {len(names) - 5} more columns' if len(names) > 5 else ''} cannot hold {values}: such a value is a "
+        f"record error (on_error). {setting} holds them; with a registry that is best chosen before the slot is made."
+        for (values, setting), names in columns.items()
+    ]

@@ -1,0 +1,66 @@
+"""Which values have no form, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.encoding import types, unheld
+from airflow_bottledwater.encoding.program import Target, compile_programs
+from airflow_bottledwater.encoding.wire import MALFORMED, NO_REPRESENTATION
+from airflow_bottledwater.model.relation import ColumnType
+from tests.support import wire as w
+
+
+def _type(oid: int, typmod: int = -1, **more: Any) -> ColumnType:
+    return ColumnType(oid, typmod, oid, typmod, "b", "t", **more)
+
+
+#: numeric(10, 2)
+DECIMAL = _type(types.NUMERIC, ((10 << 16) | 2) + 4)
+ARRAY = _type(1007, element=_type(23), dimensions=2)
+
+
+@pytest.mark.parametrize(
+    ("type", "json", "settings"),
+    [
+        (DECIMAL, False, ["numeric = string"]),
+        (DECIMAL, True, []),
+        (_type(types.NUMERIC), False, []),
+        (_type(types.NUMERIC, form="double"), True, ["numeric = string"]),
+        (ARRAY, True, ["arrays = text"]),
+        (_type(23), False, []),
+        (_type(1184), True, []),
+        (_type(1184), False, ["output_format = json (in a pipeline of its own)"]),
+        (
+            _type(1231, element=DECIMAL, dimensions=1),
+            False,
+            ["arrays = text", "numeric = string"],
+        ),
+    ],
+)
+def test_values_without_a_form_have_a_setting_that_holds_them(
+    type: ColumnType, json: bool, settings: list[str]
+) -> None:
+    assert [each.setting for each in unheld.unheld(type, json=json)] == settings
+
+
+def test_the_error_names_the_setting() -> None:
+    table = w.table(("id", w.plain(w.TEXT)), ("price", DECIMAL), key=["id"])
+    programs = compile_programs([(table, Target(0, 1, 1, 2))], "avro", copied=False)
+    message = programs.error(0, NO_REPRESENTATION, 1)
+    assert "NaN and infinity (held by numeric = string)" in message
+    assert "Values without a form" in message
+    assert "numeric" not in programs.error(0, MALFORMED, 1)
+    assert "held" not in programs.error(0, NO_REPRESENTATION, 0)
+
+
+def test_a_note_says_for_which_columns_it_can_happen() -> None:
+    columns = [("id", w.plain(w.TEXT)), *((f"n{i}", DECIMAL) for i in range(7)), ("t", _type(1184))]
+    table = w.table(*columns, key=["id"])
+    (note,) = unheld.notes([table], json=False)
+    assert f"{table.qualified}.n0" in note
+    assert "and 2 more columns cannot hold NaN and infinity" in note
+    assert "numeric = string holds them" in note
+    assert unheld.notes([table], json=True) == []

@@ -39,7 +39,7 @@ class Job:
 
     def __init__(self, flow: Flow, host: Host, folder: Path) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
-        self.identity: Any = {"id": self.id, "folder": "", "host": host.name, "application": "", "master": "yarn"}
+        self.identity: Any = {"id": self.id, "folder": "", "host": host.name, "application": "", "master": "spark"}
         submitted.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, host.name, "", "spark"), "", "")
         folder.mkdir()
         self.log = folder / "log"

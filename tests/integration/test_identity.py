@@ -195,7 +195,7 @@ def staging(source: Source, small: Source) -> Iterator[Source]:
 ERROR_ACTIONS: dict[str, Callable[[Source], object]] = {
     "preflight": lambda other: preflight.run(other.pipeline),
     "create": lambda other: create(other.pipeline),
-    "snapshot": lambda other: driver.run(other.pipeline, driver.in_threads(other.pipeline)),
+    "snapshot": lambda other: driver.run(other.pipeline, running.in_threads(other.pipeline)),
     "stream": lambda other: running.run_stream(other.pipeline, bounded=True),
     "redrive": lambda other: redrive.redrive(other.pipeline),
     "drop": lambda other: drop(other.pipeline, when="always"),
@@ -208,7 +208,7 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
     production = source.pipeline.with_(transaction_timeout=5.0)
     source.execute("INSERT INTO items VALUES (1, 'production')")
     create(production)
-    driver.run(production, driver.in_threads(production))
+    driver.run(production, running.in_threads(production))
     topic = state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name)
     stopped = threading.Event()
     errors: list[BaseException] = []
@@ -241,14 +241,14 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
     # the advice: another slot name for the copy
     other = staging.pipeline.with_(slot=f"{source.name}_staging", topic_prefix=f"{source.name}_staging")
     create(other)
-    assert driver.run(other, driver.in_threads(other)).rows == 1
+    assert driver.run(other, running.in_threads(other)).rows == 1
     drop(other, when="always")
 
 
 PUBLISHING: dict[str, Callable[[Pipeline], object]] = {
     "preflight": preflight.run,
     "create": create,
-    "snapshot": lambda pipeline: driver.run(pipeline, driver.in_threads(pipeline)),
+    "snapshot": lambda pipeline: driver.run(pipeline, running.in_threads(pipeline)),
     "stream": lambda pipeline: running.run_stream(pipeline, bounded=True),
     "redrive": redrive.redrive,
     "verify": lambda pipeline: verification.run(pipeline, verification.in_threads(pipeline)),
@@ -259,7 +259,7 @@ PUBLISHING: dict[str, Callable[[Pipeline], object]] = {
 def test_nothing_is_published_in_another_format_or_to_other_topics(source: Source, other: dict[str, str]) -> None:
     source.execute("INSERT INTO items VALUES (1, 'a')")
     create(source.pipeline)
-    driver.run(source.pipeline, driver.in_threads(source.pipeline))
+    driver.run(source.pipeline, running.in_threads(source.pipeline))
     topic = state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name)
     before = read_records(source.pipeline.kafka, topic)
     for name, act in PUBLISHING.items():
@@ -285,14 +285,14 @@ def test_the_state_of_a_cluster_that_is_gone_is_forgotten_when_it_is_named(sourc
             forget(staging.pipeline, wrong)
     assert "Deleted the saved state" in forget(staging.pipeline, claimed_by(source.pipeline))
     create(staging.pipeline)
-    assert driver.run(staging.pipeline, driver.in_threads(staging.pipeline)).rows == 1
+    assert driver.run(staging.pipeline, running.in_threads(staging.pipeline)).rows == 1
     drop(staging.pipeline, when="always")
 
 
 def test_the_state_of_a_job_that_has_not_reported_yet_is_not_forgotten(source: Source, staging: Source) -> None:
     """Between its claim and its first status, only the claim shows that a job runs."""
     create(source.pipeline)
-    driver.run(source.pipeline, driver.in_threads(source.pipeline))
+    driver.run(source.pipeline, running.in_threads(source.pipeline))
     claimed = begin(source.pipeline)
     stopped = threading.Event()
 

@@ -38,7 +38,7 @@ class Job:
 
     def __init__(self, flow: Flow, folder: Path, *, begin: bool = True) -> None:
         self.flow, self.id = flow, uuid.uuid4().hex
-        self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "master": "yarn"}
+        self.identity: Any = {"id": self.id, "folder": "", "host": "elsewhere", "application": "", "master": "spark"}
         submitted.announce(flow.pipeline, self.id, "stream", Owner("d", "r", "t", -1, "elsewhere", "", "spark"), "", "")
         folder.mkdir()
         self._folder, self.log = folder, folder / "log"
@@ -346,7 +346,7 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:
-        identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "master": "yarn"}
+        identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "master": "spark"}
         assert job_watch.still_runs(flow.pipeline, identity) is None
         driver = until(lambda: run_directory.read(folder, run_directory.Driver), "its driver")
         os.kill(driver.pid, signal.SIGKILL)

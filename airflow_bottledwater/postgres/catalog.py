@@ -352,6 +352,21 @@ def definition(table: Table) -> str:
     return json.dumps([columns, list(table.key), table.identity])
 
 
+def inherited(connection: Connection, oids: Sequence[int]) -> dict[int, dict[int, str]]:
+    """The tables that inherit from ordinary tables (``INHERITS``; the chunks of a TimescaleDB hypertable are among them), by the oid of the
+    parent: for each its oid and name. A query of the parent has their rows, its topic does not. Partitions are not among them."""
+    rows = connection.execute(
+        "SELECT i.inhparent, c.oid, format('%%s.%%s', n.nspname, c.relname) FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent"
+        " JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) ORDER BY 1, 3",
+        (list(oids),),
+    ).fetchall()
+    found: dict[int, dict[int, str]] = {}
+    for parent, oid, name in rows:
+        found.setdefault(parent, {})[oid] = name
+    return found
+
+
 def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
     """The tables on which this role lacks SELECT (or USAGE on their schema)."""
     rows = connection.execute(

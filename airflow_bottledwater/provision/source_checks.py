@@ -129,6 +129,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
                 avro.value_schema(table)
             except Refused as error:
                 problems.append(str(error))
+    _warn_of_children(connection, found)
     denied = set(catalog.unselectable(connection, read))
     grants = _grants(connection, [t for t in read if t.qualified in denied]) if denied else {}
     problems += [
@@ -162,6 +163,18 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
             )
     problems += _locks(connection, read)
     return problems
+
+
+def _warn_of_children(connection: Connection, found: Findings) -> None:
+    """Say which tables have rows in tables that inherit from them."""
+    followed = {table.oid: table for table in found.tables}
+    for parent, children in catalog.inherited(connection, list(followed)).items():
+        left = [name for oid, name in children.items() if oid not in followed]
+        more = f"; of these, the pipeline does not cover {len(left)} ({', '.join(left[:3])})" if left else ""
+        found.warnings.append(
+            f"Rows of {followed[parent].qualified} are in {len(children)} tables that inherit from it: they are not in its topic, but in topics of "
+            f"those tables{more}. Name the children as well (patterns cover later ones, too), or make it a partitioned table (PARTITION BY)."
+        )
 
 
 def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:

@@ -147,12 +147,17 @@ def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) ->
 def _not_comparable(connection: Connection, known: PipelineState) -> dict[int, str]:
     """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
     there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
+    children = catalog.inherited(connection, list(known.tables))
     found = {}
     for oid in known.tables:
         if oid not in there:
             found[oid] = _DROPPED
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
+        elif left := [name for child, name in children.get(oid, {}).items() if child not in known.tables]:
+            found[oid] = (
+                f"rows of it are in tables that inherit from it and are not followed ({', '.join(left[:3])}): they are in no topic"
+            )
     return found
 
 

@@ -61,3 +61,16 @@ def test_that_no_stream_runs_is_said_at_once(make_flow: MakeFlow) -> None:
     with pytest.raises(Outage, match=r"no stream reads from the slot. The last job: finished"):
         _verify(flow, alone=False)
     assert time.monotonic() - began < 30
+
+
+def test_a_parent_whose_rows_are_in_children_that_nobody_follows_is_not_equal(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = make_flow(tables="keyed")
+    flow.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (keyed)", "INSERT INTO child VALUES (7, 'y')")
+    flow.create()
+    assert "Rows of public.keyed are in 1 tables that inherit from it" in caplog.text
+    assert "does not cover 1 (public.child)" in caplog.text
+    flow.snapshot()
+    found = _verify(flow)
+    assert not found.equal and "public.child" in found.tables[0].reason

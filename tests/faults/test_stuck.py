@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD
-from airflow_bottledwater.state import status
 from tests.support.faults import ProxiedBroker
 from tests.support.topics import Flow, MakeFlow, limit_records
 

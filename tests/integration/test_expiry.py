@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.publish import session
-from airflow_bottledwater.state import status
 from tests.support.topics import Flow, MakeFlow, alter_topic
 from tests.support.waiting import until
 

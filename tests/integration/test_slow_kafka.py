@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.state import status
+from airflow_bottledwater.jobs import status
 from tests.support.faults import ProxiedBroker
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until

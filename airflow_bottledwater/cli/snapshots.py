@@ -58,15 +58,17 @@ def snapshot(
     **values: Any,
 ) -> None:
     """Publish rows of tables again while the stream runs, wherever it runs; an interrupted --wait leaves it going."""
+    from airflow_bottledwater.live.wanted import check_named
     from airflow_bottledwater.provision import live
     from airflow_bottledwater.provision.renew import renew
     from airflow_bottledwater.state.control_records import SnapshotRequest
 
     if new_key and where:
         raise click.UsageError("With --new-key a table is read as a whole: leave --where out.")
-    pipeline = pipeline_of(values, later=True)
     named = tuple(part.strip() for part in tables.split(",") if part.strip())
     request = SnapshotRequest(named, where, sweep, by_key, rows_per_second, bytes_per_second)
+    check_named(request)
+    pipeline = pipeline_of(values, later=True)
     name, request_id = (renew if new_key else live.ask)(pipeline, request)
     click.echo(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}", err=True)
     if wait:

@@ -400,6 +400,8 @@ class Publisher:
                     raise self._too_slow()
                 self._wait(f"{what}: {text}")
                 continue
+            if in_time and int(self._counts.first_error) == KafkaError._MSG_TIMED_OUT:
+                raise self._too_slow()  # librdkafka has given records up before the deadline came
             if abort:
                 self._abort()
             raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {rd.err2name(code).decode()}: {text}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_bottledwater.dag import Pipeline
     from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+    from airflow_bottledwater.operators.control import PipelineControlOperator
     from airflow_bottledwater.operators.health import PipelineHealthOperator
     from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
     from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
@@ -29,6 +30,7 @@ _EXPORTS = {
     "DropReplicationSlotOperator": "operators.slot",
     "Kafka": "pipeline.description",
     "Pipeline": "dag",
+    "PipelineControlOperator": "operators.control",
     "PipelineHealthOperator": "operators.health",
     "ReplicationPreflightOperator": "operators.preflight",
     "ReplicationSlotLagSensor": "sensors.slot_lag",
@@ -49,6 +51,7 @@ __all__ = [
     "DropReplicationSlotOperator",
     "Kafka",
     "Pipeline",
+    "PipelineControlOperator",
     "PipelineHealthOperator",
     "ReplicationPreflightOperator",
     "ReplicationSlotLagSensor",

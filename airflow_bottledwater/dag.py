@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-import pendulum
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
@@ -19,8 +18,6 @@ from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 #: what Airflow's list of DAGs can be filtered by
 TAGS = ("cdc", "postgresql", "kafka")
-#: schedules need one; nothing is caught up on
-_BEGIN = pendulum.datetime(2026, 1, 1, tz="UTC")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -83,7 +80,6 @@ class Pipeline(Description):
         """
         more = {
             "schedule": schedule,
-            "start_date": _BEGIN,
             "default_args": {"retries": 2, "retry_delay": timedelta(minutes=1)},
             **dag,
         }
@@ -108,7 +104,6 @@ class Pipeline(Description):
         """
         more = {
             "schedule": schedule or CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
-            "start_date": _BEGIN,
             # they queue at the slot anyway, and the triggerer holds them while they do
             "max_active_runs": 16,
             "default_args": {"retries": 3, "retry_delay": timedelta(minutes=1)},

@@ -25,7 +25,16 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": _modules(
-            "backfill", "health", "preflight", "slot", "snapshot", "spark", "stream", "verify", room="operators"
+            "backfill",
+            "control",
+            "health",
+            "preflight",
+            "slot",
+            "snapshot",
+            "spark",
+            "stream",
+            "verify",
+            room="operators",
         ),
         "sensors": _modules("looking", "slot_lag", "stream_error", room="sensors"),
         "triggers": _modules("backfill", "job", "pipeline", "slot_lag", "stream_error", room="triggers"),

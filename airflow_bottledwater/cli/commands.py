@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from airflow_bottledwater import extras
-from airflow_bottledwater.cli import jobs, probe, report, stopping
+from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
@@ -170,7 +170,11 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, its slot is freed, and what can be
     reached of it is ended."""
-    stopping.stop(pipeline_of(values, later=True), retire=retire, timeout=timeout)
+    from airflow_bottledwater.jobs import stopping
+
+    stopping.stop(
+        pipeline_of(values, later=True), retire=retire, timeout=timeout, say=lambda line: click.echo(line, err=True)
+    )
 
 
 @cli.command("redrive")

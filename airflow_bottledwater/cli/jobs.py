@@ -26,6 +26,7 @@ from rich.progress import (
 from airflow_bottledwater.cli.log import console, draws, show_line
 from airflow_bottledwater.cli.restart import keep_running
 from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied, JobFailed, SettingError, StopRequested
+from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.lsn import POSITION, Position
 from airflow_bottledwater.policy import transient
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bottledwater")
 
-#: the prefix of the jobs' run directories, in the folder for temporary files
-RUN_FOLDER = "bottledwater-run-"
 #: bytes of a job's log that are shown at once
 _LOG_BYTES = 1 << 20
 #: seconds between two checks of a job
@@ -110,6 +109,7 @@ class _Work:
         with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
             folder = Path(created)
             settings = self.pipeline.write(folder)
+            submit.refuse_unknown_user()
             command = submit.command(
                 "pipeline", settings, master=self.master, conf=self.spark_conf, bounded=self.bounded
             )

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_bottledwater.cli import jobs
+from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import TableResult, Verification
@@ -38,7 +39,7 @@ def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json:
     from airflow_bottledwater.jobs import submit, supervise
 
     stopped = jobs.stop_by_signal()
-    with tempfile.TemporaryDirectory(prefix=jobs.RUN_FOLDER) as created:
+    with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
         folder = Path(created)
         command = submit.command("verify", pipeline.write(folder), master=master, conf=spark_conf)
         supervise.start(folder, command, submit.environment(master=master), tied=True)

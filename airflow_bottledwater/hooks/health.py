@@ -119,13 +119,13 @@ def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], 
 
     owner = job.owner
     assert owner is not None
-    task = f"The {job.kind} job {job_id[:8]} on {job.host} was submitted by the task {owner.task_id!r} of the run {owner.run_id!r} of the DAG {owner.dag_id!r}"
+    task = f"The {job.kind} job {job_id[:8]} on {job.host} is {owner}"
     fate = known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
     if fate is Fate.GONE:
         told.append(
-            f"{task}, of which Airflow has no row any more. It goes on; run the DAG again, so that a task watches it, and starts it "
+            f"{task}, a task of which Airflow has no row any more. It goes on; run the DAG again, so that a task watches it, and starts it "
             "again when it dies."
         )
     elif fate is Fate.ENDED:
-        wrong.append(f"{task}, which has ended. The job is asked to stop, too; run the DAG again.")
+        wrong.append(f"{task}, a task that has ended. The job is asked to stop, too; run the DAG again.")
         submitted.ask(kafka, job_id)

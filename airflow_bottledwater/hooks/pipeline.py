@@ -13,7 +13,7 @@ from typing import Any
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
-from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.hooks import schema_registry
 from airflow_bottledwater.hooks.connections import aconnection, connection
 from airflow_bottledwater.hooks.schema_registry import texts
@@ -22,8 +22,18 @@ from airflow_bottledwater.settings import SECRET_PROPERTIES, Pipeline
 
 
 def properties(found: Any) -> dict[str, str]:
-    """The librdkafka properties of a Kafka connection, which the Kafka provider keeps in ``extra``."""
-    kept = texts(json.loads(found.extra or "{}"))
+    """The librdkafka properties of a Kafka connection, which the Kafka provider keeps in ``extra``.
+
+    :raises Refused: one of them is a function.
+    """
+    extra = json.loads(found.extra or "{}")
+    if "oauth_cb" in extra:
+        raise Refused(
+            f"The Kafka connection {found.conn_id!r} has an oauth_cb, a function of this Airflow, which a Spark job cannot call.",
+            "Let librdkafka fetch the tokens: sasl.oauthbearer.method = oidc, with sasl.oauthbearer.token.endpoint.url, client.id and "
+            "client.secret.",
+        )
+    kept = texts(extra)
     # properties for consumers: those of this package are configured by the package itself
     for name in ("group.id", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "error_cb"):
         kept.pop(name, None)

@@ -42,6 +42,17 @@ class Place:
         return self.cluster and self.master.startswith("k8s://")
 
 
+def master_of(connection: Any) -> str:
+    """Spark's master by a connection, as ``SparkSubmitHook._resolve_connection`` of the Spark provider makes it: in a connection that was
+    given as a URI (``k8s://…``, ``spark://…``), the scheme is the connection's type, and belongs to the master."""
+    host = str(connection.host or "")
+    if connection.conn_type == "spark" and host and ("://" in host or not connection.port):
+        master = host
+    else:
+        master = f"{connection.conn_type}://{host}"
+    return f"{master}:{connection.port}" if connection.port else master
+
+
 def connection_of(conn_id: str) -> Any:
     """Look up a Spark connection.
 
@@ -62,11 +73,10 @@ def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any]
     connection = connection_of(conn_id)
     extra = connection.extra_dejson
     properties = properties or {}
-    host = str(connection.host or "yarn")
     place = Place(
         conn_id,
         str(mode or extra.get("deploy-mode") or "client") == "cluster",
-        f"{host}:{connection.port}" if connection.port else host,
+        master_of(connection),
         properties.get("spark.kubernetes.namespace") or extra.get("namespace") or None,
         properties.get("spark.kubernetes.driver.pod.name") or None,
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.errors import JobDied, Refused
-from airflow_bottledwater.hooks.places import Place, connection_of
+from airflow_bottledwater.hooks.places import Place, connection_of, master_of
 from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.jobs import run_directory, submit, supervise
 from airflow_bottledwater.jobs.identity import Identity
@@ -47,8 +47,9 @@ def refuse_missing_programs(conn_id: str) -> None:
     :param conn_id: connection of type Spark, which may name another program (``spark-binary``).
     :raises Refused: there is no such connection, or something is missing.
     """
+    submit.refuse_unknown_user()
     connection = connection_of(conn_id)
-    if str(connection.host).startswith("k8s://") and not _has_kubernetes():
+    if master_of(connection).startswith("k8s://") and not _has_kubernetes():
         raise Refused(
             f"Connection {conn_id!r} has a master on Kubernetes, and Airflow's provider for it is not installed on this worker.",
             "pip install apache-airflow-providers-cncf-kubernetes",
@@ -77,6 +78,7 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
 
     :param kind: the job: ``snapshot`` or ``stream``.
     """
+    submit.refuse_unknown_user()  # whose home is not known either
     home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow") / "bottledwater"
     supervise.sweep(sorted(home.glob("*-*")))
     job_id = uuid.uuid4().hex

@@ -226,6 +226,23 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
     return status
 
 
+def want(pipeline: Pipeline, cluster: Cluster) -> StatusRecord | None:
+    """Record that a pipeline is meant to run again, although it was asked to stop or retired; a request that no job has answered is
+    removed. This starts nothing.
+
+    :returns: its last status before that; None if there is none.
+    :raises Outage: Kafka does not answer.
+    """
+    name = cluster.pipeline(pipeline.slot)
+    status = read_status(pipeline, name)
+    changes: store.RawRecords = {}
+    if status is not None and status.ended and not status.wanted:
+        wanted = replace(status, stopped_by="", retired=False, at=time.time())
+        changes[status_key(name)] = encode(wanted)
+    store.write_control(pipeline.kafka, {**changes, request_key(name): None})
+    return status
+
+
 def request_stop_of(
     pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0, by: StoppedBy = ""
 ) -> None:

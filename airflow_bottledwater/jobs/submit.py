@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -30,6 +31,22 @@ LOCAL_CONF = {
     "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
     "spark.log.level": "ERROR",
 }
+
+
+def refuse_unknown_user() -> None:
+    """Check that this user has a name, without which no JVM of Spark starts: Hadoop's login fails (``invalid null input: name``), at each
+    start again.
+
+    :raises Refused: the user's id has no entry in the password database.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise Refused(
+            f"The user id {os.getuid()} of this process has no entry in /etc/passwd, and Spark's JVM does not start without a user's name.",
+            'Add one when the container starts (OpenShift gives containers ids of their own): echo "cdc:x:$(id -u):0::/tmp:/bin/sh" >> '
+            "/etc/passwd, in an image in which group 0 may write this file; or run it with a user of the image.",
+        ) from None
 
 
 def job_file(name: str) -> Path:

@@ -103,6 +103,11 @@ class JobReporter(Reporter):
         super().start()
 
     @property
+    def by(self) -> str:
+        """Who has submitted the job, as part of a sentence; empty if no task has."""
+        return "" if self.record.owner is None else str(self.record.owner)
+
+    @property
     def last_claim(self) -> str:
         """The id of the job's last claim on its slot; empty if it has made none."""
         return self.record.claim

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: the environment variable with the job's run directory, into which it writes its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
+#: the prefix of the run directories of the command's jobs, in the folder for temporary files
+RUN_FOLDER = "bottledwater-run-"
 LOG = "job.log"
 #: the log's older part; each part has at most so many bytes (and those written in the second between two checks)
 OLD_LOG, LOG_BYTES = "job.log.1", 16 << 20

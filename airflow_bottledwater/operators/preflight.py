@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_bottledwater.errors import PreflightError, Refused
+from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused
 from airflow_bottledwater.hooks import places, spark_job
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
@@ -55,11 +55,21 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
 
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            problems = self._spark_problems(pipeline)
+            away: BottledWaterError | None = None
+            try:
+                problems = self._spark_problems(pipeline)
+            except Outage as error:
+                problems, away = [], error
             try:
                 found = preflight.run(pipeline)
             except PreflightError as error:
-                raise PreflightError([*problems, *error.problems]) from error
+                raise PreflightError([*problems, *error.problems, *([str(away)] if away else [])]) from error
+            except BottledWaterError as error:
+                if problems:  # which stay when the server is back
+                    raise PreflightError([*problems, str(error)]) from error
+                raise
+            if away is not None:
+                raise away
             if problems:
                 raise PreflightError(problems)
         for table in found.tables:

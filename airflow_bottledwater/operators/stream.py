@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, SlotInUse
+from airflow_bottledwater.hooks.holder import living
+from airflow_bottledwater.hooks.tasks import Fate, known_fate
 from airflow_bottledwater.jobs import job_stop
 from airflow_bottledwater.jobs import restarts as policy
 from airflow_bottledwater.jobs.identity import Identity
@@ -21,6 +23,8 @@ from airflow_bottledwater.triggers.job import PauseTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_bottledwater.settings import Pipeline
 
 #: keys in the task's state: how often the job was submitted again, and when this try's timeout expires (seconds since 1970; 0: never)
 _RESTARTS = "bottledwater_restarts"
@@ -40,6 +44,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-stream``. (templated)
     :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
+    :param take_over: whether a bounded run may take the slot from a stream that lives, and that would end for good; otherwise the run fails
+        while there is one. (templated)
     :param timeout: seconds after which the job is stopped and the task fails, counted from the begin of a try, over all its jobs; None:
         never. ``execution_timeout`` is not enforced by Airflow while a task is deferred. (templated)
     :param restarts: how often a job that failed for a transient reason is submitted again without using up a try. (templated)
@@ -52,7 +58,13 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
 
     job_name = "stream"
     tied: ClassVar[bool] = True
-    template_fields: Sequence[str] = (*BottledWaterSparkOperator.template_fields, "bounded", "timeout", "restarts")
+    template_fields: Sequence[str] = (
+        *BottledWaterSparkOperator.template_fields,
+        "bounded",
+        "take_over",
+        "timeout",
+        "restarts",
+    )
     ui_color = "#cce5ff"
 
     def __init__(
@@ -61,6 +73,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         pipeline: PipelineArgument,
         name: str | None = None,
         bounded: bool | str = False,
+        take_over: bool | str = False,
         timeout: float | str | None = None,
         restarts: int | str = policy.RESTARTS,
         deferrable: bool = True,
@@ -77,6 +90,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             **kwargs,
         )
         self.bounded = bounded
+        self.take_over = take_over
         self.timeout = timeout
         self.restarts = restarts
 
@@ -91,6 +105,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 return found.outcome.result
             store: Any = context["task_state_store"]
             if found is None:
+                self._make_way(context, pipeline)
                 store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
                 found = self._submit(context, pipeline, place, bounded=_true(self.bounded))
             self._identity = found
@@ -99,6 +114,36 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if not self.deferrable:
             return self._stay(context, found)
         self._defer_until_end(found, self._left(context))
+
+    def _make_way(self, context: Context, pipeline: Pipeline) -> None:
+        """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its place.
+
+        :raises SlotInUse: a bounded run would end a stream that lives.
+        """
+        from airflow_bottledwater.provision import live
+
+        try:
+            holder = living(pipeline, live.name_of(pipeline))
+        except Outage as error:
+            self.log.warning("Whether a job works on the slot is not known: %s", error)
+            return
+        if holder is None:
+            return
+        ti: Any = context["ti"]
+        self.log.info("The slot is held by the %s.", holder)
+        if (owner := holder.owner) is not None and holder.identity is not None:
+            fate = known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
+            mine = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+            if fate in (Fate.GONE, Fate.ENDED) or (owner.dag_id, owner.run_id, owner.task_id, owner.map_index) == mine:
+                self.log.info("Nobody waits for it any more: it is stopped, and this task goes on.")
+                job_stop.stop_and_forget(pipeline, holder.identity, final=False)
+                return
+        if _true(self.bounded) and not _true(self.take_over):
+            raise SlotInUse(
+                f"The slot {pipeline.slot!r} is held by a stream that lives, the {holder}: a bounded run would end it for good.",
+                "Pause this schedule while a stream runs; or stop that stream (bottledwater stop, or the DAG bottledwater_control); or give "
+                "this task take_over.",
+            )
 
     def _is_done(self, ended: Ended) -> bool:
         """Whether nothing is left to do after a job of an earlier try: a retry does not undo that the pipeline was asked to stop."""

@@ -120,6 +120,10 @@ class ClaimingJob(Protocol):
     @property
     def last_claim(self) -> str: ...
 
+    @property
+    def by(self) -> str:
+        """Who has submitted the job, as part of a sentence; empty if no task has."""
+
     def may_claim(self, name: str) -> bool:
         """Whether neither the job nor the pipeline of this name was asked to stop. It waits until what was requested before the job began
         is known: one that starts late, after it was given up and replaced, must not take the slot from the one that replaced it."""
@@ -208,7 +212,7 @@ class Claim:
                 raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
             if kind in _PUBLISHING:
                 check_settings(self.pipeline, before)
-            self.job = Job.next(before.claim, kind)
+            self.job = Job.next(before.claim, kind, _job.by if _job is not None else "")
             try:
                 self._send({CLAIM: self.job, IDS: _ids(before.ids, state_writer_id(self.prefix))})
                 return before

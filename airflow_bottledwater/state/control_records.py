@@ -187,6 +187,10 @@ class Owner:
     folder: str
     master: str
 
+    def __str__(self) -> str:
+        mapped = f"[{self.map_index}]" if self.map_index >= 0 else ""
+        return f"of the task {self.task_id + mapped!r} in the run {self.run_id!r} of the DAG {self.dag_id!r}"
+
 
 @dataclass(slots=True)
 class JobRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ import pytest
 
 from airflow_bottledwater.hooks import health
 from airflow_bottledwater.hooks.health import Health
+from airflow_bottledwater.hooks.holder import living
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.tasks import Fate
 from airflow_bottledwater.jobs import control, submitted
 from airflow_bottledwater.jobs.control import Controller
@@ -17,6 +20,7 @@ from airflow_bottledwater.jobs.pipelines import Limits
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
@@ -89,7 +93,7 @@ def test_a_pipeline_that_is_meant_to_run_and_does_not_is_red(watched: Watched) -
     _kill(job)
     until(lambda: "has not reported" in watched.wrong(), "its silence is red")
     # another one that dies, and another
-    for _ in range(3):
+    for _ in range(2):
         job = watched.job()
         job.finish("failed", RuntimeError("no room"), permanent=False)
     assert not watched.wrong()
@@ -138,3 +142,41 @@ def test_a_job_whose_task_is_gone_goes_on_and_one_whose_task_has_ended_is_asked_
     assert (stop_key("j") in submitted.records(pipeline)) is (fate is Fate.ENDED)
     store.write_control(pipeline.kafka, {job_key("j"): None, stop_key("j"): None})
     _kill(job)
+
+
+def test_who_works_on_a_slot_is_known_while_it_lives(watched: Watched) -> None:
+    pipeline, name = watched.flow.pipeline, watched.flow.name
+    assert living(pipeline, name) is None
+    job = watched.job()
+    holder = living(pipeline, name)
+    assert holder is not None and holder.job.id == job.status.job.id and holder.owner is None
+    assert "of a command" in str(holder)
+    record = JobRecord("stream", pipeline.slot, Owner("d", "r", "stream", -1, "h", "", "s"), host="h", at=time.time())
+    record.pipeline, record.claim = name, holder.job.id
+    store.write_control(pipeline.kafka, {job_key("j"): encode(record)})
+    holder = living(pipeline, name)
+    assert holder is not None and holder.identity is not None and holder.identity["id"] == "j"
+    assert "of the task 'stream' in the run 'r' of the DAG 'd'" in str(holder)
+    _kill(job)
+    assert living(pipeline, name) is None
+    store.write_control(pipeline.kafka, {job_key("j"): None})
+
+
+@pytest.mark.parametrize("action", ["stop", "retire"])
+def test_a_pipeline_is_stopped_retired_and_started_from_airflow(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setattr(PipelineHook, "pipeline", lambda self: watched.flow.pipeline)
+    monkeypatch.setattr(PipelineHook, "saved_settings", lambda self: {})
+    job = watched.job()
+    ends = threading.Thread(target=lambda: (job.stopped.wait(30), job.finish_stopped()))
+    ends.start()
+    PipelineControlOperator(task_id="t", pipeline=watched.flow.pipeline.slot, action=action).execute({})  # type: ignore[typeddict-item]
+    ends.join()
+    last = control.read_status(watched.flow.pipeline, watched.flow.name)
+    assert last is not None and (last.state, last.wanted, last.retired) == ("stopped", False, action == "retire")
+    assert not watched.wrong(silence=0.0)
+    PipelineControlOperator(task_id="t", pipeline=watched.flow.pipeline.slot, action="start").execute({})  # type: ignore[typeddict-item]
+    last = control.read_status(watched.flow.pipeline, watched.flow.name)
+    assert last is not None and last.wanted and not last.retired
+    assert "none has followed" in watched.wrong(silence=0.0) and not watched.wrong(silence=60.0)

@@ -209,6 +209,15 @@ def test_a_job_reports_who_has_stopped_it(flow: Flow, make: MakeJob, by: str) ->
     assert found is not None and not found.wanted
 
 
+def test_a_job_that_is_taken_over_names_the_task_that_did_it(flow: Flow, make: MakeJob) -> None:
+    job = make()
+    job.streams()
+    successor = make()
+    successor.streams()
+    end = job.end()
+    assert end.outcome.kind == "TakenOver" and "of the task 't' in the run 'r' of the DAG 'd'" in end.outcome.error
+
+
 def test_a_job_that_was_killed_falls_silent(flow: Flow, make: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 2.0)
     job = make()

@@ -1317,6 +1317,30 @@ MUTANTS = (
         "tests/integration/test_health.py::test_a_pipeline_that_is_meant_to_run_and_does_not_is_red",
     ),
     Mutant(
+        "a bounded run ends no stream that lives",
+        "StreamToKafkaOperator._make_way",
+        never("_true(self.bounded) and not _true(self.take_over)"),
+        f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
+    ),
+    Mutant(
+        "a job that nobody waits for is stopped before another takes its place",
+        "StreamToKafkaOperator._make_way",
+        drop("job_stop.stop_and_forget(pipeline, holder.identity, final=False)"),
+        f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
+    ),
+    Mutant(
+        "the master of a connection that is a URI is the Spark provider's",
+        "master_of",
+        never("connection.conn_type == 'spark' and host and ('://' in host or not connection.port)"),
+        "tests/unit/hooks/test_places.py::test_a_connection_given_as_a_uri_has_the_master_that_the_spark_provider_takes",
+    ),
+    Mutant(
+        "preflight names Spark's problems when a server is away, too",
+        "ReplicationPreflightOperator.execute",
+        swap("if problems:\n    raise PreflightError([*problems, str(error)]) from error", "pass"),
+        f"{_OPERATORS}::test_preflight_names_the_problems_of_spark_when_a_server_is_away",
+    ),
+    Mutant(
         "old news of a trigger end no watch",
         "StreamErrorSensor.execute_complete",
         never("status is not None and not status.ended and event['seen'] != identity(status)"),

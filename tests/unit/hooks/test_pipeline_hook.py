@@ -17,7 +17,7 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.errors import Outage, SettingError
+from airflow_bottledwater.errors import Outage, Refused, SettingError
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.places import Place
@@ -63,7 +63,7 @@ def test_of_extras_only_those_of_libpq_are_taken(connect: Connect) -> None:
         "sslrootcert": "/ca.pem",
         "connect_timeout": 7,
         "cursor": "dictcursor",
-        "iam": True,
+        "iam": False,
         "sslkey": None,
     }
     connect("postgres_default", conn_type="postgres", host="db", extra=extra)
@@ -329,3 +329,13 @@ def test_a_jobs_lines_keep_their_level_and_lose_their_time(tmp_path: Path) -> No
         ("WARNING", "Waiting: 2026-01-02 03:04:05,680 INFO is said inside"),
         ("WARNING", "2026-01-02 03:04:05,681 NOTICE is no level"),
     ]
+
+
+@pytest.mark.usefixtures("connections")
+def test_what_only_this_airflow_can_call_is_refused_by_its_name(connect: Any) -> None:
+    connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:1", "oauth_cb": "my.module.token"})
+    connect("pg", conn_type="postgres", host="db", extra={"iam": True})
+    with pytest.raises(Refused, match="'k' has an oauth_cb"):
+        PipelineHook("postgres_default", "k", None, {"output_format": "json"}).pipeline()
+    with pytest.raises(Refused, match="'pg' has iam"):
+        PipelineHook("pg", "kafka_default", None, {"output_format": "json"}).pipeline()

@@ -83,3 +83,32 @@ def test_on_kubernetes_the_tasks_properties_come_first(connect: Any, extra: dict
     properties = {"spark.kubernetes.namespace": "cdc", "spark.kubernetes.driver.pod.name": "mine"}
     assert places.find("s", properties=properties) == Place("s", True, "k8s://https://k:443", "cdc", "mine")
     assert places.find("s").namespace == extra.get("namespace")
+
+
+@pytest.mark.parametrize(
+    ("uri", "master"),
+    [
+        ("k8s://https%3A%2F%2Fk:443", "k8s://https://k:443"),
+        ("k8s://k:443", "k8s://k:443"),
+        ("spark://m:7077", "spark://m:7077"),
+        ("spark://local%5B2%5D", "local[2]"),
+        ("spark://yarn", "yarn"),
+    ],
+)
+def test_a_connection_given_as_a_uri_has_the_master_that_the_spark_provider_takes(
+    monkeypatch: pytest.MonkeyPatch, uri: str, master: str
+) -> None:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    monkeypatch.setenv("AIRFLOW_CONN_OF_A_URI", uri)
+    assert places.find("of_a_uri", mode="client").master == master
+    assert SparkSubmitHook._resolve_connection(_hook("of_a_uri"))["master"] == master
+
+
+def _hook(conn_id: str) -> Any:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    made = SparkSubmitHook.__new__(SparkSubmitHook)
+    made.spark_binary, made._conn_id, made._principal, made._keytab = None, conn_id, None, None
+    made._yarn_queue, made._deploy_mode, made._conf = None, None, {}
+    return made

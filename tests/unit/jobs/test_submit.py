@@ -165,3 +165,14 @@ def test_a_property_with_a_secret_is_refused(name: str, refused: bool) -> None:
     with pytest.raises(Refused, match=r"spark-defaults\.conf") if refused else contextlib.nullcontext():
         assert submit.conf_for("local[2]", {name: "x"})[name] == "x"
     assert submit.conf_for("local[2]", {name: ""})[name] == ""
+
+
+def test_a_user_without_a_name_is_refused_before_a_jvm_fails_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit.refuse_unknown_user()
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(submit.pwd, "getpwuid", unknown)
+    with pytest.raises(Refused, match="no entry in /etc/passwd"):
+        submit.refuse_unknown_user()

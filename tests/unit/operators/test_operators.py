@@ -27,6 +27,7 @@ from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
+from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -725,3 +726,24 @@ def test_the_first_try_of_each_life_is_known(retries: int, monkeypatch: pytest.M
             ti.try_number += 1
             assert is_first_try(ti, retries) == (number == 0)
         taskinstance.clear_task_instances([ti], session, dag_run_state=False)
+
+
+@pytest.mark.usefixtures("connections")
+def test_preflight_names_the_problems_of_spark_when_a_server_is_away(
+    connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(pipeline: Any) -> None:
+        raise errors.Outage("PostgreSQL does not answer.")
+
+    monkeypatch.setattr(preflight, "run", away)
+    connect("spark_other", conn_type="spark", host="spark://m:7077", extra={"deploy-mode": "cluster"})
+    with pytest.raises(AirflowFailException, match=r"no deploy-mode cluster(.|\n)*PostgreSQL does not answer"):
+        ReplicationPreflightOperator(task_id="t", pipeline=ON_OTHER, stream={}).execute(CONTEXT)
+    with pytest.raises(errors.Outage):
+        ReplicationPreflightOperator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
+
+
+@pytest.mark.usefixtures("connections")
+def test_control_says_what_it_can_do() -> None:
+    with pytest.raises(AirflowFailException, match="stop, retire or start"):
+        PipelineControlOperator(task_id="t", pipeline=ORDERS, action="pause").execute(CONTEXT)

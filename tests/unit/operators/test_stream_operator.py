@@ -16,14 +16,19 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_bottledwater.errors import JobDied, JobFailed, Outage, SlotInUse
 from airflow_bottledwater.hooks import spark_job
+from airflow_bottledwater.hooks.holder import Holder
+from airflow_bottledwater.hooks.tasks import Fate
 from airflow_bottledwater.jobs import fence as provision_stop
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import job_stop, job_watch, restarts, submitted
 from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.operators import stream as stream_operator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
+from airflow_bottledwater.state.control_records import Owner
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 
 OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "master": "yarn"}
@@ -59,6 +64,8 @@ class World:
 
     def __init__(self) -> None:
         self.living: set[str] = set()
+        #: who works on the slot
+        self.holder: Holder | None = None
         self.ends: dict[str, Ended] = {}
         self.done: list[str] = []
         self.arguments: list[str] = []
@@ -109,6 +116,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(identities, "forget", lambda identity: made.done.append(f"remove {identity['id']}"))
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(submitted, "announce", lambda pipeline, job_id, *_: None)
+    monkeypatch.setattr(stream_operator, "living", lambda pipeline, name: made.holder)
     monkeypatch.setattr(job_watch, "still_runs", lambda pipeline, identity: made.how(identity))
     monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
     monkeypatch.setattr(job_stop, "stop", stop)
@@ -630,3 +638,51 @@ def test_ended_by_airflow_a_task_that_stays_does_not_submit_again(
 
 def test_it_can_be_copied(world: World) -> None:
     assert copy.deepcopy(operator(bounded=True)).bounded is True
+
+
+# ------------------------------------------------------------------ who holds the slot
+JOB = Job(7, "claim", "stream", "h", 5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fate", "arguments", "does"),
+    [
+        # a stream that has a task, beside which a bounded run begins
+        (Fate.GOES_ON, {"bounded": True}, "refuses"),
+        (Fate.UNKNOWN, {"bounded": "True"}, "refuses"),
+        (Fate.GOES_ON, {"bounded": True, "take_over": "True"}, "submits"),
+        (Fate.GOES_ON, {}, "submits"),
+        # nobody waits for it any more
+        (Fate.GONE, {}, "stops"),
+        (Fate.GONE, {"bounded": True}, "stops"),
+        (Fate.ENDED, {"bounded": True}, "stops"),
+        # of a command
+        (None, {"bounded": True}, "refuses"),
+        (None, {}, "submits"),
+    ],
+)
+def test_a_bounded_run_ends_no_stream_that_lives(
+    world: World, monkeypatch: pytest.MonkeyPatch, fate: Fate | None, arguments: dict[str, Any], does: str
+) -> None:
+    owner = Owner("d", "of another day", "stream", -1, "h", "", "s")
+    world.holder = Holder(JOB) if fate is None else Holder(JOB, owner, OLD)
+    monkeypatch.setattr(stream_operator, "known_fate", lambda *task: fate)
+    if does == "refuses":
+        # it is tried again: the stream may end
+        with pytest.raises(SlotInUse, match=r"epoch 7.*" + ("of a command" if fate is None else "'of another day'")):
+            operator(**arguments).execute(context(Store()))
+        assert world.done == []
+        return
+    deferred(lambda: operator(**arguments).execute(context(Store())))
+    assert world.done == (["stop old", "forget old", "start"] if does == "stops" else ["start"])
+
+
+def test_a_kafka_that_does_not_answer_keeps_no_stream_from_starting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise Outage("away")
+
+    monkeypatch.setattr(stream_operator, "living", away)
+    deferred(lambda: operator(bounded=True).execute(context(Store())))
+    assert world.done == ["start"]

@@ -1,4 +1,4 @@
-"""``bottledwater stop``: asks the job of a slot to stop, wherever it runs, and ends one that does not answer."""
+"""Stops a pipeline, for the command and for Airflow: asks its job to stop, wherever it runs, and ends one that does not answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from airflow_bottledwater.cli.jobs import RUN_FOLDER
 from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.settings import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from airflow_bottledwater.model.job import Job
     from airflow_bottledwater.state.control_records import JobRecord
@@ -24,11 +22,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("bottledwater")
 
 
-def stop(pipeline: Pipeline, *, retire: bool, timeout: float) -> None:
-    """Stop the job that works on the slot, and those that are starting.
+def stop(pipeline: Pipeline, *, retire: bool, timeout: float, say: Callable[[str], object]) -> None:
+    """Stop the job that works on the slot, and those that are starting; the pipeline is not meant to run from then on.
 
     :param retire: whether the slot may be dropped then.
     :param timeout: seconds for the job to end in order.
+    :param say: called with what people should know.
     :raises StateError: no job has ever reported for the slot.
     """
     from airflow_bottledwater.jobs import control, submitted
@@ -49,18 +48,18 @@ def stop(pipeline: Pipeline, *, retire: bool, timeout: float) -> None:
         return
     ended = control.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
     if ended is not None:
-        click.echo(f"The job is {ended.state}.", err=True)
+        say(f"The job is {ended.state}.")
         if not ended.over:
             minutes = control.REQUEST_HOLDS / 60
-            click.echo(f"A job that continues it within {minutes:.0f} minutes stops, too.", err=True)
+            say(f"A job that continues it within {minutes:.0f} minutes stops, too.")
         return
     log.warning("The job did not answer within %.0f s.", timeout)
-    _give_up(pipeline, name, asked.job)
+    _give_up(pipeline, name, asked.job, say)
     if retire:
         control.request_stop(pipeline, cluster, retire=True)
 
 
-def _give_up(pipeline: Pipeline, name: str, job: Job) -> None:
+def _give_up(pipeline: Pipeline, name: str, job: Job, say: Callable[[str], object]) -> None:
     from airflow_bottledwater.jobs import submitted
     from airflow_bottledwater.jobs.fence import give_up
     from airflow_bottledwater.model.outcome import Outcome
@@ -76,7 +75,7 @@ def _give_up(pipeline: Pipeline, name: str, job: Job) -> None:
         for job_id, record in records:
             submitted.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
         if not _end(job, [record for _, record in records]):
-            click.echo(f"End what is left of it on host {job.host}: process {job.pid}.", err=True)
+            say(f"End what is left of it on host {job.host}: process {job.pid}.")
 
     give_up(pipeline, job.id, "stop", end)
 

@@ -1,0 +1,73 @@
+"""Who works on a slot, before another job is submitted that would take it over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_bottledwater.jobs.shared_records import SharedRecords
+from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.jobs.identity import Identity
+    from airflow_bottledwater.model.job import Job
+    from airflow_bottledwater.state.control_records import Owner
+
+#: seconds between two looks
+_LOOK = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A job that works on a slot, and lives.
+
+    :param owner: the task that has submitted it; None if a command has.
+    :param identity: by which it can be stopped, if a task has submitted it.
+    """
+
+    job: Job
+    owner: Owner | None = None
+    identity: Identity | None = None
+
+    def __str__(self) -> str:
+        whose = "" if self.job.by else f" {self.owner}" if self.owner is not None else " of a command"
+        return f"{self.job}{whose}"
+
+
+def living(pipeline: Pipeline, name: str) -> Holder | None:
+    """The stream's job that works on a slot; None if there is none, or it does not report any more, by this host's clock. This takes a
+    heartbeat if there is one, and some of them if it is dead.
+
+    :param name: the pipeline's.
+    :raises Outage: Kafka does not answer.
+    """
+    from airflow_bottledwater.jobs import submitted
+
+    shared, began = SharedRecords.acquire(pipeline.kafka), time.monotonic()
+    try:
+        while True:
+            found, changed = shared.get(status_key(name))
+            status = decode(StatusRecord, found)
+            if status is None or status.ended or status.job.kind != "stream":
+                return None
+            if changed > began:
+                break
+            if time.monotonic() - max(began, shared.answering) > longest_silence(status.heartbeat):
+                return None
+            time.sleep(_LOOK)
+        candidates = submitted.unfinished(shared.all(), pipeline.slot, name)
+    finally:
+        shared.release()
+    for job_id, record in candidates.items():
+        if record.claim == status.job.id and (owner := record.owner) is not None:
+            identity: Identity = {
+                "id": job_id,
+                "host": owner.host,
+                "folder": owner.folder,
+                "application": record.application,
+                "master": owner.master,
+            }
+            return Holder(status.job, owner, identity)
+    return Holder(status.job)

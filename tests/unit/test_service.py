@@ -142,7 +142,7 @@ from airflow_bottledwater.jobs import restarts
 from airflow_bottledwater.cli import restart
 from airflow_bottledwater.jobs import submit
 import airflow_bottledwater.provision.create as creation
-import airflow_bottledwater.jobs.fence as stop
+import airflow_bottledwater.jobs.fence as fence
 import airflow_bottledwater.jobs.status as status
 
 restarts._BACKOFF = float(sys.argv.pop(1))

@@ -81,7 +81,7 @@ def test_what_people_limit_is_red_beyond_it() -> None:
     assert wrong(reported(), old) == wrong(reported(), old, unverified=7200) == ""
     assert "Verified last 2 hours ago" in wrong(reported(), old, unverified=7199)
     assert "Never verified" in wrong(reported(), unverified=7200)
-    assert "found differences in public.a" in wrong(reported(), VerifiedRecord(5, ("public.a",), NOW - 5))
+    assert "found differences in public.a" in wrong(reported(), VerifiedRecord(5, ("public.a",), at=NOW - 5))
 
 
 def test_a_slot_is_looked_at() -> None:

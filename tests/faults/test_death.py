@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from tests.faults.worker import LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS, TAKING_POINTS
+from tests.faults.worker import FOLLOWING_POINTS, LIVE_POINTS, RENEWAL_POINTS, SNAPSHOT_POINTS, STREAM_POINTS
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
@@ -41,7 +43,8 @@ PAUSE = (0.01, 0.1)
 
 
 #: one of them shows in the quick tests that the scenario works
-_TAKING = [pytest.param(each, marks=pytest.mark.long) if n else each for n, each in enumerate(TAKING_POINTS)]
+def _first(points: Iterable[str]) -> list[Any]:
+    return [pytest.param(each, marks=pytest.mark.long) if n else each for n, each in enumerate(points)]
 
 
 def _writers(flow: Flow, seed: int) -> Writers:
@@ -146,17 +149,15 @@ def test_a_live_snapshot_whose_job_is_killed_behind_its_last_rows_ends(make_flow
     assert flow.reported(asked).state == "finished"
 
 
-@pytest.mark.parametrize("point", _TAKING)
-def test_a_job_that_is_killed_while_it_takes_a_table_in(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+@pytest.mark.parametrize("point", _first(FOLLOWING_POINTS))
+def test_a_job_that_is_killed_while_it_begins_to_follow_a_table(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="?")
     make_tables(flow, TABLES, 300)
     flow.create()
     flow.snapshot()
     flow.stream()
     flow.execute(*_new_table("c"))
-    # the stream claims the slot before it takes tables in, and that is another point
-    nth = 2 if point == "in-claim" else 1
-    jobs.start(flow, "stream", point=point, nth=nth).killed_at_its_point()
+    jobs.start(flow, "stream", point=point).killed_at_its_point()
     flow.execute("UPDATE c SET text = 'changed' WHERE id < 100", "DELETE FROM c WHERE id = 200", update("a", 0, 10))
     flow.stream()
     flow.execute("UPDATE c SET id = 1000 WHERE id = 5", "DELETE FROM c WHERE id = 6")
@@ -166,7 +167,7 @@ def test_a_job_that_is_killed_while_it_takes_a_table_in(make_flow: MakeFlow, job
     audit(flow, TABLES).check()
 
 
-@pytest.mark.parametrize("point", _TAKING)
+@pytest.mark.parametrize("point", _first(RENEWAL_POINTS))
 def test_a_renewal_that_is_killed_is_repeated(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="c")
     flow.execute(*_new_table("c"))

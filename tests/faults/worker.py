@@ -40,6 +40,7 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import COMPLETE
 from airflow_bottledwater.stream.source import ChangeSource
+from airflow_bottledwater.tables import writer
 from tests.support import running
 
 _PR_SET_PDEATHSIG = 1
@@ -191,13 +192,15 @@ def _in_the_middle_of_records(trap: Trap) -> None:
 
 def _before_the_progress_record(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
+        def transact(
+            self: PublishSession, batches: Iterable[Records], progress: dict[str, Any], **options: bool
+        ) -> None:
             def batches_then_hit() -> Iterator[Records]:
                 yield from batches
                 self._publisher.drain()
                 trap.hit()
 
-            original(self, batches_then_hit(), progress)
+            original(self, batches_then_hit(), progress, **options)
 
         return transact
 
@@ -304,13 +307,15 @@ def _during_the_commit_of_a_chunk(trap: Trap) -> None:
     """The broker commits; its answer does not arrive any more."""
 
     def transacting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def transact(self: PublishSession, batches: Iterable[Records], progress: dict[str, Any]) -> None:
+        def transact(
+            self: PublishSession, batches: Iterable[Records], progress: dict[str, Any], **options: bool
+        ) -> None:
             # whether it is one of a chunk is only known behind its records
             def batches_then_note() -> Iterator[Records]:
                 yield from batches
                 _here.chunk = any(key.startswith("live/") for key in progress)
 
-            original(self, batches_then_note(), progress)
+            original(self, batches_then_note(), progress, **options)
 
         return transact
 
@@ -358,13 +363,18 @@ def _behind_the_publication(trap: Trap) -> None:
 
 def _behind_the_topic(trap: Trap) -> None:
     """A table's topic and its owner are there, and nothing else is recorded."""
-    for module in (create, renew):
+    for module in (create, renew, writer):
         _behind(trap, module, "pin")
 
 
 def _behind_the_record_of_a_table(trap: Trap) -> None:
     """Its rows are owed, and nobody has asked for them."""
     _behind(trap, Claim, "write", _writes("table/"))
+
+
+def _before_the_steps_are_recorded(trap: Trap) -> None:
+    """What the steps need is made, and the stream is about to record them."""
+    _before(trap, writer, "records")
 
 
 def _before_the_end_is_reported(trap: Trap) -> None:
@@ -397,8 +407,14 @@ LIVE_POINTS: dict[str, Callable[[Trap], None]] = {
     "before-report": _before_the_end_is_reported,
     "before-removal": _before_the_request_is_removed,
 }
-#: of a table that is taken in, or up again
-TAKING_POINTS: dict[str, Callable[[Trap], None]] = {
+#: of a table that is followed from now on
+FOLLOWING_POINTS: dict[str, Callable[[Trap], None]] = {
+    "before-steps": _before_the_steps_are_recorded,
+    "behind-publication": _behind_the_publication,
+    "behind-topic": _behind_the_topic,
+}
+#: of a table whose key is renewed on request
+RENEWAL_POINTS: dict[str, Callable[[Trap], None]] = {
     "in-claim": _in_the_claim,
     "behind-publication": _behind_the_publication,
     "behind-topic": _behind_the_topic,
@@ -419,9 +435,9 @@ SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
 
 def _note_what_is_done() -> None:
     def sending(original: Callable[..., Any]) -> Callable[..., Any]:
-        def transact(self: PublishSession, *arguments: Any) -> None:
+        def transact(self: PublishSession, *arguments: Any, **options: bool) -> None:
             with _doing("sending"):
-                original(self, *arguments)
+                original(self, *arguments, **options)
 
         return transact
 
@@ -445,7 +461,11 @@ def work(job: dict[str, Any]) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     if job["point"]:
-        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS | LIVE_POINTS | TAKING_POINTS
+        points = (
+            SNAPSHOT_POINTS
+            if job["kind"] == "snapshot"
+            else STREAM_POINTS | LIVE_POINTS | FOLLOWING_POINTS | RENEWAL_POINTS
+        )
         points[job["point"]](Trap(job["point"], job["nth"], job["act"], job["delay"], job["log"]))
         _note_what_is_done()
     try:

@@ -115,8 +115,8 @@ def test_a_chunk_that_was_published_is_not_published_again(streamed: Flow, monke
     request_id = streamed.ask("items")
     key, lost, original = live_key(request_id), list[bool](), PublishSession.transact
 
-    def transact(self: PublishSession, batches: Any, progress: Mapping[str, Any]) -> None:
-        original(self, batches, progress)
+    def transact(self: PublishSession, batches: Any, progress: Mapping[str, Any], **options: bool) -> None:
+        original(self, batches, progress, **options)
         if (reached := progress.get(key)) is not None and reached.rows and not lost:
             lost.append(True)
             raise NewProducerNeeded("The outcome is not known.")

@@ -499,13 +499,13 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
         kinds.append(bool(chunk.stale))
         publish(self, chunk, progress)
 
-    def refuse(self: PublishSession, batches: Any, progress: Any) -> None:
+    def refuse(self: PublishSession, batches: Any, progress: Any, **options: bool) -> None:
         # the progress behind a chunk is put in at its end
         if not progress and kinds[-1] == (what == "removed keys") and len(refused) < 2:
             refused.append(True)
             self.close()
             raise RecordRefused("The broker refuses a record.", 0, 87)
-        transact(self, batches, progress)
+        transact(self, batches, progress, **options)
 
     def ruling_out(*arguments: Any) -> None:
         rule_out(*arguments)

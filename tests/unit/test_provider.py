@@ -123,7 +123,7 @@ def test_the_dags_have_no_errors(tmp_path: Path) -> None:
         "print(','.join(sorted(bag.dags)))"
     )
     assert python(code, tmp_path, str(ROOT / "dags")).splitlines()[-1] == ",".join(
-        f"bottledwater{name}" for name in ("", "_backfill", "_bounded", "_health", "_verify")
+        f"bottledwater{name}" for name in ("", "_backfill", "_bounded", "_control", "_health", "_verify")
     )
 
 

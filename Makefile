@@ -21,10 +21,11 @@ $(UV):
 	@java -version 2>&1 | grep -qE 'version "(17|21)' || { echo "Java 17 (or 21) is needed; this is: $$(java -version 2>&1 | head -1)." >&2; exit 1; }
 	@$(PYTHON) -m venv .local/uv && .local/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
+# compiled at once: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would compile Airflow anew
 $(VENV)/.ready: $(UV) requirements/lock.txt pyproject.toml
 	@echo "Installing the pinned environment ..."
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --quiet --require-hashes requirements/lock.txt
+	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --quiet --require-hashes --compile-bytecode requirements/lock.txt
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --editable .
 	@touch $@
 

@@ -27,6 +27,7 @@ NAMES = (
     "live",
     "executors",
     "parts",
+    "parse",
 )
 
 

@@ -53,7 +53,9 @@ def delete_the_topic(flow: Flow) -> None:
 
 def make_the_topic_again(flow: Flow) -> None:
     delete_the_topic(flow)
-    Topics(flow.pipeline.kafka).create(flow.topic("a"), partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    Topics(flow.pipeline.kafka).create(
+        flow.topic("a"), partitions=1, replication=1, config={"cleanup.policy": "compact"}
+    )
 
 
 def add_partitions(flow: Flow) -> None:

@@ -176,13 +176,11 @@ schedules: {{bounded: "*/5 * * * *", verify: "@daily", backfill_by: created_at}}
 on_error: log
 """
 
-#: seconds of the processor that a DAG file takes over Airflow itself, and its DAGs
+#: the names of a file's DAGs
 PARSED = """
-import json, runpy, sys, time
-import airflow.sdk
-start = time.process_time()
+import json, runpy, sys
 found = runpy.run_path(sys.argv[1])
-print(json.dumps([time.process_time() - start, sorted(n for n, each in found.items() if type(each).__name__ == "DAG")]))
+print(json.dumps(sorted(n for n, each in found.items() if type(each).__name__ == "DAG")))
 """
 
 
@@ -192,11 +190,9 @@ def test_a_folder_of_files_makes_the_dags_of_each(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("BOTTLEDWATER_PIPELINES", str(folder))
     for number in range(50):
         (folder / f"p{number}.yaml").write_text(YAML.format(name=f"p{number}"))
-    seconds, found = json.loads(python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py")).splitlines()[-1])
+    found = json.loads(python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py")).splitlines()[-1])
     assert [name for name in found if name.startswith("p7")] == ["p7", "p7_backfill", "p7_bounded", "p7_verify"]
     assert len([name for name in found if name != "dag"]) == 200
-    # about one, most of it for imports; the machine may have other work to do
-    assert seconds < 3
     (folder / "p0.yaml").write_text("name: p0\nkafka: {formt: json}\n")
     with pytest.raises(AssertionError, match=r"p0.yaml: setting 'kafka.formt' does not exist \(did you mean 'format'"):
         python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py"))

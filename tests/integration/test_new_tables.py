@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -12,13 +13,13 @@ import pytest
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
-from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import claim
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.records import LiveProgress, live_key
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -126,7 +127,8 @@ def test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopp
 def test_a_job_does_not_take_its_slot_back(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = begin(flow.pipeline).job
     successor = begin(flow.pipeline).job
-    monkeypatch.setattr(submitted, "last_claim", lambda: mine.id)
+    claimed = SimpleNamespace(last_claim=mine.id, by="", may_claim=lambda name: True, claimed=lambda job: None)
+    monkeypatch.setattr(claim, "_job", claimed)
     with pytest.raises(TakenOver, match="taken over"):
         begin(flow.pipeline)
     known = read_state(flow.pipeline, state_topic(flow))

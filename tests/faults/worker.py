@@ -151,7 +151,7 @@ def _behind(trap: Trap, owner: Any, name: str, when: Callable[..., Any] = _alway
 
 def _writes(prefix: str) -> Callable[..., bool]:
     """Whether the last argument of a call has state records whose keys begin so."""
-    return lambda *arguments: any(key.startswith(prefix) for key in arguments[-1])
+    return lambda *arguments, **_: any(key.startswith(prefix) for key in arguments[-1])
 
 
 # ------------------------------------------------------------------ the points

@@ -39,7 +39,7 @@ _SIZES = (
 _COLUMNS = """
 SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attndims, format_type(a.atttypid, a.atttypmod),
        col_description(a.attrelid, a.attnum),
-       -- since PostgreSQL 18 also while rows from before are NULL: NOT NULL … NOT VALID
+       -- since PostgreSQL 18 also while rows from before are NULL: NOT NULL ... NOT VALID
        a.attnotnull AND NOT EXISTS (
            SELECT FROM pg_constraint n WHERE n.conrelid = a.attrelid AND n.contype = 'n' AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated)
 FROM pg_attribute a

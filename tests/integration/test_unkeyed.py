@@ -162,7 +162,11 @@ def test_a_table_that_is_given_a_key_goes_on_without_one(
     assert published(flow) == there(flow)
     assert {message.key for message in flow.read("a")} == {None}
     assert "public.a has a key now (id). The records of its topic have none, and stay so." in caplog.text
-    (verified,) = verification.run(flow.pipeline, verification.in_threads(flow.pipeline)).tables
+
+    def advance() -> None:
+        flow.stream()
+
+    (verified,) = verification.run(flow.pipeline, verification.in_threads(flow.pipeline), advance=advance).tables
     assert verified.verdict == "not verified"
 
 

@@ -58,7 +58,6 @@ def _rates(seed: int) -> Iterator[tuple[int, float, int, int]]:
         yield rate, timeout, size, max(1, min(5_000, int(total / (size + 150))))
 
 
-@pytest.mark.parametrize("seed", range(12))
 def test_every_rate_and_every_time_out_moves_or_is_red(
     seed: int, make_flow: MakeFlow, proxied: ProxiedBroker, record_property: Any
 ) -> None:

@@ -309,14 +309,14 @@ def test_one_that_is_dropped_once_more_keeps_nobody_waiting(
     flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
     flow.stream()
     flow.execute(*AGAIN)
-    prepare = writer.prepare
+    records = writer.records
 
-    def prepared(*arguments: Any) -> writer.Prepared:
-        found = prepare(*arguments)
-        flow.execute("DROP TABLE IF EXISTS first")
-        return found
+    def recorded(pipeline: Any, prepared: writer.Prepared, known: Any) -> Any:
+        if any(each.table.name == "first" for each in prepared.pinned.values()):
+            flow.execute("DROP TABLE IF EXISTS first")
+        return records(pipeline, prepared, known)
 
-    monkeypatch.setattr(writer, "prepare", prepared)
+    monkeypatch.setattr(writer, "records", recorded)
     flow.stream()
     assert "public.first was dropped: its rows are not read again" in caplog.text
     flow.execute("INSERT INTO other VALUES (1)")

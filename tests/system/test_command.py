@@ -175,7 +175,7 @@ def test_as_a_service_the_command_starts_a_killed_job_again_and_probes_are_answe
         _until(lambda: _probe(flow)[0] == 0, process)
         assert verified_by_command(flow).rows == 100
         process.send_signal(signal.SIGHUP)
-        output = process.communicate(timeout=60)[0].decode()
+        output = process.communicate(timeout=180)[0].decode()
         assert process.returncode == 0, output
     finally:
         if process.poll() is None:

@@ -2664,18 +2664,6 @@ MUTANTS = (
         f"{_MOVEMENT}::test_a_job_that_waits_says_for_what_since_when_and_until_when",
     ),
     Mutant(
-        "the error for a value without a form names the setting that holds it",
-        "Programs.error",
-        never("0 <= column < len(table.columns) and code == wire.NO_REPRESENTATION"),
-        "tests/unit/encoding/test_unheld.py::test_the_error_names_the_setting",
-    ),
-    Mutant(
-        "preflight says for which columns a value may come that has no form",
-        "preflight.run",
-        drop("found.notes += unheld.notes(found.tables, json=pipeline.output_format == 'json')"),
-        "tests/integration/test_unheld.py::test_the_setting_that_holds_a_value_without_a_form_is_named_and_helps",
-    ),
-    Mutant(
         "a row that PostgreSQL cannot send is not read again",
         "_Lane._blocks",
         swap("sql.SQL(' AND ').join(known) if known else None", "None"),

@@ -1,4 +1,5 @@
-"""Change data capture for Apache Airflow: a consistent snapshot of a PostgreSQL database, then every committed change, in Kafka."""
+"""Change data capture for Apache Airflow: a consistent snapshot of a PostgreSQL database, then every committed change,
+in Kafka."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: the users' classes and their modules, which are imported when they are used: the package's parts need neither Airflow nor each other
+#: the users' classes and their modules, which are imported when they are used: the package's parts need neither Airflow
+#: nor each other
 _EXPORTS = {
     "BackfillToKafkaOperator": "operators.backfill",
     "BottledWaterTaskGroup": "task_group",

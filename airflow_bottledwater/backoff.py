@@ -39,7 +39,8 @@ class Backoff:
 
     :param limit: seconds that one outage may last; None waits for ever.
     :param stopped: set when the job is asked to end.
-    :param report: called with what is waited for, when an outage begins and then every ten seconds; by default it is logged.
+    :param report: called with what is waited for, when an outage begins and then every ten seconds; by default it is
+        logged.
     :ivar waits: the outage that is waited out now; None if there is none. Any thread may read it.
     """
 
@@ -58,8 +59,8 @@ class Backoff:
     def wait(self, what: str | BaseException) -> None:
         """Pause once during an outage; each pause is longer than the one before, up to 5 seconds.
 
-        :param what: what is waited for, or the error. Refused credentials have a short limit of their own: rotated ones may reach
-            libpq's password file in a moment; if they do not, the job has to be started again with new ones.
+        :param what: what is waited for, or the error. Refused credentials have a short limit of their own: rotated ones
+            may reach libpq's password file in a moment; if they do not, the job has to be started again with new ones.
         :raises StopRequested: the job is asked to end.
         :raises Outage: the limit is reached.
         :raises CredentialsRefused: the credentials are still refused after 20 seconds.

@@ -1,7 +1,7 @@
 """Access to numba: compiled functions, their cache on disk, and C functions that they call.
 
-Importing this module imports numba; only the data plane's hot loops do. Where numba is not installed, the import fails with an error
-that names the missing extra.
+Importing this module imports numba; only the data plane's hot loops do. Where numba is not installed, the import fails
+with an error that names the missing extra.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _fingerprint() -> str:
-    """A hash of all sources that go into compiled code, and of where they are: a kernel contains functions and constants of other files,
-    but numba's own cache only checks the file that a function is in; and each installation fills a cache of its own, one process at a
-    time."""
+    """A hash of all sources that go into compiled code, and of where they are: a kernel contains functions and
+    constants of other files, but numba's own cache only checks the file that a function is in; and each installation
+    fills a cache of its own, one process at a time."""
     package = Path(__file__).parent
     shared = ("compiled", "encoding/wire", "encoding/layout", "kafka/hashes", "kafka/librdkafka", "verify/fields")
     digest = hashlib.sha256(str(package).encode())
@@ -68,7 +68,8 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
-    """A function that is compiled at its first call, runs without Python's global lock, and is kept on disk between processes."""
+    """A function that is compiled at its first call, runs without Python's global lock, and is kept on disk between
+    processes."""
     jitted = numba.njit(nogil=True, error_model="numpy", _nrt=nrt, forceinline=inline)(function)
     if os.environ["NUMBA_CACHE_DIR"]:
         jitted._cache = _Cache(function)  # what enable_caching() does (numba/core/dispatcher.py)
@@ -76,11 +77,12 @@ def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
 
 
 def warm_up(part: str, *steps: Callable[[], None]) -> None:
-    """Compile functions before they are needed, by calling them with nothing to do: this takes a second if they are in the cache,
-    and half a minute if not.
+    """Compile functions before they are needed, by calling them with nothing to do: this takes a second if they are in
+    the cache, and half a minute if not.
 
-    One process at a time fills the cache, and the others load what it has written: numba numbers the cache files of a function's
-    variants without a lock, so two processes that compile different variants at once could load each other's code.
+    One process at a time fills the cache, and the others load what it has written: numba numbers the cache files of a
+    function's variants without a lock, so two processes that compile different variants at once could load each other's
+    code.
 
     :param part: a name for these functions; once they are all in the cache, processes do not wait for each other.
     :param steps: callables, each of which calls some of these functions.
@@ -127,21 +129,22 @@ def compiled(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Like :func:`compiled`, and inlined into each caller: an array argument takes seven words on the stack, and for a function that
-    is called for every value, passing them costs more than the work itself."""
+    """Like :func:`compiled`, and inlined into each caller: an array argument takes seven words on the stack, and for a
+    function that is called for every value, passing them costs more than the work itself."""
     return _jitted(function, nrt=False, inline=True)
 
 
 def allocating(function: F) -> F:
-    """Like :func:`compiled`, for a function that creates an array. It must be marked, because otherwise a callee is compiled the way
-    its caller is."""
+    """Like :func:`compiled`, for a function that creates an array. It must be marked, because otherwise a callee is
+    compiled the way its caller is."""
     return _jitted(function, nrt=True)
 
 
 def external(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
     """A C function that compiled code can call; pointers are passed as integers.
 
-    It is registered with LLVM under its own name: numba can cache callers of such a function, but not callers of a ctypes object.
+    It is registered with LLVM under its own name: numba can cache callers of such a function, but not callers of a
+    ctypes object.
 
     :param result: the numba type of the result; ``arguments`` are those of the parameters.
     :raises AttributeError: if the library does not have the function.

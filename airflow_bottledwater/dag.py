@@ -24,7 +24,8 @@ TAGS = ("cdc", "postgresql", "kafka")
 class Pipeline(Description):
     """A pipeline, described once: operators, sensors and the task group take it, and its DAGs are made of it.
 
-    Each DAG takes the arguments of :class:`airflow.sdk.DAG`, too; ``dag_id`` is the pipeline's name, with what the DAG does behind it.
+    Each DAG takes the arguments of :class:`airflow.sdk.DAG`, too; ``dag_id`` is the pipeline's name, with what the DAG
+    does behind it.
     """
 
     @classmethod
@@ -52,9 +53,11 @@ class Pipeline(Description):
         stream: dict[str, Any] | None = None,
         **dag: Any,
     ) -> DAG:
-        """The DAG that creates the slot, takes the snapshot and streams: :class:`~airflow_bottledwater.task_group.BottledWaterTaskGroup`.
+        """The DAG that creates the slot, takes the snapshot and streams:
+        :class:`~airflow_bottledwater.task_group.BottledWaterTaskGroup`.
 
-        :param bounded: whether the stream ends once it has published everything that was committed when it started. (templated)
+        :param bounded: whether the stream ends once it has published everything that was committed when it started.
+            (templated)
         :param drop_when: ``retired``, ``always`` or ``never``: whether the slot is dropped at the end. (templated)
         :param snapshot: further arguments of the snapshot operator.
         :param stream: further arguments of the stream operator.
@@ -73,8 +76,8 @@ class Pipeline(Description):
         return made
 
     def bounded_dag(self, schedule: Any = "*/5 * * * *", **dag: Any) -> DAG:
-        """The DAG that publishes what was committed since its last run, instead of a stream that runs on. The slot and the snapshot are
-        made by :meth:`dag`, with ``bounded=True``.
+        """The DAG that publishes what was committed since its last run, instead of a stream that runs on. The slot and
+        the snapshot are made by :meth:`dag`, with ``bounded=True``.
 
         :param schedule: when.
         """
@@ -95,7 +98,8 @@ class Pipeline(Description):
         rows_per_second: float | str = 0,
         **dag: Any,
     ) -> DAG:
-        """The DAG that publishes the rows of its run's data interval again, by the stream. Airflow's backfills of it publish many days.
+        """The DAG that publishes the rows of its run's data interval again, by the stream. Airflow's backfills of it
+        publish many days.
 
         :param by: the column that dates a row, in each of the tables. (templated)
         :param tables: whose rows; None: of all tables that the pipeline names. (templated)
@@ -139,8 +143,8 @@ class Pipeline(Description):
         return made
 
     def dags(self, **dag: Any) -> list[DAG]:
-        """All DAGs that the pipeline's section ``schedules`` asks for: the one that streams, or the two that publish in bounded runs, and
-        those that verify and that publish rows again.
+        """All DAGs that the pipeline's section ``schedules`` asks for: the one that streams, or the two that publish in
+        bounded runs, and those that verify and that publish rows again.
 
         :param dag: arguments of all of them.
         """

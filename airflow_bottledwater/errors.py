@@ -1,4 +1,5 @@
-"""All errors that this package raises on purpose. Their messages say what happened, to which object, and what the reader can do.
+"""All errors that this package raises on purpose. Their messages say what happened, to which object, and what the
+reader can do.
 
 The class of an error decides what a job does about it (:mod:`airflow_bottledwater.policy`); the message is for people.
 """
@@ -7,8 +8,8 @@ from __future__ import annotations
 
 import signal
 
-#: where the pages of docs/ are published, for those who have only the wheel (Documentation in pyproject.toml); messages link to
-#: them as ``DOCS + "page.html#section"``
+#: where the pages of docs/ are published, for those who have only the wheel (Documentation in pyproject.toml); messages
+#: link to them as ``DOCS + "page.html#section"``
 DOCS = "https://airflow-provider-bottledwater.readthedocs.io/en/stable/"
 #: the remedy where state records are missing
 LOST_STATE = f"What can be done: {DOCS}operations.html#state-topics-and-lost-state"
@@ -88,9 +89,10 @@ class Interrupted(Outage):
 
     def __init__(self, signum: int) -> None:
         super().__init__(
-            f"The job was ended by {signal.Signals(signum).name} from outside the pipeline, although no stop had been requested.",
-            "Start it again: it continues where it was (Airflow submits it again by itself). To stop a job, use 'bottledwater stop', or "
-            "mark its task as failed or success.",
+            f"The job was ended by {signal.Signals(signum).name} from outside the pipeline, although no stop had been "
+            "requested.",
+            "Start it again: it continues where it was (Airflow submits it again by itself). To stop a job, use "
+            "'bottledwater stop', or mark its task as failed or success.",
         )
         self.signum = signum
 
@@ -103,12 +105,13 @@ class Refused(BottledWaterError):
 
 
 class SchemaRefused(Refused):
-    """The registry rejects a schema, or none can be made from the columns. In a stream, each affected row is a record error."""
+    """The registry rejects a schema, or none can be made from the columns. In a stream, each affected row is a record
+    error."""
 
 
 class CredentialsRefused(Refused):
-    """A server rejects the password, or one side rejects the other's certificate. A stream that had worked before waits for a moment,
-    since a rotated password may reach its file; then the job ends as after an outage."""
+    """A server rejects the password, or one side rejects the other's certificate. A stream that had worked before waits
+    for a moment, since a rotated password may reach its file; then the job ends as after an outage."""
 
 
 def rotated(error: CredentialsRefused) -> Outage:
@@ -136,12 +139,13 @@ class TakenOver(BottledWaterError):
 
 
 class StaleBatch(BottledWaterError):
-    """The batch does not start at the position in the state: another attempt of the job has published meanwhile. Publishing the batch
-    would repeat or skip changes; when the job is started again, it continues from the state."""
+    """The batch does not start at the position in the state: another attempt of the job has published meanwhile.
+    Publishing the batch would repeat or skip changes; when the job is started again, it continues from the state."""
 
 
 class SchemasLost(BottledWaterError):
-    """The registry has lost schemas that the stream's records name: the stream begins anew, in the same job, and registers them again."""
+    """The registry has lost schemas that the stream's records name: the stream begins anew, in the same job, and
+    registers them again."""
 
 
 class RecordError(BottledWaterError):

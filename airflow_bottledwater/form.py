@@ -1,4 +1,5 @@
-"""A form for DAGs that any pipeline can be run with: a field for each setting, and a pipeline whose values are those of the form."""
+"""A form for DAGs that any pipeline can be run with: a field for each setting, and a pipeline whose values are those of
+the form."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def field_of(path: str) -> str:
 def fields(only: Collection[str] = ()) -> dict[str, Param]:
     """The fields of a form, generated from the settings: types, choices, patterns and limits are theirs.
 
-    :param only: the paths of the settings that the form has, all of them open; empty for all, of which :data:`OPEN` are open.
+    :param only: the paths of the settings that the form has, all of them open; empty for all, of which :data:`OPEN` are
+        open.
     """
     settings = _settings()
     order = only or [*OPEN, *(path for path in settings if path not in OPEN)]

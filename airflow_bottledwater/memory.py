@@ -13,8 +13,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep() -> None:
-    """Let malloc keep up to 64 MiB of freed memory, also of pieces as large as Kafka's batches, instead of giving it back to the kernel
-    each time, which has to clear it: that saves a fifth of the processor time for values of 8 kB."""
+    """Let malloc keep up to 64 MiB of freed memory, also of pieces as large as Kafka's batches, instead of giving it
+    back to the kernel each time, which has to clear it: that saves a fifth of the processor time for values of 8 kB."""
     _glibc("mallopt", _M_TRIM_THRESHOLD, 64 << 20)
     _glibc("mallopt", _M_MMAP_THRESHOLD, 32 << 20)
 
@@ -25,8 +25,9 @@ def give_back() -> None:
 
 
 def _glibc(name: str, *arguments: int) -> None:
-    """Call a function that tells the GNU C library's malloc what to keep (https://man7.org/linux/man-pages/man3/malloc_trim.3.html); other
-    libraries have none, and keep less by themselves."""
+    """Call a function that tells the GNU C library's malloc what to keep
+    (https://man7.org/linux/man-pages/man3/malloc_trim.3.html); other libraries have none, and keep less by
+    themselves."""
     if (function := getattr(ctypes.CDLL(None), name, None)) is not None:
         function(*arguments)
 

@@ -93,7 +93,8 @@ class Guard:
         os.register_at_fork(after_in_child=self._forget)
 
     def watch(self, pid: int, start: int, first_signal: int) -> None:
-        """Have the family ended when this process ends: `first_signal` goes to its leader, SIGKILL to those left after 2 s."""
+        """Have the family ended when this process ends: `first_signal` goes to its leader, SIGKILL to those left after
+        2 s."""
         self._write(f"+ {pid} {start} {int(first_signal)}\n")
 
     def release(self, pid: int, start: int) -> None:
@@ -123,7 +124,8 @@ class Guard:
 
 
 def main() -> None:
-    """Read `+ pid start signal` and `- pid start 0` until the end of the input, then end the families that are still watched."""
+    """Read `+ pid start signal` and `- pid start 0` until the end of the input, then end the families that are still
+    watched."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     watched: dict[tuple[int, int], int] = {}

@@ -18,12 +18,13 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 
 
 class BottledWaterTaskGroup(TaskGroup):
-    """The tasks ``preflight → create_slot → snapshot → stream``, with ``wait_caught_up`` and ``watch_errors`` beside the stream, and
-    ``drop_slot`` as the teardown of ``create_slot``.
+    """The tasks ``preflight → create_slot → snapshot → stream``, with ``wait_caught_up`` and ``watch_errors`` beside
+    the stream, and ``drop_slot`` as the teardown of ``create_slot``.
 
     :param group_id: the group's id; task ids are prefixed with it unless ``prefix_group_id`` is False.
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param bounded: whether the stream ends once it has published everything that was committed when it started. (templated)
+    :param bounded: whether the stream ends once it has published everything that was committed when it started.
+        (templated)
     :param drop_when: ``retired``, ``always`` or ``never``: what the teardown does. (templated)
     :param max_lag: bytes at which ``wait_caught_up`` calls the stream caught up. (templated)
     :param snapshot: further arguments of the snapshot operator.

@@ -1,8 +1,9 @@
 """Publish a PostgreSQL database to Kafka: a consistent snapshot, then every committed change, exactly once.
 
-Prerequisites: connections of type Postgres, Apache Kafka, Schema Registry (for Avro) and Spark; trigger it with the form.
-The task ``stream`` stays deferred while the stream runs; marking it failed stops the job and keeps the slot. The replication slot is
-how PostgreSQL remembers what is published; it keeps all changes since, on its disk, until the stream has published them.
+Prerequisites: connections of type Postgres, Apache Kafka, Schema Registry (for Avro) and Spark; trigger it with the
+form. The task ``stream`` stays deferred while the stream runs; marking it failed stops the job and keeps the slot. The
+replication slot is how PostgreSQL remembers what is published; it keeps all changes since, on its disk, until the
+stream has published them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ To do it for many days, choose *Backfill* in the trigger dialog, or run, for exa
 
     airflow backfill create --dag-id bottledwater_backfill --from-date 2026-03-01 --to-date 2026-03-10
 
-Prerequisite: a pipeline (the DAG ``bottledwater``, or the command) whose stream runs, or is run by ``bottledwater_bounded``. The rows are
-published by the stream, between its changes; if none runs, the task waits until one does. To publish a day again does no harm: rows that
-were changed meanwhile are left out, since the topic has them in their newer version. For scheduled runs, set the values of the form below.
+Prerequisite: a pipeline (the DAG ``bottledwater``, or the command) whose stream runs, or is run by
+``bottledwater_bounded``. The rows are published by the stream, between its changes; if none runs, the task waits until
+one does. To publish a day again does no harm: rows that were changed meanwhile are left out, since the topic has them
+in their newer version. For scheduled runs, set the values of the form below.
 """
 
 from __future__ import annotations

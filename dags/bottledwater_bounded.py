@@ -1,7 +1,9 @@
-"""Publish every few minutes what was committed since, instead of streaming continuously. Backfills that wait are taken, too.
+"""Publish every few minutes what was committed since, instead of streaming continuously. Backfills that wait are taken,
+too.
 
-Prerequisite: the DAG ``bottledwater`` has created the slot and taken the snapshot (run it with the choice *Bounded*), and its stream
-does not run. The settings are those of the pipeline's last start. For scheduled runs, set the values of the form below.
+Prerequisite: the DAG ``bottledwater`` has created the slot and taken the snapshot (run it with the choice *Bounded*),
+and its stream does not run. The settings are those of the pipeline's last start. For scheduled runs, set the values of
+the form below.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stop, retire or start a pipeline: trigger it with the form.
 
-*stop* lets the pipeline's job end in order, wherever it runs, and keeps its slot; the task that runs it succeeds. *retire* does the same for
-good: the DAG's teardown then drops the slot. After either, ``bottledwater_health`` does not expect the pipeline to run. *start* says that it
-is meant to run again, and triggers its DAG.
+*stop* lets the pipeline's job end in order, wherever it runs, and keeps its slot; the task that runs it succeeds.
+*retire* does the same for good: the DAG's teardown then drops the slot. After either, ``bottledwater_health`` does not
+expect the pipeline to run. *start* says that it is meant to run again, and triggers its DAG.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The DAGs of every pipeline that a YAML file describes: all files of the folder ``pipelines`` beside this file, or of the folder that the
-environment variable ``BOTTLEDWATER_PIPELINES`` names. A file's section ``schedules`` says which DAGs it gets beside the one that streams.
+"""The DAGs of every pipeline that a YAML file describes: all files of the folder ``pipelines`` beside this file, or of
+the folder that the environment variable ``BOTTLEDWATER_PIPELINES`` names. A file's section ``schedules`` says which
+DAGs it gets beside the one that streams.
 """
 
 from __future__ import annotations

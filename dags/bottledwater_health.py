@@ -1,9 +1,9 @@
 """Fail if a pipeline that is meant to run does not, every five minutes, for all pipelines of a Kafka.
 
-It does not depend on the runs of the pipelines' own DAGs, so put your alert here (``on_failure_callback``, or Airflow's notifiers): it
-also fails when such a run is paused, was deleted, or ended with nobody starting the stream again. A pipeline that was stopped with
-``bottledwater stop``, or with the DAG ``bottledwater_control``, is not meant to run. Scheduled runs take the values of the form as they are
-set in the DAG's file.
+It does not depend on the runs of the pipelines' own DAGs, so put your alert here (``on_failure_callback``, or Airflow's
+notifiers): it also fails when such a run is paused, was deleted, or ended with nobody starting the stream again. A
+pipeline that was stopped with ``bottledwater stop``, or with the DAG ``bottledwater_control``, is not meant to run.
+Scheduled runs take the values of the form as they are set in the DAG's file.
 """
 
 from __future__ import annotations

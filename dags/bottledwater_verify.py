@@ -1,7 +1,8 @@
 """Prove every night that topics equal their tables, while the stream of the DAG ``bottledwater`` runs.
 
-The task ``verify`` fails if a topic differs; its log has the first keys that do, and says how to mend them. Add an alert on failure
-(``on_failure_callback``, or Airflow's notifiers). For scheduled runs, set the values of the form below.
+The task ``verify`` fails if a topic differs; its log has the first keys that do, and says how to mend them. Add an
+alert on failure (``on_failure_callback``, or Airflow's notifiers). For scheduled runs, set the values of the form
+below.
 """
 
 from __future__ import annotations

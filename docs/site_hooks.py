@@ -1,4 +1,5 @@
-"""What `mkdocs.yml` needs so that the pages can be as they are on GitHub: the README is the first page, and links to other files work."""
+"""What `mkdocs.yml` needs so that the pages can be as they are on GitHub: the README is the first page, and links to
+other files work."""
 
 from __future__ import annotations
 

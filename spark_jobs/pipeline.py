@@ -1,4 +1,5 @@
-"""spark-submit entry point: a consistent snapshot of the pipeline's tables into Kafka, and then the stream of committed changes."""
+"""spark-submit entry point: a consistent snapshot of the pipeline's tables into Kafka, and then the stream of committed
+changes."""
 
 from airflow_bottledwater.spark.pipeline import main
 

@@ -168,8 +168,8 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds for the job to end in order.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
-    """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, its slot is freed, and what can be
-    reached of it is ended."""
+    """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, its slot is freed,
+    and what can be reached of it is ended."""
     from airflow_bottledwater.jobs import stopping
 
     stopping.stop(
@@ -185,8 +185,8 @@ def redrive_letters(**values: Any) -> None:
 
     found = redrive.redrive(pipeline_of(values, later=True))
     click.echo(
-        f"{found.published} published, {found.overtaken} overtaken by newer records and dropped, {found.failed} still refused, "
-        f"{found.incomplete} too large to hold their row.",
+        f"{found.published} published, {found.overtaken} overtaken by newer records and dropped, {found.failed} still "
+        f"refused, {found.incomplete} too large to hold their row.",
         err=True,
     )
 
@@ -213,7 +213,8 @@ def verify(as_json: bool, master: str | None, spark_conf: dict[str, str], **valu
 @options(everything=False)
 @click.option("-i", "--tables", "of_tables", default="", help="Only those of these tables; comma-separated patterns.")
 def dismiss(of_tables: str, **values: Any) -> None:
-    """Give up dead letters, all or those of some tables: what they hold is not published, and they are no longer reported."""
+    """Give up dead letters, all or those of some tables: what they hold is not published, and they are no longer
+    reported."""
     from airflow_bottledwater.provision import redrive
 
     patterns = [each.strip() for each in of_tables.split(",") if each.strip()]

@@ -1,5 +1,5 @@
-"""A run in the foreground, at a shell prompt or as a service: creates the slot, and then runs a Spark job for the snapshot, if needed,
-and the stream."""
+"""A run in the foreground, at a shell prompt or as a service: creates the slot, and then runs a Spark job for the
+snapshot, if needed, and the stream."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def run(
         else:
             work.once()
     except BottledWaterError as error:
-        # what passes by waiting did not pass in time for the signal: the command has ended as it was asked to, and nothing is lost
+        # what passes by waiting did not pass in time for the signal: the command has ended as it was asked to, and
+        # nothing is lost
         if not work.stopped.is_set() or not (transient(error) or isinstance(error, StopRequested)):
             raise
         if not isinstance(error, StopRequested):
@@ -113,8 +114,8 @@ class _Work:
             command = submit.command(
                 "pipeline", settings, master=self.master, conf=self.spark_conf, bounded=self.bounded
             )
-            # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job with it: nobody
-            # would see that it goes on
+            # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job
+            # with it: nobody would see that it goes on
             supervise.start(folder, command, submit.environment(master=self.master), tied=True)
             with ExitStack() as undo:
                 # in order, so that Spark removes its own folders, in which a copy of the settings may be
@@ -180,7 +181,8 @@ def stop_by_signal() -> threading.Event:
 
 
 def follow(folder: Path, stopped: threading.Event) -> None:
-    """Show a job's log, and a progress bar while it takes a snapshot, until the job has ended; stop it when the command is stopped."""
+    """Show a job's log, and a progress bar while it takes a snapshot, until the job has ended; stop it when the command
+    is stopped."""
     from airflow_bottledwater.jobs import supervise
 
     reader = supervise.LogReader(folder)

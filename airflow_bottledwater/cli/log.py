@@ -27,7 +27,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class _Plain(logging.Formatter):
-    """The format of the original Bottled Water: ``[INFO] message``. Each line of a longer message begins in this way."""
+    """The format of the original Bottled Water: ``[INFO] message``. Each line of a longer message begins in this
+    way."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = self.prefix(record)
@@ -74,7 +75,8 @@ _handler = _Handler()
 
 
 def setup_log() -> None:
-    """Set up the log: in the format of the original Bottled Water at a terminal, elsewhere with the time of each line."""
+    """Set up the log: in the format of the original Bottled Water at a terminal, elsewhere with the time of each
+    line."""
     _handler.setFormatter(_Plain() if sys.stderr.isatty() else _Stamped())
     logging.basicConfig(level=logging.INFO, handlers=[_handler])
     for noisy in ("httpx2", "httpx", "numba"):

@@ -18,9 +18,11 @@ log = logging.getLogger("bottledwater")
 
 
 def answer(pipeline: Pipeline, limits: Mapping[str, Any], *, timeout: float) -> None:
-    """Say whether the pipeline's job works: a line on standard output if it does; otherwise one in the log, and exit code 1.
+    """Say whether the pipeline's job works: a line on standard output if it does; otherwise one in the log, and exit
+    code 1.
 
-    :param limits: the arguments ``max_lag``, ``max_age`` and ``max_dead_letters`` of :func:`airflow_bottledwater.jobs.health.problem`.
+    :param limits: the arguments ``max_lag``, ``max_age`` and ``max_dead_letters`` of
+        :func:`airflow_bottledwater.jobs.health.problem`.
     :param timeout: seconds to wait for PostgreSQL and Kafka.
     """
     from airflow_bottledwater.jobs import health

@@ -1,4 +1,5 @@
-"""``--restart``: a job that ended for a transient reason is followed by another one, by the policy that the stream operator has."""
+"""``--restart``: a job that ended for a transient reason is followed by another one, by the policy that the stream
+operator has."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Work(Protocol):
 
 
 def keep_running(work: Work, pipeline: Pipeline, stopped: threading.Event) -> None:
-    """Do the work until it ends without an error; after a transient failure again, with back-off, unless the pipeline was asked to stop.
+    """Do the work until it ends without an error; after a transient failure again, with back-off, unless the pipeline
+    was asked to stop.
 
     :param stopped: set when the command is to end; it ends a pause at once.
     :raises BottledWaterError: it failed for good, or too often without progress in between.

@@ -1,4 +1,5 @@
-"""The subcommands for live snapshots: ``snapshot`` asks for one and follows it, ``snapshots`` shows and changes them."""
+"""The subcommands for live snapshots: ``snapshot`` asks for one and follows it, ``snapshots`` shows and changes
+them."""
 
 from __future__ import annotations
 

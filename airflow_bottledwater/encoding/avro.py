@@ -17,7 +17,8 @@ def _distinct(table: Table, fields: list[dict[str, Any]]) -> None:
         other = seen.setdefault(field["name"], column.name)
         if other != column.name:
             raise SchemaRefused(
-                f"Columns {other!r} and {column.name!r} of {table.qualified} both become the Avro field {field['name']!r}.",
+                f"Columns {other!r} and {column.name!r} of {table.qualified} both become the Avro field "
+                f"{field['name']!r}.",
                 "Rename one of them, leave it out of the publication, or use the JSON format.",
             )
 
@@ -44,7 +45,8 @@ def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
         if len(set(members)) < len(members):
             raise SchemaRefused(
                 f"In {table.qualified}, two of type {schema['name']} become the same Avro name ({', '.join(members)}).",
-                "Rename one of them, publish the type as text (composites = text, enums = string), or use the JSON format.",
+                "Rename one of them, publish the type as text (composites = text, enums = string), or use the JSON "
+                "format.",
             )
     if "fields" in schema:
         found = {**schema, "fields": [{**f, "type": _named_once(table, f["type"], seen)} for f in schema["fields"]]}
@@ -55,8 +57,8 @@ def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
 
 
 def value_schema(table: Table, record: names.Record | None = None) -> str:
-    """The schema of a row: a record in which every field is nullable with default null, so that a registry accepts added and dropped
-    columns. Fields that the settings require are not nullable.
+    """The schema of a row: a record in which every field is nullable with default null, so that a registry accepts
+    added and dropped columns. Fields that the settings require are not nullable.
 
     :param record: what it is called; None: by the table's name.
     :raises SchemaRefused: two columns, or two types, would get the same Avro name.
@@ -84,8 +86,8 @@ def value_schema(table: Table, record: names.Record | None = None) -> str:
 
 
 def key_schema(table: Table, record: names.Record | None = None) -> str:
-    """The schema of a key: a record of the key columns in index order, with nothing but names and types, so that the bytes of a key
-    (and with them the row's partition) never change without need.
+    """The schema of a key: a record of the key columns in index order, with nothing but names and types, so that the
+    bytes of a key (and with them the row's partition) never change without need.
 
     :param record: what the record of a row is called; None: by the table's name.
     """
@@ -108,7 +110,8 @@ def key_schema(table: Table, record: names.Record | None = None) -> str:
 
 
 def subjects(topic: str, table: Table, prefix: str) -> Iterator[tuple[str, str]]:
-    """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key subject.
+    """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key
+    subject.
 
     :param prefix: that of the topic.
     :raises SchemaRefused: see :func:`value_schema`.

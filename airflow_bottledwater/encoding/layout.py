@@ -1,4 +1,5 @@
-"""The tables that kernels and their callers share: NumPy's structured arrays, whose fields compiled code accesses by name.
+"""The tables that kernels and their callers share: NumPy's structured arrays, whose fields compiled code accesses by
+name.
 
 Every field is an int64, so that a table is as cheap as a matrix of numbers, and needs no padding.
 """
@@ -51,7 +52,8 @@ RELATION = int64s(
 #: a field of the row that is encoded: its format (wire.FIELD_…), and where its bytes are
 FIELD = int64s("kind", "position", "length")
 
-#: a row or truncate message of a batch: its kind (wire.MESSAGE_…), where it is, its relation version and its transaction
+#: a row or truncate message of a batch: its kind (wire.MESSAGE_…), where it is, its relation version and its
+#: transaction
 CHANGE = int64s("kind", "offset", "length", "relation", "lsn", "ordinal", "xid", "time", "flags")
 
 #: a record: where its key and value are (a length of -1 means that it has none), and the number of its row or change
@@ -70,14 +72,16 @@ ERROR = int64s(
 #: a value that the server has to convert to text; "column" is its row in the table of columns
 CONVERSION = int64s("position", "length", "column", "change")
 
-#: a change whose new row lacks values: the first of them and how many they are; whether its key changed, whether a value was read from
-#: the table, and what becomes of the change (kernels.unchanged)
+#: a change whose new row lacks values: the first of them and how many they are; whether its key changed, whether a
+#: value was read from the table, and what becomes of the change (kernels.unchanged)
 LACKING = int64s("change", "first", "missing", "moved", "reread", "fate")
 
-#: a value that a row lacks, and what was found for it; if nothing was found, its kind is still that of an unchanged value
+#: a value that a row lacks, and what was found for it; if nothing was found, its kind is still that of an unchanged
+#: value
 MISSING = int64s("change", "column", "kind", "position", "length")
 
-#: an entry of a hash table of keys: a change that has this key, and the last change with a row of this key, both plus one
+#: an entry of a hash table of keys: a change that has this key, and the last change with a row of this key, both plus
+#: one
 SLOT = int64s("owner", "latest")
 
 
@@ -88,7 +92,8 @@ class Program(NamedTuple):
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
     :param columns: rows of :data:`COLUMN`.
-    :param names: the names of columns as they are written before their values, and the labels of enums; then :data:`WORD` more bytes.
+    :param names: the names of columns as they are written before their values, and the labels of enums; then
+        :data:`WORD` more bytes.
     """
 
     json: bool
@@ -122,8 +127,8 @@ class Texts(NamedTuple):
 
 
 def rows(layout: np.dtype[np.void], entries: Sequence[Mapping[str, int]]) -> Rows:
-    """A table with these entries. Without any, it has one row of zeros to which nothing refers, since compiled code takes the address of
-    each table."""
+    """A table with these entries. Without any, it has one row of zeros to which nothing refers, since compiled code
+    takes the address of each table."""
     names = layout.names or ()
     table = np.zeros(max(1, len(entries)), dtype=layout)
     for i, entry in enumerate(entries):

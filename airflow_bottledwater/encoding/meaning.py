@@ -1,8 +1,8 @@
-"""What Avro schemas mean to readers: whether two of them say the same, and which values a reader with one takes for others, without an
-error, where they were written with the other.
+"""What Avro schemas mean to readers: whether two of them say the same, and which values a reader with one takes for
+others, without an error, where they were written with the other.
 
-A registry compares the Avro types only. Logical types are no part of that comparison, although readers turn the same bytes into other
-values by them (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution, #logical-types).
+A registry compares the Avro types only. Logical types are no part of that comparison, although readers turn the same
+bytes into other values by them (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution, #logical-types).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _PROMOTED = {
 _SAME_VALUE = {"uuid"}
 #: what is read as another type with the same content: a text as its bytes in UTF-8
 _AS_SAID = {("string", "bytes")}
-#: what a schema has for people and for readers of other schemas, and which says nothing about the values written with it
+#: what a schema has for people and for readers of other schemas, and which says nothing about the values written with
+#: it
 _ASIDE = {"doc", "default", "aliases", "order"}
 
 
@@ -47,8 +48,8 @@ def _parse(text: str) -> _Parsed:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two schemas have the same names and types, logical ones too, so that records of one are those of the other. Comments and
-    defaults do not matter, nor how a registry writes it."""
+    """Whether two schemas have the same names and types, logical ones too, so that records of one are those of the
+    other. Comments and defaults do not matter, nor how a registry writes it."""
     try:
         return one == other or bool(_bare(_parse(one).schema) == _bare(_parse(other).schema))
     except ValueError:
@@ -65,11 +66,11 @@ def _bare(schema: Any) -> Any:
 
 
 def misread(written: str, read: str) -> list[str]:
-    """The fields that a reader with one schema takes for other values, without an error, in records that were written with another one:
-    each as a text that says what is read as what.
+    """The fields that a reader with one schema takes for other values, without an error, in records that were written
+    with another one: each as a text that says what is read as what.
 
-    Values that a reader refuses (a label that it does not know, a long that is to be an int) are not among them, nor is what Avro itself
-    converts with the same meaning (an int read as a long).
+    Values that a reader refuses (a label that it does not know, a long that is to be an int) are not among them, nor is
+    what Avro itself converts with the same meaning (an int read as a long).
 
     :param written: the schema that the records are written with.
     :param read: the reader's schema.

@@ -42,8 +42,8 @@ class Record(NamedTuple):
 
 
 def record(topic: str, prefix: str) -> Record:
-    """The name of the records in a topic: that of the table for which the topic was made. A table that is renamed keeps both, since a
-    registry does not let the next schema of a subject have another name.
+    """The name of the records in a topic: that of the table for which the topic was made. A table that is renamed keeps
+    both, since a registry does not let the next schema of a subject have another name.
 
     :param prefix: that of the topic.
     """

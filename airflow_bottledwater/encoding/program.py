@@ -30,7 +30,8 @@ class Target:
 class Programs:
     """The programs of several relation versions, in the order in which changes refer to them.
 
-    :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the rows for parts.
+    :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the
+        rows for parts.
     :ivar conversions: for each column, its type and the SQL by which the server converts a value (None: no conversion).
     """
 

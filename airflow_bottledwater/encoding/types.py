@@ -1,7 +1,7 @@
 """The type table: for each PostgreSQL type, its Avro schema and how its binary value is encoded.
 
-A new type needs a row here, a kernel if its binary layout is new, and a conformance case. A type that is not here becomes a
-string: PostgreSQL's own text of the value (:data:`TEXT`), to which the server converts it.
+A new type needs a row here, a kernel if its binary layout is new, and a conformance case. A type that is not here
+becomes a string: PostgreSQL's own text of the value (:data:`TEXT`), to which the server converts it.
 
 The table has no column for JSON, whose form follows from the opcode (docs/message-format.md lists both).
 """
@@ -23,19 +23,20 @@ Sql = Callable[[sql.Composable], sql.Composable]
 
 
 def to_text(value: sql.Composable) -> sql.Composed:
-    """SQL for PostgreSQL's own text of a value: ``format`` calls the type's output function (``v::text`` differs for char(n) and bool)."""
+    """SQL for PostgreSQL's own text of a value: ``format`` calls the type's output function (``v::text`` differs for
+    char(n) and bool)."""
     return sql.SQL("pg_catalog.format('%s', {})").format(value)
 
 
 def to_texts(value: sql.Composable) -> sql.Composed:
-    """SQL for the texts of an array's elements. It is not right for types with a cast to text of their own (pg_cast): these have a row
-    in the table, or their arrays are converted as a whole (:data:`_OWN_CASTS`)."""
+    """SQL for the texts of an array's elements. It is not right for types with a cast to text of their own (pg_cast):
+    these have a row in the table, or their arrays are converted as a whole (:data:`_OWN_CASTS`)."""
     return sql.SQL("{}::pg_catalog.text[]").format(value)
 
 
 def unless_null(convert: Sql, value: sql.Composable) -> sql.Composed:
-    """SQL that converts a value unless it is NULL, which ``format`` would turn into an empty string. ``IS DISTINCT FROM NULL`` tests the
-    value itself, even if it is a composite whose attributes are all NULL (make_nulltest_from_distinct,
+    """SQL that converts a value unless it is NULL, which ``format`` would turn into an empty string. ``IS DISTINCT FROM
+    NULL`` tests the value itself, even if it is a composite whose attributes are all NULL (make_nulltest_from_distinct,
     src/backend/parser/parse_expr.c)."""
     return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN {} END").format(value, convert(value))
 
@@ -61,7 +62,8 @@ class TypeMapping:
     :param opcode: how the kernels encode its binary value.
     :param avro: returns the Avro schema of a column.
     :param argument: returns the kernel's argument for a column.
-    :param convert: SQL by which the server converts a value into what the opcode takes; None if no conversion is needed.
+    :param convert: SQL by which the server converts a value into what the opcode takes; None if no conversion is
+        needed.
     :param parts: the parts that a value consists of.
     """
 
@@ -87,8 +89,8 @@ def _record(name: str, **fields: str) -> Callable[[ColumnType], Schema]:
 
 
 def numeric_precision(typmod: int) -> tuple[int, int]:
-    """Precision and scale of ``numeric(p, s)`` for Avro, where a negative scale, and a scale above the precision, need a larger
-    precision (make_numeric_typmod, src/backend/utils/adt/numeric.c: 11 bits of scale)."""
+    """Precision and scale of ``numeric(p, s)`` for Avro, where a negative scale, and a scale above the precision, need
+    a larger precision (make_numeric_typmod, src/backend/utils/adt/numeric.c: 11 bits of scale)."""
     packed = typmod - 4
     precision = (packed >> 16) & 0xFFFF
     scale = ((packed & 0x7FF) ^ 0x400) - 0x400
@@ -186,7 +188,8 @@ _OWN_CASTS = {18, 142}
 
 
 def mapping(column: ColumnType) -> TypeMapping:
-    """How a column's type is published: a domain like its base type; arrays, composites and ranges by the types of their parts."""
+    """How a column's type is published: a domain like its base type; arrays, composites and ranges by the types of
+    their parts."""
     if column.element is not None:
         return _MADE_OF[column.kind](column.element)
     if column.form == "record" and column.kind == "c":
@@ -217,7 +220,8 @@ def _array(element: ColumnType) -> TypeMapping:
             found = {"type": "array", "items": found}
         return found
 
-    # the second condition: an element that is converted in another way, such as a composite with a part that is converted
+    # the second condition: an element that is converted in another way, such as a composite with a part that is
+    # converted
     if element.base_oid in _OWN_CASTS or inner.convert not in (None, to_text):
         return TEXT
     return TypeMapping(

@@ -71,7 +71,8 @@ def notes(tables: Sequence[Table], *, json: bool) -> list[str]:
                 if not each.rare:
                     columns.setdefault((each.values, each.setting), []).append(f"{table.qualified}.{column.name}")
     return [
-        f"{', '.join(names[:5])}{f' and {len(names) - 5} more columns' if len(names) > 5 else ''} cannot hold {values}: such a value is a "
-        f"record error (on_error). {setting} holds them; with a registry that is best chosen before the slot is made."
+        f"{', '.join(names[:5])}{f' and {len(names) - 5} more columns' if len(names) > 5 else ''} cannot hold "
+        f"{values}: such a value is a record error (on_error). {setting} holds them; with a registry that is best "
+        "chosen before the slot is made."
         for (values, setting), names in columns.items()
     ]

@@ -37,7 +37,8 @@ OP_RECORD = 33  # argument: how many attributes; children: those
 OP_RANGE = 34  # argument: 2; children: the bounds
 OP_MULTIRANGE = 35  # child: the range
 
-#: flags of a range (RANGE_EMPTY, RANGE_LB_INC, RANGE_UB_INC, RANGE_LB_INF, RANGE_UB_INF, src/include/utils/rangetypes.h)
+#: flags of a range (RANGE_EMPTY, RANGE_LB_INC, RANGE_UB_INC, RANGE_LB_INF, RANGE_UB_INF,
+#: src/include/utils/rangetypes.h)
 RANGE_EMPTY, RANGE_LOWER_INCLUSIVE, RANGE_UPPER_INCLUSIVE, RANGE_LOWER_INFINITE, RANGE_UPPER_INFINITE = 1, 2, 4, 8, 16
 
 # ---------------------------------------------------------------- formats of a field, as pgoutput names them
@@ -79,7 +80,8 @@ DATE_INFINITY = 2**31 - 1
 DATE_MINUS_INFINITY = -(2**31)
 TIMESTAMP_INFINITY = 2**63 - 1
 TIMESTAMP_MINUS_INFINITY = -(2**63)
-#: an infinite interval (INTERVAL_NOEND, src/include/datatype/timestamp.h; since PostgreSQL 17): days and months at their ends
+#: an infinite interval (INTERVAL_NOEND, src/include/datatype/timestamp.h; since PostgreSQL 17): days and months at
+#: their ends
 INTERVAL_INFINITY = 2**31 - 1
 INTERVAL_MINUS_INFINITY = -(2**31)
 #: numeric's sign words (NUMERIC_NEG, _NAN, _PINF, _NINF in src/backend/utils/adt/numeric.c)

@@ -14,9 +14,10 @@ def connection(conn_id: str, *, kind: str = "") -> Any:
     """Look up a connection.
 
     :param kind: the type of connection that it has to be, for the message.
-    :raises Outage: it is not found. Airflow says the same of a connection that nobody has defined and of one whose secrets backend, or
-        whose API server, does not answer (``_get_connection`` of airflow/sdk/execution_time/context.py ignores what a backend raises), so
-        neither is final: the task's retries look again.
+    :raises Outage: it is not found. Airflow says the same of a connection that nobody has defined and of one whose
+        secrets backend, or whose API server, does not answer (``_get_connection`` of
+        airflow/sdk/execution_time/context.py ignores what a backend raises), so neither is final: the task's retries
+        look again.
     """
     try:
         return BaseHook.get_connection(conn_id)
@@ -36,9 +37,10 @@ def _not_found(conn_id: str, kind: str, error: Exception) -> Outage:
     what = f"{kind} connection".strip()
     if isinstance(error, AirflowNotFoundException):
         return Outage(
-            f"Airflow does not find the {what} {conn_id!r}: it is not defined, or a secrets backend or the API server does not answer.",
-            "If it is not defined, create it under Admin > Connections, or in your secrets backend. Otherwise look at the backend and at "
-            "Airflow's API server. The task's retries look it up again.",
+            f"Airflow does not find the {what} {conn_id!r}: it is not defined, or a secrets backend or the API server "
+            "does not answer.",
+            "If it is not defined, create it under Admin > Connections, or in your secrets backend. Otherwise look at "
+            "the backend and at Airflow's API server. The task's retries look it up again.",
         )
     # only the error's name, since its text may contain an address with a password
     return Outage(

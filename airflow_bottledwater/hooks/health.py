@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: heartbeats in which a job that seems to be silent by its host's clock has to report, and the seconds that it has in any case
+#: heartbeats in which a job that seems to be silent by its host's clock has to report, and the seconds that it has in
+#: any case
 _HEARTBEATS, _SHORTEST = 3, 5.0
 
 
@@ -95,8 +96,8 @@ def _silent(shared: SharedRecords, suspects: Mapping[str, StatusRecord]) -> set[
 
 
 def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[str, SlotState]]:
-    """The slots of each source, by system identifier and database with a slash between them, and by their names. A source that does not
-    answer is wrong itself."""
+    """The slots of each source, by system identifier and database with a slash between them, and by their names. A
+    source that does not answer is wrong itself."""
     from airflow_bottledwater.postgres import slot
     from airflow_bottledwater.postgres.connect import session
     from airflow_bottledwater.postgres.server import identify
@@ -113,8 +114,8 @@ def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[s
 
 
 def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], told: list[str]) -> None:
-    """Find out whether a running job has a task: one whose task was ended while no triggerer ran is asked to stop, since nobody else was
-    told; one whose task is gone goes on."""
+    """Find out whether a running job has a task: one whose task was ended while no triggerer ran is asked to stop,
+    since nobody else was told; one whose task is gone goes on."""
     from airflow_bottledwater.jobs import submitted
 
     owner = job.owner
@@ -123,8 +124,8 @@ def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], 
     fate = known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
     if fate is Fate.GONE:
         told.append(
-            f"{task}, a task of which Airflow has no row any more. It goes on; run the DAG again, so that a task watches it, and starts it "
-            "again when it dies."
+            f"{task}, a task of which Airflow has no row any more. It goes on; run the DAG again, so that a task "
+            "watches it, and starts it again when it dies."
         )
     elif fate is Fate.ENDED:
         wrong.append(f"{task}, a task that has ended. The job is asked to stop, too; run the DAG again.")

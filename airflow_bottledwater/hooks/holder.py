@@ -37,8 +37,8 @@ class Holder:
 
 
 def living(pipeline: Pipeline, name: str) -> Holder | None:
-    """The stream's job that works on a slot; None if there is none, or it does not report any more, by this host's clock. This takes a
-    heartbeat if there is one, and some of them if it is dead.
+    """The stream's job that works on a slot; None if there is none, or it does not report any more, by this host's
+    clock. This takes a heartbeat if there is one, and some of them if it is dead.
 
     :param name: the pipeline's.
     :raises Outage: Kafka does not answer.

@@ -1,7 +1,7 @@
 """Makes a pipeline from Airflow's connections and an operator's settings.
 
-The connections are of the types of the Postgres and Kafka providers, so that users can reuse theirs; their secrets are only passed to
-the :class:`~airflow_bottledwater.settings.Pipeline`.
+The connections are of the types of the Postgres and Kafka providers, so that users can reuse theirs; their secrets are
+only passed to the :class:`~airflow_bottledwater.settings.Pipeline`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def properties(found: Any) -> dict[str, str]:
     extra = json.loads(found.extra or "{}")
     if "oauth_cb" in extra:
         raise Refused(
-            f"The Kafka connection {found.conn_id!r} has an oauth_cb, a function of this Airflow, which a Spark job cannot call.",
-            "Let librdkafka fetch the tokens: sasl.oauthbearer.method = oidc, with sasl.oauthbearer.token.endpoint.url, client.id and "
-            "client.secret.",
+            f"The Kafka connection {found.conn_id!r} has an oauth_cb, a function of this Airflow, which a Spark job "
+            "cannot call.",
+            "Let librdkafka fetch the tokens: sasl.oauthbearer.method = oidc, with "
+            "sasl.oauthbearer.token.endpoint.url, client.id and client.secret.",
         )
     kept = texts(extra)
     # properties for consumers: those of this package are configured by the package itself
@@ -46,7 +47,8 @@ class PipelineHook(BaseHook):
     :param postgres_conn_id: the connection to the source database.
     :param kafka_conn_id: the connection to Kafka.
     :param schema_registry_conn_id: the connection to the registry; not used with JSON.
-    :param settings: the settings of :class:`~airflow_bottledwater.settings.Pipeline` except for postgres, kafka and registry.
+    :param settings: the settings of :class:`~airflow_bottledwater.settings.Pipeline` except for postgres, kafka and
+        registry.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class PipelineHook(BaseHook):
         return self._build({name: connection(name) for name in self._needed()})
 
     def saved_settings(self) -> dict[str, Any]:
-        """The settings of the pipeline's saved state, with the slot's name; nothing else of this hook's settings is used.
+        """The settings of the pipeline's saved state, with the slot's name; nothing else of this hook's settings is
+        used.
 
         :raises StateError: there is no such pipeline.
         :raises Outage: a connection is not found, or a server does not answer.

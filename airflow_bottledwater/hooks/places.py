@@ -43,8 +43,9 @@ class Place:
 
 
 def master_of(connection: Any) -> str:
-    """Spark's master by a connection, as ``SparkSubmitHook._resolve_connection`` of the Spark provider makes it: in a connection that was
-    given as a URI (``k8s://…``, ``spark://…``), the scheme is the connection's type, and belongs to the master."""
+    """Spark's master by a connection, as ``SparkSubmitHook._resolve_connection`` of the Spark provider makes it: in a
+    connection that was given as a URI (``k8s://…``, ``spark://…``), the scheme is the connection's type, and belongs to
+    the master."""
     host = str(connection.host or "")
     if connection.conn_type == "spark" and host and ("://" in host or not connection.port):
         master = host
@@ -83,8 +84,8 @@ def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any]
     if place.cluster and not place.master.startswith(("yarn", "k8s://")):
         raise Refused(
             f"Spark has no deploy-mode cluster for Python with the master {place.master!r} (connection {conn_id!r}).",
-            "Set the connection's deploy-mode to client: the driver then runs on Airflow's worker, the executors in the cluster. "
-            "Deploy-mode cluster needs YARN or Kubernetes.",
+            "Set the connection's deploy-mode to client: the driver then runs on Airflow's worker, the executors in "
+            "the cluster. Deploy-mode cluster needs YARN or Kubernetes.",
         )
     return place
 
@@ -101,14 +102,16 @@ def check(place: Place, *, detached: bool, executor: str | None = None, settings
     if place.kubernetes and not settings_file:
         raise Refused(
             f"On Kubernetes (connection {place.conn_id!r}), the job's pods need a file with the connections.",
-            "Make a secret with it, mount it in driver and executors, and give its path as settings_file: see docs/operations.md, "
-            "Kubernetes.",
+            "Make a secret with it, mount it in driver and executors, and give its path as settings_file: see "
+            "docs/operations.md, Kubernetes.",
         )
     if detached and not place.cluster and not executor.endswith(_KEEP_PROCESSES):
         raise Refused(
-            f"In deploy-mode client the job is a process on Airflow's worker, and a worker of {executor} ends with its task.",
-            "Set deferrable=False on the task: it then stays, and is the job's supervisor. Or use a Spark connection with "
-            "deploy-mode cluster, or give the task another executor (executor='LocalExecutor' or 'CeleryExecutor', if configured).",
+            f"In deploy-mode client the job is a process on Airflow's worker, and a worker of {executor} ends with its "
+            "task.",
+            "Set deferrable=False on the task: it then stays, and is the job's supervisor. Or use a Spark connection "
+            "with deploy-mode cluster, or give the task another executor (executor='LocalExecutor' or "
+            "'CeleryExecutor', if configured).",
         )
 
 

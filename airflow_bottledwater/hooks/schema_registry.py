@@ -15,8 +15,9 @@ from airflow_bottledwater.kafka.registry import Registry
 
 
 def properties(connection: Any) -> dict[str, str]:
-    """The properties of the registry's client from a connection: the URL from ``host`` (or, as in Airflow's HTTP connections, from
-    ``host``, ``port`` and the scheme in ``schema``), user and password, and all others from ``extra``."""
+    """The properties of the registry's client from a connection: the URL from ``host`` (or, as in Airflow's HTTP
+    connections, from ``host``, ``port`` and the scheme in ``schema``), user and password, and all others from
+    ``extra``."""
     found = {"url": _url(connection), **json.loads(connection.extra or "{}")}
     if connection.login:
         found["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"

@@ -11,7 +11,8 @@ from airflow.sdk.log import mask_secret
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.hooks.connections import aconnection, connection
 
-#: parameters that are set for each session (:mod:`airflow_bottledwater.postgres.connect`), and are ignored in a connection
+#: parameters that are set for each session (:mod:`airflow_bottledwater.postgres.connect`), and are ignored in a
+#: connection
 _OURS = frozenset(["replication", "client_encoding"])
 
 
@@ -24,7 +25,8 @@ def dsn_of(found: Any) -> str:
     extra = json.loads(found.extra or "{}")
     if str(extra.get("iam", "")).lower() == "true":
         raise Refused(
-            f"The Postgres connection {found.conn_id!r} has iam: its tokens last for minutes, and a stream connects again after months.",
+            f"The Postgres connection {found.conn_id!r} has iam: its tokens last for minutes, and a stream connects "
+            "again after months.",
             "Give the role a password, or a certificate, and leave iam out.",
         )
     own: dict[str, Any] = {

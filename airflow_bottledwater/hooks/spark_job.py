@@ -1,9 +1,9 @@
 """Submits Spark jobs from Airflow, with the command line of the Spark provider's connection.
 
-In client mode the job is a family of processes of its own on the worker, with a run directory; in cluster mode spark-submit hands it to
-YARN or Kubernetes. Either way it does not end with the task: how it is watched is in :mod:`airflow_bottledwater.jobs.job_watch`, how it
-is stopped in :mod:`airflow_bottledwater.jobs.job_stop`. (The provider's own client mode ends with the task that started it, and leaves
-the Python driver behind when it is killed.)
+In client mode the job is a family of processes of its own on the worker, with a run directory; in cluster mode
+spark-submit hands it to YARN or Kubernetes. Either way it does not end with the task: how it is watched is in
+:mod:`airflow_bottledwater.jobs.job_watch`, how it is stopped in :mod:`airflow_bottledwater.jobs.job_stop`. (The
+provider's own client mode ends with the task that started it, and leaves the Python driver behind when it is killed.)
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ def refuse_missing_programs(conn_id: str) -> None:
     connection = connection_of(conn_id)
     if master_of(connection).startswith("k8s://") and not _has_kubernetes():
         raise Refused(
-            f"Connection {conn_id!r} has a master on Kubernetes, and Airflow's provider for it is not installed on this worker.",
+            f"Connection {conn_id!r} has a master on Kubernetes, and Airflow's provider for it is not installed on "
+            "this worker.",
             "pip install apache-airflow-providers-cncf-kubernetes",
         )
     name = str(connection.extra_dejson.get("spark-binary") or "spark-submit")
     if shutil.which(name, path=submit.environment()["PATH"]) is None:
         raise Refused(
             f"{name} (of connection {conn_id!r}) is not on the PATH of this worker.",
-            "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on the PATH.",
+            "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on "
+            "the PATH.",
         )
 
 
@@ -71,8 +73,8 @@ def _has_kubernetes() -> bool:
 
 
 def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path]:
-    """Make a run directory for one job, with a settings file that only this user can read; returns the job's identity and the path of
-    the file.
+    """Make a run directory for one job, with a settings file that only this user can read; returns the job's identity
+    and the path of the file.
 
     The files of jobs that were killed earlier are removed, see :func:`supervise.sweep`.
 
@@ -152,7 +154,8 @@ def send(
     :param application: the entry point; a path here, or ``local:`` and a path in the image.
     :param started: called with spark-submit's process, which has to be ended if the task is.
     :param named: called with what YARN calls the application, as soon as that is known.
-    :raises JobDied: spark-submit failed; the message has the end of its output. The cluster may have accepted the job all the same.
+    :raises JobDied: spark-submit failed; the message has the end of its output. The cluster may have accepted the job
+        all the same.
     """
     made = submission(hook, application)
     tail: list[str] = []

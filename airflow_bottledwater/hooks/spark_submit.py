@@ -1,4 +1,5 @@
-"""Reads from the Spark provider how it would submit a job; this is the only module that uses the provider's private attributes."""
+"""Reads from the Spark provider how it would submit a job; this is the only module that uses the provider's private
+attributes."""
 
 from __future__ import annotations
 

@@ -17,11 +17,12 @@ log = logging.getLogger(__name__)
 
 #: seconds for one answer of Airflow: a little less than a trigger has for its end (``[triggerer] on_kill_timeout``)
 _ASK_SECONDS = 25.0 / 30.0 * conf.getint("triggerer", "on_kill_timeout", fallback=30)
-#: seconds for which Airflow is asked what became of a task whose trigger it has cancelled, and seconds between two questions
+#: seconds for which Airflow is asked what became of a task whose trigger it has cancelled, and seconds between two
+#: questions
 _SETTLE_SECONDS, _SETTLE_PAUSE = 600.0, 5.0
-#: the states of a task that is not over: Airflow has given its trigger to another triggerer, or it resumes the task or tries it again,
-#: as after a time-out of the trigger. Its next process decides about what the task has begun: a retry goes on with it, the first try
-#: after a clear ends it
+#: the states of a task that is not over: Airflow has given its trigger to another triggerer, or it resumes the task or
+#: tries it again, as after a time-out of the trigger. Its next process decides about what the task has begun: a retry
+#: goes on with it, the first try after a clear ends it
 GOES_ON = frozenset({"deferred", "scheduled", "queued", "running", "restarting", "up_for_retry"})
 #: the states of a task that has ended, and is not going to be tried again
 OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
@@ -36,7 +37,8 @@ class Fate(enum.Enum):
     ENDED = enum.auto()
     #: it was cleared, and is going to run anew: what it has begun is going to be replaced
     CLEARED = enum.auto()
-    #: Airflow has no such task any more: its row was removed (``airflow db clean``, a run or DAG that was deleted), which ends nothing
+    #: Airflow has no such task any more: its row was removed (``airflow db clean``, a run or DAG that was deleted),
+    #: which ends nothing
     GONE = enum.auto()
     #: Airflow has not said it
     UNKNOWN = enum.auto()
@@ -55,8 +57,8 @@ def fate_of(states: set[str]) -> Fate:
 
 
 def states_now(dag_id: str, run_id: str, task_id: str, map_index: int) -> set[str]:
-    """The states of a task in a run: one; none if Airflow has no such task, and ``None`` as a word if it was cleared. For a task's process,
-    in which a call may block.
+    """The states of a task in a run: one; none if Airflow has no such task, and ``None`` as a word if it was cleared.
+    For a task's process, in which a call may block.
 
     :raises Exception: Airflow does not answer; its errors are of many classes.
     """
@@ -86,8 +88,8 @@ def known_fate(dag_id: str, run_id: str, task_id: str, map_index: int) -> Fate:
 
 
 async def ask_early(ti: Any) -> None:
-    """Ask Airflow once, so that :func:`fate` gets its answer quickly later: a triggerer makes what answers when it is first asked, which
-    takes seconds, and half a minute on a busy host.
+    """Ask Airflow once, so that :func:`fate` gets its answer quickly later: a triggerer makes what answers when it is
+    first asked, which takes seconds, and half a minute on a busy host.
 
     :param ti: the trigger's task instance; None if it has none.
     """
@@ -115,8 +117,8 @@ _settling: set[asyncio.Task[None]] = set()
 
 
 async def settle(ti: Any, what: str, end: Callable[[Fate], Awaitable[None]]) -> None:
-    """End what a task has begun if Airflow says that the task was ended or cleared, and only then. Airflow is asked until it answers, also
-    when the time of ``on_kill`` is over, which bounds only how long this waits.
+    """End what a task has begun if Airflow says that the task was ended or cleared, and only then. Airflow is asked
+    until it answers, also when the time of ``on_kill`` is over, which bounds only how long this waits.
 
     :param ti: the trigger's task instance; None if it has none.
     :param what: the task has begun, for the log.
@@ -138,8 +140,9 @@ async def _settle(ti: Any, what: str, end: Callable[[Fate], Awaitable[None]]) ->
         log.info("The trigger was given to another triggerer, or the task is resumed: %s goes on.", what)
     elif found is Fate.GONE:
         log.warning(
-            "Airflow has no row of this task any more: it was removed (airflow db clean, or its run or DAG was deleted). This ends nothing: "
-            "%s goes on, without a task. The next run of its pipeline finds it; bottledwater_health tells of it.",
+            "Airflow has no row of this task any more: it was removed (airflow db clean, or its run or DAG was "
+            "deleted). This ends nothing: %s goes on, without a task. The next run of its pipeline finds it; "
+            "bottledwater_health tells of it.",
             what,
         )
     elif found is Fate.UNKNOWN:

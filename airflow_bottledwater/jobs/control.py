@@ -50,24 +50,27 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
         return True
     if request.epoch > epoch or request.at is None or not abs(now - request.at) <= REQUEST_HOLDS:
         return False
-    # a later job than the one that was asked has removed the request if it did not obey it, and also if it ended as it was asked to
+    # a later job than the one that was asked has removed the request if it did not obey it, and also if it ended as it
+    # was asked to
     return status is not None and status.job.epoch >= request.epoch and not status.over
 
 
 class Controller(Reporter):
     """Writes the status of a pipeline's job at every heartbeat, and reads the requests that are made to it.
 
-    A request to stop names the pipeline, and by its epoch the job that was seen last. It holds for that job, and for the next one if
-    that continues it: a stop that is requested between a job's death and its restart, or between the snapshot and the stream, must not
-    be lost, and an old request that no job answered must not end a job that a person starts on purpose later. So a job obeys
+    A request to stop names the pipeline, and by its epoch the job that was seen last. It holds for that job, and for
+    the next one if that continues it: a stop that is requested between a job's death and its restart, or between the
+    snapshot and the stream, must not be lost, and an old request that no job answered must not end a job that a person
+    starts on purpose later. So a job obeys
 
     * every request that is written while it listens, if it names the job itself, or an earlier one and has a time;
-    * a request that was written before, and that no job has answered, if it names the job itself; or if it names an earlier one, the
-      last job is not over (:attr:`StatusRecord.over`), and the request is at most :data:`REQUEST_HOLDS` seconds old (a job that died,
-      or failed for a transient reason, is submitted again within that time).
+    * a request that was written before, and that no job has answered, if it names the job itself; or if it names an
+      earlier one, the last job is not over (:attr:`StatusRecord.over`), and the request is at most
+      :data:`REQUEST_HOLDS` seconds old (a job that died, or failed for a transient reason, is submitted again within
+      that time).
 
-    Other requests that were written before are removed. One that the job obeys is removed after its last status: if the job fails for a
-    transient reason on its way to the end, the request holds for the job that continues it.
+    Other requests that were written before are removed. One that the job obeys is removed after its last status: if the
+    job fails for a transient reason on its way to the end, the request holds for the job that continues it.
 
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
@@ -116,7 +119,8 @@ class Controller(Reporter):
         self._finish(write=False)
 
     def finish_stopped(self) -> None:
-        """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a transient failure."""
+        """Write the last status of a job that was stopped: "stopped" after a request; after a signal from outside, a
+        transient failure."""
         error = Interrupted(self.interrupted) if self.interrupted else interruption(self.stopped)
         if error is None:
             self.finish("stopped")
@@ -160,7 +164,8 @@ class Controller(Reporter):
     def _see(self, status: StatusRecord | None, *, now: bool) -> None:
         """A later job has reported, or this one was fenced, and its last status was written in its place.
 
-        :param now: whether it was written while this listened; otherwise an earlier attempt of the same job may have written it.
+        :param now: whether it was written while this listened; otherwise an earlier attempt of the same job may have
+            written it.
         """
         if status is None or self.status.ended:
             return
@@ -206,11 +211,12 @@ def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
 
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
-    """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is written: no job runs,
-    and none continues it. That the pipeline is not to run is recorded in any case.
+    """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is
+    written: no job runs, and none continues it. That the pipeline is not to run is recorded in any case.
 
     :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
-    :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job is asked.
+    :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job
+        is asked.
     :raises Outage: Kafka does not take the request.
     """
     name = cluster.pipeline(pipeline.slot)
@@ -227,8 +233,8 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
 
 
 def want(pipeline: Pipeline, cluster: Cluster) -> StatusRecord | None:
-    """Record that a pipeline is meant to run again, although it was asked to stop or retired; a request that no job has answered is
-    removed. This starts nothing.
+    """Record that a pipeline is meant to run again, although it was asked to stop or retired; a request that no job has
+    answered is removed. This starts nothing.
 
     :returns: its last status before that; None if there is none.
     :raises Outage: Kafka does not answer.
@@ -260,8 +266,8 @@ def request_stop_of(
 
 
 def answer_stop(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:
-    """Answer a request to stop between a job that has ended and the one that would continue it; returns whether there was one, and the
-    pipeline's last status before that.
+    """Answer a request to stop between a job that has ended and the one that would continue it; returns whether there
+    was one, and the pipeline's last status before that.
 
     :param since: seconds since 1970; what was requested before is not answered.
     :raises Outage: Kafka does not answer.

@@ -1,5 +1,5 @@
-"""Ends what is left of a job that does not answer, where it can be reached: its processes on this host, or its application in a
-cluster. It has lost its slot before."""
+"""Ends what is left of a job that does not answer, where it can be reached: its processes on this host, or its
+application in a cluster. It has lost its slot before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def end_here(folder: Path) -> bool:
 
 
 def cancel(master: str, application: str, environment: Mapping[str, str]) -> bool:
-    """Cancel an application in its cluster; returns whether that was possible. If not, the log says why, and how to do it by hand.
+    """Cancel an application in its cluster; returns whether that was possible. If not, the log says why, and how to do
+    it by hand.
 
     :param master: Spark's master.
     :param application: see :func:`~airflow_bottledwater.jobs.submit.cancel`.

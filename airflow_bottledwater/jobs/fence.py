@@ -1,4 +1,5 @@
-"""What is done about a job that does not answer a request to stop: it is fenced, and its slot is freed, from any host."""
+"""What is done about a job that does not answer a request to stop: it is fenced, and its slot is freed, from any
+host."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 
 #: seconds in which the claim has to succeed; longer outages are not waited out by a stop
 _CLAIM_SECONDS = 10.0
-#: why a job is fenced, which is the kind of the claim: the pipeline is to stop, or the job's task has ended, or it is going to be replaced
+#: why a job is fenced, which is the kind of the claim: the pipeline is to stop, or the job's task has ended, or it is
+#: going to be replaced
 Why = Literal["stop", "end", "replace"]
 
 
@@ -40,8 +42,8 @@ def holds(pipeline: Pipeline, claim: str) -> bool:
 
 
 def give_up(pipeline: Pipeline, claim: str, why: Why, end: Callable[[], None]) -> None:
-    """Take the slot from a job that does not answer. It is fenced, and its slot is freed, before it is ended: that may take a minute, or
-    not be possible at all.
+    """Take the slot from a job that does not answer. It is fenced, and its slot is freed, before it is ended: that may
+    take a minute, or not be possible at all.
 
     :param claim: the id of the job's claim; if another job has claimed the slot since, that one keeps it.
     :param end: ends what can be reached of the job.
@@ -62,8 +64,8 @@ def give_up(pipeline: Pipeline, claim: str, why: Why, end: Callable[[], None]) -
 
 
 def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
-    """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its place; returns
-    the id of this claim, or nothing if another job has claimed the slot since, which is left alone.
+    """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its
+    place; returns the id of this claim, or nothing if another job has claimed the slot since, which is left alone.
 
     :param claim: the id of the job's claim.
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
@@ -91,9 +93,9 @@ def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
 
 
 def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
-    """Whether the pipeline was asked to stop while no job ran, so that the next one is not to be started: the request is answered here,
-    or the job that did not answer it was fenced. A job that was stopped with its task does not count. False if the servers do not answer:
-    a job that is started hears a request, too.
+    """Whether the pipeline was asked to stop while no job ran, so that the next one is not to be started: the request
+    is answered here, or the job that did not answer it was fenced. A job that was stopped with its task does not count.
+    False if the servers do not answer: a job that is started hears a request, too.
 
     :param since: seconds since 1970; what was requested before does not count.
     """

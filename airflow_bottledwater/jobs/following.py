@@ -19,8 +19,8 @@ Write = Callable[[int, str], Any]
 class LogFollower:
     """Passes a job's log on as it grows: each line with its level, and without its time, since Airflow adds one.
 
-    :param write: called with each line. A line that does not begin a record (of a traceback, for example) has the level of the last
-        record.
+    :param write: called with each line. A line that does not begin a record (of a traceback, for example) has the level
+        of the last record.
     """
 
     def __init__(self, write: Write) -> None:

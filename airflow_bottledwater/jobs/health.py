@@ -1,4 +1,5 @@
-"""Whether a pipeline's job works, for probes: told by its status in Kafka and by the slot, so on any host, and within a given time."""
+"""Whether a pipeline's job works, for probes: told by its status in Kafka and by the slot, so on any host, and within a
+given time."""
 
 from __future__ import annotations
 

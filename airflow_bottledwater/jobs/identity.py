@@ -14,8 +14,8 @@ class Identity(TypedDict):
     :param id: the job's id in Kafka.
     :param host: name of the host that it was submitted on.
     :param folder: in client mode the absolute path of its run directory there; otherwise empty.
-    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known (YARN's application id; on Kubernetes
-        namespace and pod of the driver, with a colon between them); otherwise empty.
+    :param application: in cluster mode, what the cluster's manager calls it, as far as it is known (YARN's application
+        id; on Kubernetes namespace and pod of the driver, with a colon between them); otherwise empty.
     :param master: Spark's master.
     """
 

@@ -1,6 +1,6 @@
-"""Stops a job, wherever it runs: by a request through Kafka; if nobody answers, it is fenced by a claim, and its replication connection
-is ended on the server. Only then what is left of it is ended where it can be reached, which may take a minute: its processes on this host,
-or its application in a cluster."""
+"""Stops a job, wherever it runs: by a request through Kafka; if nobody answers, it is fenced by a claim, and its
+replication connection is ended on the server. Only then what is left of it is ended where it can be reached, which may
+take a minute: its processes on this host, or its application in a cluster."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ LAST_CHANCE = 2.0
 
 
 def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
-    """Stop a job and free its slot, which is kept; a job that works on the slot since is left alone. Each step is logged.
+    """Stop a job and free its slot, which is kept; a job that works on the slot since is left alone. Each step is
+    logged.
 
     :param timeout: seconds for the job to end in order.
     :param final: whether the job has no task any more; otherwise it is going to be replaced.
-    :returns: whether it has ended in order. Otherwise the request stays in Kafka, should the job wake up or begin later.
+    :returns: whether it has ended in order. Otherwise the request stays in Kafka, should the job wake up or begin
+        later.
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
@@ -58,7 +60,8 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
 
 
 def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = True) -> None:
-    """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should it wake up.
+    """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should
+    it wake up.
 
     :param final: see :func:`stop`.
     :raises BottledWaterError: see :func:`stop`.
@@ -70,8 +73,8 @@ def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = Tru
 
 
 def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
-    """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible, ended. The request to
-    stop stays, should it wake up, or should one begin that was given up before."""
+    """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible,
+    ended. The request to stop stays, should it wake up, or should one begin that was given up before."""
     if ended.lost:
         log.warning("%s", ended.outcome.error)
         try:
@@ -84,15 +87,16 @@ def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
 
 
 def end_processes(identity: Identity) -> None:
-    """End what is left of a job where it can be reached: its processes on this host, or its application in a cluster."""
+    """End what is left of a job where it can be reached: its processes on this host, or its application in a
+    cluster."""
     if (folder := identities.folder_here(identity)) is not None:
         ending.end_here(folder)
     elif identity["application"]:
         _cancel(identity)
     elif identity["folder"]:
         log.warning(
-            "If processes of the job are left on host %s, they cannot be ended from here. Once the slot is claimed, by a stop or by the next "
-            "job, they publish nothing any more.",
+            "If processes of the job are left on host %s, they cannot be ended from here. Once the slot is claimed, "
+            "by a stop or by the next job, they publish nothing any more.",
             identity["host"],
         )
 
@@ -100,8 +104,8 @@ def end_processes(identity: Identity) -> None:
 def _request(
     pipeline: Pipeline, identity: Identity, folder: Path | None, timeout: float, final: bool
 ) -> tuple[str, bool]:
-    """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it is not known), and
-    whether it has ended."""
+    """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it
+    is not known), and whether it has ended."""
     from airflow_bottledwater.jobs import submitted
 
     claim = ""

@@ -1,8 +1,8 @@
 """Watches a job through its record in Kafka, from any host.
 
-The job writes the record at every heartbeat, and its outcome at the end. It counts as dead when the record has not changed for ten
-heartbeats by this host's clock, for all of which Kafka has answered; a hundred, if its processes are there on this host. Then it may be
-submitted again: the claim of the next job fences it, should it be alive after all.
+The job writes the record at every heartbeat, and its outcome at the end. It counts as dead when the record has not
+changed for ten heartbeats by this host's clock, for all of which Kafka has answered; a hundred, if its processes are
+there on this host. Then it may be submitted again: the claim of the next job fences it, should it be alive after all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for the processes of a job on this host to end, once it has reported its end
 _GRACE = 20.0
-#: how many times longer a job may be silent whose processes are there on this host: it may only be slow, or be kept from Kafka
+#: how many times longer a job may be silent whose processes are there on this host: it may only be slow, or be kept
+#: from Kafka
 _ALIVE = 10.0
 #: how many lines of its log belong to a job's end
 _TAIL = 20
@@ -87,7 +88,8 @@ class JobWatch:
         self.reported = self.announced = False
 
     def fetch(self) -> Ended | None:
-        """Look once, and pass on what the job has logged since; returns how it has ended, or None while it runs. This call blocks.
+        """Look once, and pass on what the job has logged since; returns how it has ended, or None while it runs. This
+        call blocks.
 
         :raises Outage: Kafka does not answer, and the job is not known to have ended; a silence then begins anew.
         """
@@ -177,7 +179,8 @@ def _ended_here(folder: Path) -> Ended:
 
 
 def forget(pipeline: Pipeline, identity: Identity) -> None:
-    """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only logged."""
+    """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only
+    logged."""
     from airflow_bottledwater.jobs import submitted
 
     identities.forget(identity)
@@ -190,7 +193,8 @@ def forget(pipeline: Pipeline, identity: Identity) -> None:
 def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
     """The jobs of a pipeline that have not reported their end, on any host, each with the task that has submitted it.
 
-    When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is not stopped.
+    When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is
+    not stopped.
 
     :param name: the pipeline's; jobs that do not know theirs yet are told by their slot.
     :raises Outage: Kafka does not answer.
@@ -217,10 +221,11 @@ def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
 
 
 def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:
-    """Find out whether the job of an earlier try lives; returns None if it does. This takes some heartbeats if it does not.
+    """Find out whether the job of an earlier try lives; returns None if it does. This takes some heartbeats if it does
+    not.
 
-    A job of this or another host that has not begun within that time counts as lost; one that was sent to a cluster may wait there, and
-    counts as alive.
+    A job of this or another host that has not begun within that time counts as lost; one that was sent to a cluster may
+    wait there, and counts as alive.
 
     :raises Outage: Kafka does not answer.
     """

@@ -1,4 +1,5 @@
-"""Whether all pipelines of a Kafka are as they are meant to be, as their records say: for a watch that does not live in what it watches."""
+"""Whether all pipelines of a Kafka are as they are meant to be, as their records say: for a watch that does not live in
+what it watches."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ REPEATS = 3
 class Limits:
     """From when on something is wrong; None: never.
 
-    :param silence: seconds in which a job has to follow one that has ended, or has to begin to work: at most as long as restarts take.
+    :param silence: seconds in which a job has to follow one that has ended, or has to begin to work: at most as long as
+        restarts take.
     :param pause: seconds between two bounded runs.
     :param lag: bytes of WAL that a slot may be behind.
     :param dead_letters: how many may be open.
@@ -81,7 +83,8 @@ def wrong(
     alive: bool,
     now: float | None = None,
 ) -> list[str]:
-    """What is wrong with a pipeline by its records, each in a sentence or two; nothing is with one that is not meant to run.
+    """What is wrong with a pipeline by its records, each in a sentence or two; nothing is with one that is not meant to
+    run.
 
     :param alive: whether its job has reported lately.
     :param now: seconds since 1970.
@@ -124,8 +127,9 @@ def _works(status: StatusRecord, now: float, limits: Limits, alive: bool) -> str
     job = status.job
     if not alive:
         return (
-            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for {now - status.at:.0f} s: it was "
-            "killed, it hangs, or its host is gone. Run its DAG again, or clear the task; it goes on where it was."
+            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for "
+            f"{now - status.at:.0f} s: it was killed, it hangs, or its host is gone. Run its DAG again, or clear the "
+            "task; it goes on where it was."
         )
     if status.error:
         return f"The job reports an error: {status.error}"

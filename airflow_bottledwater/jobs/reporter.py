@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class Reporter(ABC):
-    """Writes a record at every heartbeat, and reads what is requested. Whatever goes wrong, the thread goes on: without it, the job could
-    be neither watched nor stopped.
+    """Writes a record at every heartbeat, and reads what is requested. Whatever goes wrong, the thread goes on: without
+    it, the job could be neither watched nor stopped.
 
     :param what: what is reported, for the log.
     """
@@ -28,7 +28,8 @@ class Reporter(ABC):
         self._control = store.Control(pipeline.kafka)
         self._ended = threading.Event()
         self._silent = ""
-        #: whether the requests from before this job were handled: what a second reader finds was written while the job runs
+        #: whether the requests from before this job were handled: what a second reader finds was written while the job
+        #: runs
         self._heard = False
         #: set when the requests from before this job were heard
         self.listening = threading.Event()
@@ -59,7 +60,8 @@ class Reporter(ABC):
         """
 
     def _finish(self, *, write: bool = True) -> bool:
-        """End the thread, and write the record for the last time; a failure is only logged. Returns whether it was written."""
+        """End the thread, and write the record for the last time; a failure is only logged. Returns whether it was
+        written."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(10)

@@ -1,4 +1,5 @@
-"""When a job that ended for a transient reason is started again: the one policy of the stream operator and of the command."""
+"""When a job that ended for a transient reason is started again: the one policy of the stream operator and of the
+command."""
 
 from __future__ import annotations
 
@@ -50,9 +51,11 @@ class Restarts:
         return Restarts(count, now + again.pause, again.position, self.at)
 
     def _was_well(self, kind: str, reached: int | None, now: float, published: bool) -> bool:
-        """Whether the job has made progress before it ended, so that its end does not count as a repetition of the last failure.
+        """Whether the job has made progress before it ended, so that its end does not count as a repetition of the last
+        failure.
 
-        Its running time alone does not show it: a job that only waits for a server runs as long as its ``outage_timeout``.
+        Its running time alone does not show it: a job that only waits for a server runs as long as its
+        ``outage_timeout``.
         """
         if now - self.at <= _STABLE:
             return False
@@ -61,7 +64,8 @@ class Restarts:
 
 
 def reached(pipeline: Pipeline) -> int | None:
-    """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such slot."""
+    """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such
+    slot."""
     from airflow_bottledwater.postgres import slot
     from airflow_bottledwater.postgres.connect import session
 

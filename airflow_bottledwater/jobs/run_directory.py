@@ -1,4 +1,5 @@
-"""The records in a job's run directory, typed: its id in Kafka, its processes, the request to stop it, its progress, and how it ended.
+"""The records in a job's run directory, typed: its id in Kafka, its processes, the request to stop it, its progress,
+and how it ended.
 
 Each is a JSON file. A file that does not exist yet and one that a full disk has left empty are both read as no record.
 """

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 #: seconds for reading what is new
 _READING = 1.0
-#: seconds without a record after which Kafka is asked whether it answers, and the longest time between two answers over which it counts
-#: as having answered; watches look more often
+#: seconds without a record after which Kafka is asked whether it answers, and the longest time between two answers over
+#: which it counts as having answered; watches look more often
 _ASKED, _GAP = 5.0, 30.0
 
 
 class SharedRecords:
-    """The records of all pipelines in one Kafka, read only once for all users in this process; closed when the last user releases it.
+    """The records of all pipelines in one Kafka, read only once for all users in this process; closed when the last
+    user releases it.
 
-    :ivar answering: since when Kafka has answered whenever it was asked, by the monotonic clock: only from then on does it mean anything
-        that a record did not change; 0 before it was asked.
+    :ivar answering: since when Kafka has answered whenever it was asked, by the monotonic clock: only from then on does
+        it mean anything that a record did not change; 0 before it was asked.
     """
 
     _of: ClassVar[dict[str, SharedRecords]] = {}
@@ -67,8 +68,8 @@ class SharedRecords:
         return json.dumps(kafka, sort_keys=True)
 
     def get(self, key: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
-        """A record, at most a second old (None if there is none), and when it last changed, by this process's monotonic clock (0 if it
-        has not changed since the first read).
+        """A record, at most a second old (None if there is none), and when it last changed, by this process's monotonic
+        clock (0 if it has not changed since the first read).
 
         :param now: whether to read to the present end of the topic, which also makes sure that Kafka answers.
         :raises Outage: Kafka does not answer.

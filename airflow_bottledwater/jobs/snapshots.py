@@ -82,8 +82,8 @@ class SnapshotRequests:
         self._completed(reader)
 
     def _completed(self, reader: store.Reader) -> None:
-        """All requests from before were read: once, remove the reports on live snapshots that have ended long ago, and that nobody has
-        waited for."""
+        """All requests from before were read: once, remove the reports on live snapshots that have ended long ago, and
+        that nobody has waited for."""
         if self.complete:
             return
         self.complete = True
@@ -151,8 +151,8 @@ def owed(known: PipelineState) -> dict[str, LiveProgress]:
 
 
 def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> None:
-    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their tables, whose rows
-    are owed.
+    """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their
+    tables, whose rows are owed.
 
     :raises Outage: Kafka does not answer.
     """
@@ -190,7 +190,8 @@ def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> No
 
 
 def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | None, SnapshotReport | None]]:
-    """All live snapshots of a pipeline by their ids: the request, None if it is answered, and the last report, None if there is none.
+    """All live snapshots of a pipeline by their ids: the request, None if it is answered, and the last report, None if
+    there is none.
 
     :raises Outage: Kafka does not answer.
     """

@@ -70,7 +70,8 @@ class PipelineReport:
     :param consistent_point: the LSN at which the slot starts; empty before it is created.
     :param position: the position up to which the stream is published; empty before anything is.
     :param counters: how many records of each kind the stream has published since the slot was created.
-    :param open_letters: how many dead letters are open, by table and by what has written them: snapshot, stream or live.
+    :param open_letters: how many dead letters are open, by table and by what has written them: snapshot, stream or
+        live.
     :param complete: whether the snapshot of all tables is complete.
     :param job: the last status of the pipeline's job; None if there is none.
     """

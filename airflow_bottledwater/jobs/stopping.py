@@ -1,4 +1,5 @@
-"""Stops a pipeline, for the command and for Airflow: asks its job to stop, wherever it runs, and ends one that does not answer."""
+"""Stops a pipeline, for the command and for Airflow: asks its job to stop, wherever it runs, and ends one that does not
+answer."""
 
 from __future__ import annotations
 

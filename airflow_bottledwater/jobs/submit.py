@@ -18,24 +18,24 @@ from xml.etree import ElementTree
 
 from airflow_bottledwater.errors import Refused
 
-#: properties for a job on one machine: no UI whose port could be in use, only the loopback address, and a small heap, since the data
-#: is not in the JVM
+#: properties for a job on one machine: no UI whose port could be in use, only the loopback address, and a small heap,
+#: since the data is not in the JVM
 LOCAL_CONF = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    # when it is out of memory, the JVM has to end, so that the job is started again, or it would hang for ever. Without its optimising
-    # compiler it starts sooner, and no data passes through it. A heap that begins small (the default is a 64th of the host's memory),
-    # with a small part for new objects, stays small: it saves 120 MB
+    # when it is out of memory, the JVM has to end, so that the job is started again, or it would hang for ever. Without
+    # its optimising compiler it starts sooner, and no data passes through it. A heap that begins small (the default is
+    # a 64th of the host's memory), with a small part for new objects, stays small: it saves 120 MB
     "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
     "spark.log.level": "ERROR",
 }
 
 
 def refuse_unknown_user() -> None:
-    """Check that this user has a name, without which no JVM of Spark starts: Hadoop's login fails (``invalid null input: name``), at each
-    start again.
+    """Check that this user has a name, without which no JVM of Spark starts: Hadoop's login fails (``invalid null
+    input: name``), at each start again.
 
     :raises Refused: the user's id has no entry in the password database.
     """
@@ -43,14 +43,17 @@ def refuse_unknown_user() -> None:
         pwd.getpwuid(os.getuid())
     except KeyError:
         raise Refused(
-            f"The user id {os.getuid()} of this process has no entry in /etc/passwd, and Spark's JVM does not start without a user's name.",
-            'Add one when the container starts (OpenShift gives containers ids of their own): echo "cdc:x:$(id -u):0::/tmp:/bin/sh" >> '
+            f"The user id {os.getuid()} of this process has no entry in /etc/passwd, and Spark's JVM does not start "
+            "without a user's name.",
+            'Add one when the container starts (OpenShift gives containers ids of their own): echo "cdc:x:$(id '
+            '-u):0::/tmp:/bin/sh" >> '
             "/etc/passwd, in an image in which group 0 may write this file; or run it with a user of the image.",
         ) from None
 
 
 def job_file(name: str) -> Path:
-    """The path of a job's entry point: in a wheel in the folder ``spark/jobs`` of the package, in a checkout in ``spark_jobs/``.
+    """The path of a job's entry point: in a wheel in the folder ``spark/jobs`` of the package, in a checkout in
+    ``spark_jobs/``.
 
     :raises Refused: it is in neither.
     """
@@ -87,12 +90,14 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
     """Spark's properties for a job; those of the user override the others.
 
     :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit.
-    :raises Refused: see :func:`refuse_speculation`; or a property has a secret, which would be in the arguments of spark-submit.
+    :raises Refused: see :func:`refuse_speculation`; or a property has a secret, which would be in the arguments of
+        spark-submit.
     """
     refuse_speculation(str((conf or {}).get(_SPECULATION, "")))
     if secrets := sorted(name for name, value in (conf or {}).items() if value and _SECRET.search(name)):
         raise Refused(
-            f"Spark's property {secrets[0]} has a secret, which every user of the host could see among the arguments of spark-submit.",
+            f"Spark's property {secrets[0]} has a secret, which every user of the host could see among the arguments "
+            "of spark-submit.",
             "Put it into spark-defaults.conf (in the folder SPARK_CONF_DIR), readable for this user alone.",
         )
     if is_local(master):
@@ -110,27 +115,29 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
     return {**workers, **ours, **(conf or {}), **(_UNWATCHED if cluster else {})}
 
 
-#: what glibc's malloc of the workers is told (https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html).
-#: librdkafka allocates several small pieces of memory for each record, and frees those of thousands of records at once: with a thread's
-#: cache (of 7 pieces of each size by default, of 65535 at most) for all records of its queue (kafka/publisher.py), a record of the stream
-#: takes a third less processor time. Only pieces of up to 512 bytes are cached, which are those of rows of 300: Python frees many larger
-#: ones while it imports modules, and a cache that keeps them all takes 20 MB. Two arenas are for the thread that publishes and for
-#: librdkafka's; each of more would keep what its threads have freed
+#: what glibc's malloc of the workers is told
+#: (https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html). librdkafka allocates several
+#: small pieces of memory for each record, and frees those of thousands of records at once: with a thread's cache (of 7
+#: pieces of each size by default, of 65535 at most) for all records of its queue (kafka/publisher.py), a record of the
+#: stream takes a third less processor time. Only pieces of up to 512 bytes are cached, which are those of rows of 300:
+#: Python frees many larger ones while it imports modules, and a cache that keeps them all takes 20 MB. Two arenas are
+#: for the thread that publishes and for librdkafka's; each of more would keep what its threads have freed
 _MALLOC = {"arena_max": 2, "tcache_count": 12_000, "tcache_max": 512}
 WORKER_ENVIRONMENT = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())}
 #: the JVM and the driver have many threads, too
 _JVM_MALLOC = "glibc.malloc.arena_max=2"
 
 
-#: a job that has died is submitted again by Airflow, with its back-off; YARN would also start one again that has failed for good
+#: a job that has died is submitted again by Airflow, with its back-off; YARN would also start one again that has failed
+#: for good
 _CLUSTER_CONF = {"spark.yarn.maxAppAttempts": "1"}
 #: spark-submit returns as soon as the cluster has accepted the job
 _UNWATCHED = {"spark.yarn.submit.waitAppCompletion": "false", "spark.kubernetes.submission.waitAppCompletion": "false"}
 
 
 def driver_address(master: str) -> str | None:
-    """The address under which a cluster's executors reach a driver on this host: that of the interface towards the master. Spark's own
-    choice is the address of the host's name, which often is a loopback address.
+    """The address under which a cluster's executors reach a driver on this host: that of the interface towards the
+    master. Spark's own choice is the address of the host's name, which often is a loopback address.
 
     :returns: None if it is not known, or if ``SPARK_LOCAL_IP`` or ``SPARK_LOCAL_HOSTNAME`` set it.
     """
@@ -153,7 +160,8 @@ def driver_address(master: str) -> str | None:
 
 
 def _resource_manager() -> str:
-    """Where YARN's resource manager (or one of several) is, by the configuration that Spark's client reads; empty if that does not say."""
+    """Where YARN's resource manager (or one of several) is, by the configuration that Spark's client reads; empty if
+    that does not say."""
     for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         file = Path(os.environ.get(variable) or os.devnull) / "yarn-site.xml"
         with contextlib.suppress(OSError, ElementTree.ParseError):
@@ -187,8 +195,8 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AI
 
 
 def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
-    """The environment of a client-mode job on this host: this Python for driver and workers, with its scripts first on the PATH, and
-    without Airflow's own variables.
+    """The environment of a client-mode job on this host: this Python for driver and workers, with its scripts first on
+    the PATH, and without Airflow's own variables.
 
     :param base: the environment to extend; None for that of this process.
     :param master: Spark's master; only if it is local, the driver is bound to the loopback address.
@@ -206,7 +214,8 @@ def environment(base: Mapping[str, str] | None = None, *, master: str = "local")
 def cancel(master: str, application: str, environment: Mapping[str, str]) -> list[str] | None:
     """The command that ends an application in a cluster, by the means of its manager.
 
-    :param application: what the manager calls it: YARN's application id, or namespace and pod of the driver, as in ``jobs:driver``.
+    :param application: what the manager calls it: YARN's application id, or namespace and pod of the driver, as in
+        ``jobs:driver``.
     :returns: None if the manager has no such command, or if it is not installed.
     """
     path = environment.get("PATH")

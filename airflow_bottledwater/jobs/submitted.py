@@ -1,6 +1,8 @@
-"""Submitted jobs in the shared state topic: announced, reported by themselves, watched and asked to stop, from any host.
+"""Submitted jobs in the shared state topic: announced, reported by themselves, watched and asked to stop, from any
+host.
 
-Whoever submits a job gives it an id, by which it is found here before it has a claim on its slot, and also if it never gets one.
+Whoever submits a job gives it an id, by which it is found here before it has a claim on its slot, and also if it never
+gets one.
 """
 
 from __future__ import annotations
@@ -152,7 +154,8 @@ class JobReporter(Reporter):
         if request is None or self.record.asked:
             return
         self._to_stop = request.pipeline
-        # before a job has claimed its slot, it does not know its pipeline's name, and there may be another slot of the same name
+        # before a job has claimed its slot, it does not know its pipeline's name, and there may be another slot of the
+        # same name
         if self._to_stop in ("", self.record.pipeline):
             log.info("Asked to stop.")
             self.record.asked = not self._to_stop
@@ -172,13 +175,15 @@ class JobReporter(Reporter):
 
 
 def stopped_by() -> StoppedBy:
-    """Who has stopped this process, if it is a job that was asked to stop; a signal that belongs to a request comes before it is heard."""
+    """Who has stopped this process, if it is a job that was asked to stop; a signal that belongs to a request comes
+    before it is heard."""
     job = working_for()
     return (job.stopped_by if isinstance(job, JobReporter) else "") or TASK
 
 
 def application() -> str:
-    """What the cluster's manager calls this driver: YARN's application id, by its container's, or the driver's pod on Kubernetes.
+    """What the cluster's manager calls this driver: YARN's application id, by its container's, or the driver's pod on
+    Kubernetes.
 
     YARN: ``CONTAINER_ID`` is ``container_[eEPOCH_]TIMESTAMP_APPLICATION_ATTEMPT_NUMBER``
     (org.apache.hadoop.yarn.api.records.ContainerId.toString). Kubernetes: a pod's host name is its name, and Spark sets
@@ -237,8 +242,9 @@ def ask(kafka: Mapping[str, str], job_id: str, *, replace: bool = False) -> None
 
 
 def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
-    """Ask the submitted jobs of a pipeline to stop that have not reported to it yet: those that are starting, or have just claimed the
-    slot. Returns how many jobs on a slot of this name were asked; those of another pipeline do not obey.
+    """Ask the submitted jobs of a pipeline to stop that have not reported to it yet: those that are starting, or have
+    just claimed the slot. Returns how many jobs on a slot of this name were asked; those of another pipeline do not
+    obey.
 
     :param name: the pipeline's.
     :param claim: the id of the job that has reported last, which is left out; empty if there is none.
@@ -278,8 +284,8 @@ def read(pipeline: Pipeline, job_id: str) -> JobRecord | None:
 
 
 def unfinished(found: Mapping[str, Any], slot: str, name: str) -> dict[str, JobRecord]:
-    """The jobs of a pipeline that have not reported their end, by their ids, with those on a slot of this name that do not know their
-    pipeline yet.
+    """The jobs of a pipeline that have not reported their end, by their ids, with those on a slot of this name that do
+    not know their pipeline yet.
 
     :param found: records of the shared topic.
     :param name: the pipeline's.

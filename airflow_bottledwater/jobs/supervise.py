@@ -1,8 +1,8 @@
 """A small supervisor for client mode: a job is a detached family of processes, identified by its run directory.
 
-Run as a module, this is the job's parent process: it records its process id, runs spark-submit, limits the size of the log, ends
-everything in order on SIGTERM, SIGINT and SIGHUP, and records the exit code. The functions are for other processes on the host, which start, watch and
-stop a job by its run directory.
+Run as a module, this is the job's parent process: it records its process id, runs spark-submit, limits the size of the
+log, ends everything in order on SIGTERM, SIGINT and SIGHUP, and records the exit code. The functions are for other
+processes on the host, which start, watch and stop a job by its run directory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
 
     :param run_directory: an existing folder for this job only.
     :param command: the spark-submit command.
-    :param tied: whether the job ends (in order) when the calling process ends, for whatever reason; its folder is then removed.
+    :param tied: whether the job ends (in order) when the calling process ends, for whatever reason; its folder is then
+        removed.
     :raises StopRequested: the job was asked to stop before it started.
     """
     if stop_asked(run_directory):
@@ -72,7 +73,8 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
     finally:
         if tied:
             os.close(parent)
-    # recorded here, and not only by the supervisor itself, so that the job can be found and stopped at once, however long it starts
+    # recorded here, and not only by the supervisor itself, so that the job can be found and stopped at once, however
+    # long it starts
     _introduce(run_directory, child.pid)
 
 
@@ -81,7 +83,8 @@ def _introduce(run_directory: Path, pid: int) -> None:
 
 
 def running(run_directory: Path) -> bool:
-    """Whether any process of the job still runs on this host: its supervisor, or processes that remained when that was killed."""
+    """Whether any process of the job still runs on this host: its supervisor, or processes that remained when that was
+    killed."""
     me = records.read(run_directory, Supervisor)
     return me is not None and (_alive(me) or bool(_family(me)))
 
@@ -104,7 +107,8 @@ def stop_asked(run_directory: Path) -> bool:
 
 
 def outcome(run_directory: Path) -> Outcome | None:
-    """The outcome that the job has written: counts or its error; None while it runs, or if it died without writing one."""
+    """The outcome that the job has written: counts or its error; None while it runs, or if it died without writing
+    one."""
     return records.read(run_directory, Outcome)
 
 
@@ -115,8 +119,8 @@ def exit_code(run_directory: Path) -> int | None:
 
 
 def final_outcome(run_directory: Path) -> Outcome:
-    """How an ended job has ended. One that died without writing its outcome counts as a transient failure: it was killed by its host, by
-    hand, or was out of memory, which need not happen again."""
+    """How an ended job has ended. One that died without writing its outcome counts as a transient failure: it was
+    killed by its host, by hand, or was out of memory, which need not happen again."""
     found = outcome(run_directory)
     if found is not None:
         return found
@@ -152,9 +156,11 @@ def _end_of(path: Path) -> bytes:
 
 
 def rotate(run_directory: Path, limit: int = LOG_BYTES) -> None:
-    """Move the content of a log that has reached the limit into the old part, by copying, since many processes write to the file itself.
+    """Move the content of a log that has reached the limit into the old part, by copying, since many processes write to
+    the file itself.
 
-    The old part is replaced last, when the log is empty again. Readers notice a rotation by the old part's being another file.
+    The old part is replaced last, when the log is empty again. Readers notice a rotation by the old part's being
+    another file.
 
     :param limit: bytes.
     """
@@ -222,8 +228,9 @@ class LogReader:
 
 
 def ask(run_directory: Path) -> None:
-    """Record that the job is to stop: a signal that reaches it from now on does not count as one from outside the pipeline, and a job
-    that has not started yet does not start. On a full disk this is only logged: the job is stopped all the same."""
+    """Record that the job is to stop: a signal that reaches it from now on does not count as one from outside the
+    pipeline, and a job that has not started yet does not start. On a full disk this is only logged: the job is stopped
+    all the same."""
     if run_directory.is_dir():
         try:
             records.write(run_directory, StopAsked(time.time()))
@@ -234,8 +241,8 @@ def ask(run_directory: Path) -> None:
 def interrupt(run_directory: Path, *, asked: bool = True) -> bool:
     """Let the job end in order, by a signal; returns at once whether any process of it runs.
 
-    :param asked: whether the job is asked to stop; otherwise the signal means what that of a host means that shuts down: the job is to be
-        started again.
+    :param asked: whether the job is asked to stop; otherwise the signal means what that of a host means that shuts
+        down: the job is to be started again.
     """
     if asked:
         ask(run_directory)
@@ -279,9 +286,9 @@ def _remove_settings(run_directory: Path) -> None:
 def sweep(folders: Sequence[Path]) -> None:
     """Remove the files of jobs that were killed together with the processes that should have removed them.
 
-    If a job's processes have ended, its settings are removed at once, and its folder after a week, since its outcome may still be
-    needed. Processes of another host cannot be seen; a job there is considered dead if nothing was written into its folder for a week
-    (a running job writes its log).
+    If a job's processes have ended, its settings are removed at once, and its folder after a week, since its outcome
+    may still be needed. Processes of another host cannot be seen; a job there is considered dead if nothing was written
+    into its folder for a week (a running job writes its log).
     """
     for folder in folders:
         try:
@@ -356,8 +363,8 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
 
 
 def _report_end(folder: Path) -> None:
-    """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that does not come. Only
-    lines of this package go there: what else a log has, nobody can vouch for."""
+    """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that
+    does not come. Only lines of this package go there: what else a log has, nobody can vouch for."""
     submission = records.read(folder, Submission)
     settings = next(folder.glob("pipeline-*.json"), None)
     if submission is None or settings is None:

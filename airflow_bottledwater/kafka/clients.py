@@ -11,7 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater.errors import DOCS, Outage, Refused
 
-#: texts of a rejected login; the error codes alone do not show it, since a broker that stops during a handshake leads to the same ones
+#: texts of a rejected login; the error codes alone do not show it, since a broker that stops during a handshake leads
+#: to the same ones
 _REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
 GRANT = f"The ACLs that are needed: {DOCS}operations.html#acls-in-kafka"
@@ -52,7 +53,8 @@ def transactional_config(config: Mapping[str, str], transactional_id: str, timeo
         "transactional.id": transactional_id,
         "transaction.timeout.ms": str(int(timeout * 1000)),
         "enable.idempotence": "true",
-        # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's defaults
+        # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's
+        # defaults
         "allow.auto.create.topics": "false",
     }
     # with a time-out of their own, records inside a transaction could be dropped
@@ -60,9 +62,10 @@ def transactional_config(config: Mapping[str, str], transactional_id: str, timeo
     return found
 
 
-#: the client's and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: those that are "retriable" in
-#: https://kafka.apache.org/protocol#protocol_error_codes, except for a missing topic, which the callers handle.
-#: ``KafkaError.retriable()`` is false for nearly all of them: librdkafka sets it in the transactional API only.
+#: the client's and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: those that
+#: are "retriable" in https://kafka.apache.org/protocol#protocol_error_codes, except for a missing topic, which the
+#: callers handle. ``KafkaError.retriable()`` is false for nearly all of them: librdkafka sets it in the transactional
+#: API only.
 _AWAY = {
     KafkaError._TRANSPORT,
     KafkaError._TIMED_OUT,
@@ -121,7 +124,8 @@ def errors(config: Mapping[str, str]) -> Iterator[None]:
 
 
 def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refused:
-    """The error of this package for Kafka's: :class:`Outage` if the brokers are not available, else :class:`Refused`."""
+    """The error of this package for Kafka's: :class:`Outage` if the brokers are not available, else
+    :class:`Refused`."""
     detail = error.args[0]
     servers = config.get("bootstrap.servers", "?")
     name = detail.name() if hasattr(detail, "name") else ""
@@ -138,13 +142,15 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
 
 
 def note_refusal(refusals: list[str], error: KafkaError) -> None:
-    """Note, as a client's error callback, why a broker rejects the client: the calls themselves only report a time-out."""
+    """Note, as a client's error callback, why a broker rejects the client: the calls themselves only report a
+    time-out."""
     if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
         refusals[:] = [error.str()]
 
 
 def denied(code: int) -> bool:
-    """Whether an error code means that the client's principal lacks a right on a topic, the cluster or a transactional id."""
+    """Whether an error code means that the client's principal lacks a right on a topic, the cluster or a transactional
+    id."""
     return code in (
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,

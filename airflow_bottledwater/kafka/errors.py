@@ -6,12 +6,13 @@ from airflow_bottledwater.errors import BottledWaterError
 
 
 class NewProducerNeeded(BottledWaterError):
-    """The transaction has failed, or its outcome is unknown. No data is lost: make a new producer, initialise it, read the state, and
-    decide from it what is left to do."""
+    """The transaction has failed, or its outcome is unknown. No data is lost: make a new producer, initialise it, read
+    the state, and decide from it what is left to do."""
 
 
 class TooSlow(NewProducerNeeded):
-    """The transaction was aborted, since the broker would have ended it: Kafka does not take it within half of the time-out.
+    """The transaction was aborted, since the broker would have ended it: Kafka does not take it within half of the
+    time-out.
 
     :param confirmed: bytes of its records that Kafka had confirmed.
     :param seconds: for which Kafka was waited for.

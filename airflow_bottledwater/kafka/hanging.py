@@ -1,9 +1,10 @@
 """Transactions that a broker has left open for ever.
 
-A coordinator that restarts while a transaction times out may complete it without writing its markers (seen with Kafka 4.3.1, a
-single node killed for longer than the time-out). Readers with ``read_committed`` then never get past its records, and the next
-commit under the same transactional id would commit them, too. The tool of KIP-664 (``kafka-transactions.sh abort``) ends such a
-transaction. A producer with the same id can also end it, with a transaction that writes to the same partitions and is aborted.
+A coordinator that restarts while a transaction times out may complete it without writing its markers (seen with Kafka
+4.3.1, a single node killed for longer than the time-out). Readers with ``read_committed`` then never get past its
+records, and the next commit under the same transactional id would commit them, too. The tool of KIP-664
+(``kafka-transactions.sh abort``) ends such a transaction. A producer with the same id can also end it, with a
+transaction that writes to the same partitions and is aborted.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def release(
 ) -> bool:
     """Abort what a transactional id has left open in these topics; returns whether anything was open there.
 
-    The first open record of each partition is sent once more, in a transaction that is aborted. Readers of uncommitted records see
-    only a repeated record, which they recognise by its position. If the open transaction is another producer's, which is at work, it
-    is not affected. The user of the id has to initialise it again afterwards.
+    The first open record of each partition is sent once more, in a transaction that is aborted. Readers of uncommitted
+    records see only a repeated record, which they recognise by its position. If the open transaction is another
+    producer's, which is at work, it is not affected. The user of the id has to initialise it again afterwards.
 
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
     """

@@ -117,6 +117,7 @@ def hash_keys(keys: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> npt.N
 
 
 def hash_records(records: Records) -> npt.NDArray[np.uint64]:
-    """128 bits of the key of each record that is to be published, the same as :func:`hash_keys` gives for a key that was read."""
+    """128 bits of the key of each record that is to be published, the same as :func:`hash_keys` gives for a key that
+    was read."""
     starts = np.ascontiguousarray(records.table["key"])
     return _hashed(records.data, starts, starts + np.maximum(records.table["key_length"], 0))

@@ -1,5 +1,5 @@
-"""A table of hashes of keys, for a topic with any number of keys, in bounded memory: it holds as many keys as fit. A topic with more is
-read several times, for one range of hashes after the other."""
+"""A table of hashes of keys, for a topic with any number of keys, in bounded memory: it holds as many keys as fit. A
+topic with more is read several times, for one range of hashes after the other."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RANGE_SHIFT: Final = np.uint64(48)
 
 
 class KeyTable:
-    """Entries of the keys whose hashes are in ``[low, high)``. ``high`` sinks when the table is full; what is then outside is for another
-    reading of the topic.
+    """Entries of the keys whose hashes are in ``[low, high)``. ``high`` sinks when the table is full; what is then
+    outside is for another reading of the topic.
 
     :param entry: the type of an entry.
     :param hashed: the field of an entry with the hash that ranges divide.

@@ -1,8 +1,8 @@
 """librdkafka's C API, from confluent-kafka's wheel, for whole batches.
 
-A Python call for each record would cost more than everything else together. Here, a compiled loop calls ``rd_kafka_produce_batch``, or
-``rd_kafka_produceva`` for records with headers or a time of their own, and a compiled callback counts the delivery reports.
-Structures and numbers are those of rdkafka.h, whose ABI is stable and public.
+A Python call for each record would cost more than everything else together. Here, a compiled loop calls
+``rd_kafka_produce_batch``, or ``rd_kafka_produceva`` for records with headers or a time of their own, and a compiled
+callback counts the delivery reports. Structures and numbers are those of rdkafka.h, whose ABI is stable and public.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ MESSAGE = np.dtype(
 )
 #: rd_kafka_vtype_t
 _VT_RKT, _VT_PARTITION, _VT_VALUE, _VT_KEY, _VT_OPAQUE, _VT_FLAGS, _VT_TIME, _VT_HEADER = 2, 3, 4, 5, 6, 7, 8, 9
-#: rd_kafka_vu_t: the type, and a union of 64 bytes, of which at most three words are used (a header's name, value and length)
+#: rd_kafka_vu_t: the type, and a union of 64 bytes, of which at most three words are used (a header's name, value and
+#: length)
 _ARGUMENT = np.dtype(
     {
         "names": ["vtype", "first", "second", "third"],
@@ -110,7 +111,8 @@ _ARGUMENT = np.dtype(
 _ARGUMENTS = 13
 #: records that are handed over by one call, each as an rd_kafka_message_t
 _BATCH = 512
-#: bytes for the texts of a position, an op, a time (of up to 19 digits, up to this place) and a transaction id (of up to 10)
+#: bytes for the texts of a position, an op, a time (of up to 19 digits, up to this place) and a transaction id (of up
+#: to 10)
 _TEXT_BYTES, _TIME_END = 72, 56
 _POSITION_BYTES = 25
 _COPY, _PARTITION = 0x2, 0x8  # RD_KAFKA_MSG_F_COPY, _PARTITION (each message's own)
@@ -143,9 +145,10 @@ _COUNTS = int64s("confirmed", "failed", "first_error", "first_failed", "refused_
 _AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 
 
-#: a broker's rejection of a record or its topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_MSG, MSG_SIZE_TOO_LARGE, TOPIC_EXCEPTION,
-#: TOPIC_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD (rd_kafka_resp_err_t), and librdkafka's
-#: _UNKNOWN_TOPIC, and _INVALID_DIFFERENT_RECORD for the records that only share the batch of a refused one
+#: a broker's rejection of a record or its topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_MSG, MSG_SIZE_TOO_LARGE,
+#: TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD
+#: (rd_kafka_resp_err_t), and librdkafka's _UNKNOWN_TOPIC, and _INVALID_DIFFERENT_RECORD for the records that only share
+#: the batch of a refused one
 REJECTIONS = (3, 2, 10, 17, 29, 32, 44, 87, -188, -138)
 
 
@@ -156,7 +159,8 @@ def _is_rejection(error):
 
 @numba.cfunc(types.void(types.intp, types.voidptr, types.voidptr), nopython=True, cache=True)
 def _delivered(producer, message_address, counts_address):
-    """A delivery report. What fails with a refused record (its partition's sequence, the transaction's end) must not hide it."""
+    """A delivery report. What fails with a refused record (its partition's sequence, the transaction's end) must not
+    hide it."""
     message = numba.carray(message_address, 1, MESSAGE)[0]
     counts = numba.carray(counts_address, 1, _COUNTS)[0]
     error = np.int64(message.err)
@@ -195,9 +199,11 @@ class Handles(NamedTuple):
 
     :param producer: the address of the rd_kafka_t.
     :param topics: the addresses of the rd_kafka_topic_t, by the topic's number.
-    :param timed: for each topic, whether its records may have the commit time as their timestamp; else they get it as a header.
+    :param timed: for each topic, whether its records may have the commit time as their timestamp; else they get it as a
+        header.
     :param messages: scratch memory for a batch of records.
-    :param arguments: scratch memory for a record with headers or a time of its own; ``texts`` is that for the values of its headers.
+    :param arguments: scratch memory for a record with headers or a time of its own; ``texts`` is that for the values of
+        its headers.
     """
 
     producer: int
@@ -216,7 +222,8 @@ def handles(producer: int, topics: npt.NDArray[np.int64], timed: npt.NDArray[np.
 
 @compiled
 def _plain(handles, records, start, base):
-    """Hand over the next records of one topic that have no headers and no time, up to a full batch; returns (next record, error code)."""
+    """Hand over the next records of one topic that have no headers and no time, up to a full batch; returns (next
+    record, error code)."""
     messages = handles.messages
     topic = records[start].topic
     n = 0
@@ -235,7 +242,8 @@ def _plain(handles, records, start, base):
         handles.topics[topic], np.int32(-1), np.int32(_COPY | _PARTITION), messages.ctypes.data, np.int32(n)
     )
     if made < n:
-        # if the queue is full, all records that follow are refused, too (rd_kafka_produce_batch, src/rdkafka_msg.c): none is skipped
+        # if the queue is full, all records that follow are refused, too (rd_kafka_produce_batch, src/rdkafka_msg.c):
+        # none is skipped
         for k in range(n):
             if messages[k].err != 0:
                 return start + k, np.int64(messages[k].err)
@@ -273,7 +281,8 @@ def _write_number(number, end, texts):
 
 @compiled
 def _add_headers(record, headers, label, timed, arguments, n, texts):
-    """Add the headers op, pos, toast, xid, time and snapshot to the arguments; returns how many arguments there are then."""
+    """Add the headers op, pos, toast, xid, time and snapshot to the arguments; returns how many arguments there are
+    then."""
     names, values = _STRINGS.ctypes.data, texts.ctypes.data
     if label.size:
         _argument(arguments[n], _VT_HEADER, names + _AT_SNAPSHOT, label.ctypes.data, label.size)
@@ -334,9 +343,11 @@ def produce(handles, records, start, data, headers, label, now, latest):
 
     :param handles: see :func:`handles`.
     :param data: the bytes that the records point into.
-    :param headers: 0 for none; otherwise ``op`` and ``pos`` are written, and with ``HEADER_XID`` also the transaction's id.
+    :param headers: 0 for none; otherwise ``op`` and ``pos`` are written, and with ``HEADER_XID`` also the transaction's
+        id.
     :param label: the value of the header ``snapshot``; without it, its size is 0.
-    :param now: milliseconds since 1970: the timestamp of records that have none, or one after ``latest``, which the broker would refuse.
+    :param now: milliseconds since 1970: the timestamp of records that have none, or one after ``latest``, which the
+        broker would refuse.
     """
     base = data.ctypes.data
     i = start

@@ -1,7 +1,8 @@
 """The ordinary transactional producer: it sends a few records, such as state records, in one Kafka transaction.
 
-Rows go through :mod:`airflow_bottledwater.kafka.publisher`, which takes whole batches and needs compiled code; this one does without.
-Both handle the errors of a transaction in the same way, see :class:`~airflow_bottledwater.kafka.publisher.Publisher`.
+Rows go through :mod:`airflow_bottledwater.kafka.publisher`, which takes whole batches and needs compiled code; this one
+does without. Both handle the errors of a transaction in the same way, see
+:class:`~airflow_bottledwater.kafka.publisher.Publisher`.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class TransactionalProducer:
         self._producer: Producer | None = None
 
     def open(self) -> None:
-        """Make the producer, fetch the topics' metadata and initialise: the producer that used the id before is fenced, and its open
-        transaction is ended. The state must be read afterwards, before the first record is sent.
+        """Make the producer, fetch the topics' metadata and initialise: the producer that used the id before is fenced,
+        and its open transaction is ended. The state must be read afterwards, before the first record is sent.
 
         :raises Refused: the broker denies the id, a topic does not exist or is denied, or a property is unknown.
         :raises NewProducerNeeded: the initialisation failed.
@@ -100,8 +101,8 @@ class TransactionalProducer:
             self._producer = Producer(self._config)
         except KafkaException as error:
             raise unknown_property(error.args[0].str()) from None
-        # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction. One topic is
-        # fetched twice, see Publisher.open
+        # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction.
+        # One topic is fetched twice, see Publisher.open
         for topic in [*self._topics, *self._topics[:1]]:
             self._fetch(topic)
         self._call(
@@ -112,8 +113,8 @@ class TransactionalProducer:
     def send(self, messages: Sequence[Message]) -> None:
         """Send these records in one transaction.
 
-        :raises NewProducerNeeded: it could not be committed; nothing of it is visible, or its outcome is unknown, and only the state
-            shows it.
+        :raises NewProducerNeeded: it could not be committed; nothing of it is visible, or its outcome is unknown, and
+            only the state shows it.
         :raises Refused: the broker denies the id or a topic, or a record is too large for its topic.
         """
         failed = self._begin(messages)
@@ -135,8 +136,8 @@ class TransactionalProducer:
         return Refused(
             f"Kafka refuses a record for topic {largest.topic!r}: the record {(largest.key or b'').decode()!r} has "
             f"{len(largest.value or b''):,} bytes ({error.str()}).",
-            f"Raise the topic's limit (kafka-configs.sh --alter --entity-type topics --entity-name {largest.topic} --add-config "
-            "max.message.bytes=10485760), then start again.",
+            f"Raise the topic's limit (kafka-configs.sh --alter --entity-type topics --entity-name {largest.topic} "
+            "--add-config max.message.bytes=10485760), then start again.",
         )
 
     def attempt(self, messages: Sequence[Message]) -> None:
@@ -171,7 +172,8 @@ class TransactionalProducer:
         return self._producer
 
     def _begin(self, messages: Sequence[Message]) -> list[KafkaError]:
-        """Begin a transaction and hand the records over; returns the list to which their delivery errors will be added."""
+        """Begin a transaction and hand the records over; returns the list to which their delivery errors will be
+        added."""
         failed: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _: object) -> None:

@@ -1,7 +1,8 @@
 """The transactional publisher: it sends whole batches in Kafka transactions, and makes sure of every record.
 
-One thread per publisher hands records over, serves the delivery reports and commits. A transaction counts as delivered only if the
-commit succeeded and as many records were confirmed as were sent. What is done about an error depends on its class, see
+One thread per publisher hands records over, serves the delivery reports and commits. A transaction counts as delivered
+only if the commit succeeded and as many records were confirmed as were sent. What is done about an error depends on its
+class, see
 :mod:`airflow_bottledwater.policy`.
 """
 
@@ -38,14 +39,15 @@ from airflow_bottledwater.kafka.room import BATCH, room
 _SLICE_MS = 1000
 #: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
 _FUTURE = 3_600_000
-#: milliseconds after which a record is sent though its batch is not complete. A commit sends all at once, and so does a full queue,
-#: which may have an incomplete batch for each of many partitions
+#: milliseconds after which a record is sent though its batch is not complete. A commit sends all at once, and so does a
+#: full queue, which may have an incomplete batch for each of many partitions
 _LINGER_MS = 500
 #: milliseconds without a confirmation after which a full queue is sent, at first; then twice as many each time
 _FULL_MS = 2
 #: the share of the time-out after which a transaction is given up; and of one that cannot be made smaller
 _IN_TIME, _AT_LAST = 0.5, 0.9
-#: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers (of which 19 are the time's)
+#: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers (of which 19
+#: are the time's)
 RECORD_OVERHEAD = 61 + 21 + 64 + 19
 
 
@@ -58,8 +60,10 @@ class Records:
     """Encoded records.
 
     :param table: rows of :data:`~airflow_bottledwater.encoding.layout.RECORD`; they point into ``data``.
-    :param headers: which headers are sent (``HEADERS``, ``HEADER_XID`` of :mod:`~airflow_bottledwater.encoding.wire`); 0 for none.
-    :param label: the value of the header ``snapshot``, which tells rows that are read while the stream runs; empty for none.
+    :param headers: which headers are sent (``HEADERS``, ``HEADER_XID`` of :mod:`~airflow_bottledwater.encoding.wire`);
+        0 for none.
+    :param label: the value of the header ``snapshot``, which tells rows that are read while the stream runs; empty for
+        none.
     """
 
     table: Rows
@@ -115,7 +119,8 @@ class Publisher:
     :param topics: all topics that it will write to; records name them by their index.
     :param transaction_timeout: seconds after which the broker aborts a transaction whose producer is silent.
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
-    :param partitions: how many partitions of other topics than the state topic there are; each may have a batch under way.
+    :param partitions: how many partitions of other topics than the state topic there are; each may have a batch under
+        way.
     :param timed: for each topic, whether its records may have the commit time as their timestamp; by default, all.
     :raises Refused: a property is no number.
     """
@@ -157,8 +162,8 @@ class Publisher:
 
     # ------------------------------------------------------------------ life
     def open(self) -> None:
-        """Make the producer, fetch all topics' metadata and initialise: the producer that used the id before is fenced, and its open
-        transaction is ended. The state must be read afterwards, before the first record is sent.
+        """Make the producer, fetch all topics' metadata and initialise: the producer that used the id before is fenced,
+        and its open transaction is ended. The state must be read afterwards, before the first record is sent.
 
         :raises Refused: the broker denies the id, a topic does not exist or is denied, or a property is unknown.
         :raises NewProducerNeeded: the initialisation failed.
@@ -173,8 +178,9 @@ class Publisher:
         self._handles = rd.handles(self._handle, self._rkts, self._timed)
         # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction
         topics = list(zip(self._topics, self._rkts, strict=True))
-        # one topic is fetched twice: after the first answer, which names the brokers, librdkafka moves from the bootstrap server to one
-        # of them. An initialisation before that one is connected finds no coordinator, and is only repeated half a second later
+        # one topic is fetched twice: after the first answer, which names the brokers, librdkafka moves from the
+        # bootstrap server to one of them. An initialisation before that one is connected finds no coordinator, and is
+        # only repeated half a second later
         for topic, rkt in [*topics, *topics[:1]]:
             self._fetch(topic, int(rkt))
         self._call(
@@ -220,10 +226,11 @@ class Publisher:
     def transaction(self, *, divisible: bool = True):  # type: ignore[no-untyped-def]
         """Begin a transaction; commit it at the end of the block, or abort it if the block raises.
 
-        :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for it.
+        :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for
+            it.
         :raises TooSlow: Kafka has not taken its records in half of the time-out.
-        :raises NewProducerNeeded: the transaction could not be committed; nothing of it is visible, or its outcome is unknown, and
-            only the state shows it.
+        :raises NewProducerNeeded: the transaction could not be committed; nothing of it is visible, or its outcome is
+            unknown, and only the state shows it.
         :raises RecordRefused: the broker refuses a record for good.
         :raises Refused: the broker denies the id or a topic.
         """
@@ -333,8 +340,8 @@ class Publisher:
         )
         raised = "" if divisible else " They cannot be published apart: raise transaction_timeout."
         return TooSlow(
-            f"Kafka has confirmed {confirmed:,} of {self.size:,} bytes in {self.seconds:.0f} s, so that they cannot be committed within "
-            f"{in_time}: a quota, a slow link, or an outage.{raised}",
+            f"Kafka has confirmed {confirmed:,} of {self.size:,} bytes in {self.seconds:.0f} s, so that they cannot be "
+            f"committed within {in_time}: a quota, a slow link, or an outage.{raised}",
             confirmed,
             self.seconds,
             divisible=divisible,
@@ -354,8 +361,9 @@ class Publisher:
             raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts.confirmed} confirmed.")
 
     def _abort(self) -> None:
-        """Abort the transaction now, so that readers need not wait for its time-out. The producer must not be used again: a delayed
-        request of the aborted transaction could become part of its next one, since both have the same epoch in protocol v1."""
+        """Abort the transaction now, so that readers need not wait for its time-out. The producer must not be used
+        again: a delayed request of the aborted transaction could become part of its next one, since both have the same
+        epoch in protocol v1."""
         error = rd.abort_transaction(self._handle, 5 * _SLICE_MS)
         if error:
             rd.error_destroy(error)
@@ -375,7 +383,8 @@ class Publisher:
     def _call(self, what: str, call: Callable[[], int | None], *, in_time: bool = False) -> None:
         """Make a transactional call, and repeat it after retriable errors, which include an unknown outcome.
 
-        :param in_time: whether to give the transaction up at its deadline, if records are not confirmed: then its end was not sent.
+        :param in_time: whether to give the transaction up at its deadline, if records are not confirmed: then its end
+            was not sent.
         :raises TooSlow: it was given up.
         :raises NewProducerNeeded: it failed in another way.
         :raises Refused: the broker denies the id or a topic.
@@ -390,7 +399,8 @@ class Publisher:
             )
             rd.error_destroy(error)
             if denied(code):
-                # a right on a topic is checked when it is added to the transaction, before a record is sent, so no record is to blame
+                # a right on a topic is checked when it is added to the transaction, before a record is sent, so no
+                # record is to blame
                 if abort:
                     self._abort()
                 of_id = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

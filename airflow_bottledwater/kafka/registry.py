@@ -1,4 +1,5 @@
-"""The schema registry. Of a job, only the driver uses it; but workers that verify a topic read the schemas that its records name."""
+"""The schema registry. Of a job, only the driver uses it; but workers that verify a topic read the schemas that its
+records name."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _AT_ONCE = 8
 
 
 class Registry:
-    """Registers schemas and checks their compatibility, over Confluent's API. Nothing that it has answered is remembered: each question is
-    asked anew.
+    """Registers schemas and checks their compatibility, over Confluent's API. Nothing that it has answered is
+    remembered: each question is asked anew.
 
     :param config: properties of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
     """
@@ -68,8 +69,8 @@ class Registry:
         """Register an Avro schema, unless the subject has it already; returns its id.
 
         :raises Outage: the registry does not answer, or takes no schemas now.
-        :raises SchemaRefused: it refuses the schema, for example as not compatible with the subject's versions; or readers with an earlier
-            version's schema would take values for others.
+        :raises SchemaRefused: it refuses the schema, for example as not compatible with the subject's versions; or
+            readers with an earlier version's schema would take values for others.
         :raises Refused: it denies access, or answers with another error.
         """
         if (known := self.lookup(subject, schema)) is not None:
@@ -99,8 +100,8 @@ class Registry:
         return int(found)
 
     def restore(self, subject: str, schema: str, number: int) -> int | None:
-        """Register a schema that the registry has lost, with the id that it had; returns the id that it has now. None if the registry gives
-        ids by itself only: it takes them in its mode IMPORT, or in that of the subject.
+        """Register a schema that the registry has lost, with the id that it had; returns the id that it has now. None
+        if the registry gives ids by itself only: it takes them in its mode IMPORT, or in that of the subject.
 
         :raises BottledWaterError: as :meth:`register`.
         """
@@ -128,8 +129,8 @@ class Registry:
             return list(pool.map(lambda each: self.register(*each), schemas))
 
     def refused(self, schemas: Sequence[tuple[str, str]]) -> list[str]:
-        """The reasons why some of these (subject, schema) pairs could not be registered; nothing is registered. A subject that does not
-        exist yet accepts any schema.
+        """The reasons why some of these (subject, schema) pairs could not be registered; nothing is registered. A
+        subject that does not exist yet accepts any schema.
 
         :raises Outage: the registry does not answer.
         """
@@ -160,15 +161,16 @@ class Registry:
         # None: no such subject yet
         if self._ask(subject, lambda client: client.test_compatibility(subject, Schema(schema, "AVRO"))) is False:
             raise SchemaRefused(
-                f"The schema registry at {self.url} refuses the schema of subject {subject!r}: it says that it is not compatible with the "
-                "latest version.",
+                f"The schema registry at {self.url} refuses the schema of subject {subject!r}: it says that it is not "
+                "compatible with the latest version.",
                 "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
             )
         self._check_meaning(subject, schema)
 
     def _check_meaning(self, subject: str, schema: str) -> None:
-        """Check that no reader takes values for others: neither with the schema of an earlier version what is written with this one, nor
-        with this one what was written before. A registry compares types only; at the level ``NONE`` nothing is promised to readers.
+        """Check that no reader takes values for others: neither with the schema of an earlier version what is written
+        with this one, nor with this one what was written before. A registry compares types only; at the level ``NONE``
+        nothing is promised to readers.
 
         :raises SchemaRefused: one would.
         """
@@ -180,11 +182,12 @@ class Registry:
             found = dict.fromkeys([*meaning.misread(schema, text), *meaning.misread(text, schema)]) if text else {}
             if found and self._level(subject) != "NONE":
                 raise SchemaRefused(
-                    f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would take it: between it "
-                    f"and version {number}, readers would read {'; '.join(found)}, without an error.",
-                    "Undo the change; or give the column another name, which makes another field of it. If every reader reads each record "
-                    "with the schema that it was written with, set the subject's compatibility level to NONE until this schema is "
-                    "registered. Or use another topic prefix.",
+                    f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would "
+                    f"take it: between it and version {number}, readers would read {'; '.join(found)}, without an "
+                    "error.",
+                    "Undo the change; or give the column another name, which makes another field of it. If every "
+                    "reader reads each record with the schema that it was written with, set the subject's "
+                    "compatibility level to NONE until this schema is registered. Or use another topic prefix.",
                 )
 
     def _level(self, subject: str) -> str:

@@ -6,7 +6,8 @@ from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, O
 
 # The codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors, and
 # io.confluent.kafka.schemaregistry.rest.exceptions.Errors. Apicurio, Karapace and Redpanda use the same.
-#: no such subject, version or schema; a subject or a version that was soft-deleted; no compatibility level, or no mode, of its own
+#: no such subject, version or schema; a subject or a version that was soft-deleted; no compatibility level, or no mode,
+#: of its own
 SCHEMA_NOT_THERE = frozenset({40401, 40402, 40403, 40404, 40406, 40408, 40409})
 #: the status of a schema that is not compatible with the subject's versions, and the code of some registries
 _INCOMPATIBLE = 409
@@ -37,7 +38,8 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
     if code == NOT_PERMITTED:
         return Outage(
             f"{where} takes no schema for subject {subject!r} now: {text}.",
-            f"Set the mode of the registry, or of the subject, back to READWRITE (it is shown at {url}/mode); no row has a fault.",
+            f"Set the mode of the registry, or of the subject, back to READWRITE (it is shown at {url}/mode); no row "
+            "has a fault.",
         )
     if status == 401:
         return CredentialsRefused(f"{where} denies access.", "Check user and password.")

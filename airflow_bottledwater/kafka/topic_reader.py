@@ -1,4 +1,5 @@
-"""Reading a whole topic once, in blocks that compiled code looks at: a Python object per record takes longer than its transfer.
+"""Reading a whole topic once, in blocks that compiled code looks at: a Python object per record takes longer than its
+transfer.
 
 Structures and functions: rdkafka.h.
 """
@@ -135,10 +136,12 @@ class KeySet:
 def blocks(
     config: Mapping[str, str], topic: str, ends: Sequence[int], backoff: Backoff, *, size: int = _BLOCK
 ) -> Iterator[Block]:
-    """The committed records of a topic below these offsets. A block is empty while none arrive, so that whoever reads can end.
+    """The committed records of a topic below these offsets. A block is empty while none arrive, so that whoever reads
+    can end.
 
     :param ends: per partition, high watermarks.
-    :param backoff: waits where no records come: the brokers are away, or a transaction is open there, which they end in time.
+    :param backoff: waits where no records come: the brokers are away, or a transaction is open there, which they end in
+        time.
     :param size: records of a block at most; many large ones need memory.
     :raises Outage: it has waited too long.
     :raises Refused: they deny the topic.
@@ -172,8 +175,8 @@ def blocks(
                 backoff.over()
             elif time.monotonic() - heard > _SILENCE:
                 backoff.wait(
-                    f"Kafka at {config.get('bootstrap.servers', '?')} gives no more records of topic {topic!r}: a transaction is open "
-                    "there, or the brokers do not answer"
+                    f"Kafka at {config.get('bootstrap.servers', '?')} gives no more records of topic {topic!r}: a "
+                    "transaction is open there, or the brokers do not answer"
                 )
     finally:
         rd.queue_destroy(queue)
@@ -194,7 +197,8 @@ def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> i
     try:
         consumer = rd.make_consumer(
             {
-                # when enough is waiting, librdkafka pauses for a second; whoever reads on has used that up in a tenth of it
+                # when enough is waiting, librdkafka pauses for a second; whoever reads on has used that up in a tenth
+                # of it
                 "fetch.queue.backoff.ms": "10",
                 "queued.max.messages.kbytes": "16384",
                 **client_config(config),

@@ -58,7 +58,8 @@ class Topic:
 
     @property
     def by_time(self) -> bool:
-        """Whether it deletes records by their timestamps; also if its settings may not be read, since that is the broker's default."""
+        """Whether it deletes records by their timestamps; also if its settings may not be read, since that is the
+        broker's default."""
         return not self.cleanup or ("delete" in self.cleanup and self.retention_ms >= 0)
 
     @property
@@ -68,7 +69,8 @@ class Topic:
 
     @property
     def keeps_commit_times(self) -> bool:
-        """Whether a record's timestamp may be the commit time of its change: the broker neither replaces it nor deletes by it."""
+        """Whether a record's timestamp may be the commit time of its change: the broker neither replaces it nor deletes
+        by it."""
         return self.timestamps == "CreateTime" and not self.by_time
 
 
@@ -76,8 +78,8 @@ class Topic:
 class NewTopic:
     """A topic to create.
 
-    :param configs: alternatives, of which the first that the broker accepts is used: managed Kafkas restrict the range of some
-        properties, or do not allow them at all.
+    :param configs: alternatives, of which the first that the broker accepts is used: managed Kafkas restrict the range
+        of some properties, or do not allow them at all.
     """
 
     name: str
@@ -120,7 +122,8 @@ class Topics:
         self._admin = self._make()
 
     def _make(self) -> AdminClient:
-        # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until it is collected
+        # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until
+        # it is collected
         noted = functools.partial(note_refusal, self._refusals)
         try:
             return AdminClient({**client_config(self._config), "error_cb": noted})
@@ -129,8 +132,8 @@ class Topics:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Within this block, Kafka's exceptions are raised as errors of this package; an outage because the broker rejects the client
-        is reported as such.
+        """Within this block, Kafka's exceptions are raised as errors of this package; an outage because the broker
+        rejects the client is reported as such.
 
         :raises CredentialsRefused: user or password is wrong, or one side does not trust the other's certificate.
         """
@@ -156,8 +159,9 @@ class Topics:
         return self._patiently(lambda: len(self._admin.list_topics(timeout=1.0).brokers))
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends requests to the controller that it knows
-        of, and where it has found none (its only broker was fenced for a moment), it does not look again by itself for minutes.
+        """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends requests to the
+        controller that it knows of, and where it has found none (its only broker was fenced for a moment), it does not
+        look again by itself for minutes.
 
         :raises Outage: no broker answers for some seconds; Kafka's exceptions are raised as by :meth:`_errors`.
         """
@@ -181,8 +185,9 @@ class Topics:
     def describe(self, names: Sequence[str], *, confirm: bool = False) -> dict[str, Topic]:
         """Those of the topics that exist, by name.
 
-        :param confirm: whether to make sure that a missing topic does not exist: a broker that has just started, or that is behind the
-            others, knows few topics for a moment. A topic is missing only if it is for some seconds, in two kinds of requests.
+        :param confirm: whether to make sure that a missing topic does not exist: a broker that has just started, or
+            that is behind the others, knows few topics for a moment. A topic is missing only if it is for some seconds,
+            in two kinds of requests.
         :raises Refused: one of them may not be seen, so that it is not known whether it exists.
         :raises Outage: Kafka does not answer, or its answers contradict each other.
         """
@@ -193,7 +198,8 @@ class Topics:
                 break
             if time.monotonic() > deadline + _TIMEOUT:
                 raise Outage(
-                    f"Kafka at {self._config.get('bootstrap.servers', '?')} lists topic {missing[0]!r} and says that it does not know it.",
+                    f"Kafka at {self._config.get('bootstrap.servers', '?')} lists topic {missing[0]!r} and says that "
+                    "it does not know it.",
                     "It is being created or deleted, or the brokers' metadata differ. Try again.",
                 )
             time.sleep(_CONFIRM / 10)
@@ -259,7 +265,8 @@ class Topics:
         return denied
 
     def _try_to_create(self, topic: NewTopic, *, validate_only: bool) -> KafkaException | None:
-        """Create a topic with the first of its configurations that the broker accepts; returns the last refusal if it accepts none."""
+        """Create a topic with the first of its configurations that the broker accepts; returns the last refusal if it
+        accepts none."""
         refusal: KafkaException | None = None
         for config in topic.configs:
             future = self._admin.create_topics(
@@ -316,7 +323,8 @@ class Topics:
                 time.sleep(0.05)
 
     def _create(self, wanted: Sequence[NewTopic]) -> None:
-        """Create all in one request; those that are refused are then tried one by one, with their other configurations."""
+        """Create all in one request; those that are refused are then tried one by one, with their other
+        configurations."""
         made = self._admin.create_topics(
             [_asked(topic, topic.configs[0]) for topic in wanted], request_timeout=_TIMEOUT
         )
@@ -330,7 +338,8 @@ class Topics:
     def ends(self, name: str, partitions: int, *, committed: bool = False) -> list[int]:
         """The high watermark of each partition: the offset behind its last record, committed or not.
 
-        :param committed: whether to return the last stable offsets instead, before which every transaction is committed or aborted.
+        :param committed: whether to return the last stable offsets instead, before which every transaction is committed
+            or aborted.
         :raises Outage: Kafka does not answer, or does not know the topic for some seconds.
         """
         return self.all_ends({name: partitions}, committed=committed)[name]
@@ -364,12 +373,15 @@ class Topics:
         except KafkaException as error:
             code = error.args[0].code()
             if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
-                # the partition has another leader epoch since its broker was restarted, and this client would use the old one for ever
+                # the partition has another leader epoch since its broker was restarted, and this client would use the
+                # old one for ever
                 self._admin = self._make()
-            # a broker that has just started, or is behind the others, does not know the topic yet, or its leader (_NOENT)
+            # a broker that has just started, or is behind the others, does not know the topic yet, or its leader
+            # (_NOENT)
             if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):
                 raise
             raise Outage(
                 f"Kafka does not know topic {asking!r}, or no leader of it.",
-                "A broker that has just started learns of it in a moment. If the topic was deleted, its records are lost.",
+                "A broker that has just started learns of it in a moment. If the topic was deleted, its records are "
+                "lost.",
             ) from None

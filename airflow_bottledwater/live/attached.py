@@ -1,4 +1,5 @@
-"""What is read of partitions that were attached with rows, and what they may have left in the topic when they are not what they were."""
+"""What is read of partitions that were attached with rows, and what they may have left in the topic when they are not
+what they were."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ def only(found: OwnSnapshot, oids: tuple[int, ...]) -> OwnSnapshot:
 
 
 def left_behind(connection: Connection, at: LiveProgress, found: OwnSnapshot) -> dict[int, KnownPartition]:
-    """Which of the partitions that are read by themselves may have left rows in the topic that the table does not have any more: those
-    that were taken away since their reading began, or that got a new file (by TRUNCATE, say). As known partitions that are not there, or
-    have another file, they are told of until a sweep: PostgreSQL sends nothing of it.
+    """Which of the partitions that are read by themselves may have left rows in the topic that the table does not have
+    any more: those that were taken away since their reading began, or that got a new file (by TRUNCATE, say). As known
+    partitions that are not there, or have another file, they are told of until a sweep: PostgreSQL sends nothing of it.
 
     :param found: what :func:`only` leaves of a snapshot.
     """

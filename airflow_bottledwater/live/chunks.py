@@ -26,8 +26,8 @@ class Chunk:
     :param blocks: the rows.
     :param after: the progress when they are published, except for the counts of records.
     :param stale: partition and key of records whose keys the table does not have.
-    :param partitions: what the topic knows of a partitioned table's partitions when this is published, or of those that are read; None if
-        that is unchanged.
+    :param partitions: what the topic knows of a partitioned table's partitions when this is published, or of those that
+        are read; None if that is unchanged.
     """
 
     version: Version

@@ -20,7 +20,8 @@ class Extent:
     """The sizes of tables, as they were when each was looked at last."""
 
     def __init__(self) -> None:
-        #: of each table, the file that its blocks are in (see :func:`files`; 0: not known), and how many each of its parts has
+        #: of each table, the file that its blocks are in (see :func:`files`; 0: not known), and how many each of its
+        #: parts has
         self._parts: dict[int, tuple[int, list[int]]] = {}
 
     def note(self, found: OwnSnapshot) -> None:
@@ -41,7 +42,8 @@ class Extent:
             self._parts[oid] = 0, [sum(sizes.values())]
 
     def left(self, progress: LiveProgress) -> int | None:
-        """The bytes that are to be read behind a place; None if that is not known. In the order of keys, it is not inside of a table."""
+        """The bytes that are to be read behind a place; None if that is not known. In the order of keys, it is not
+        inside of a table."""
         behind = progress.tables[progress.done :]
         if any(oid not in self._parts for oid in behind):
             return None

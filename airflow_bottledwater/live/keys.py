@@ -1,4 +1,5 @@
-"""The keys of a table: as they are in its topic, by their hashes; and as places to read it from, and what these hold for."""
+"""The keys of a table: as they are in its topic, by their hashes; and as places to read it from, and what these hold
+for."""
 
 from __future__ import annotations
 
@@ -48,15 +49,16 @@ def bound(connection: Connection, table: Table, after: tuple[str, ...], rows: in
 
 
 def files(found: OwnSnapshot) -> int:
-    """A number that is another one when a table, or one of its partitions, has got another file: its filenode if it has no partitions."""
+    """A number that is another one when a table, or one of its partitions, has got another file: its filenode if it has
+    no partitions."""
     if not found.table.partitioned:
         return found.table.filenode
     return zlib.crc32(repr([(part.oid, part.filenode) for part in found.parts]).encode()) | 1
 
 
 def place(connection: Connection, table: Table, partitions: Sequence[Partition]) -> int:
-    """A number that is another one when rows may lie behind a key that were not there before: a partition was attached that was not made
-    empty, or the keys are sorted by another collation, or another version of it. It is not 0."""
+    """A number that is another one when rows may lie behind a key that were not there before: a partition was attached
+    that was not made empty, or the keys are sorted by another collation, or another version of it. It is not 0."""
     order = connection.execute(
         """
         SELECT a.attname, a.attcollation::int8,
@@ -95,15 +97,16 @@ def keys_query(table: Table, first: int, last: int) -> sql.Composed:
 
 
 def unread(parts: Sequence[Table], upto: Upto) -> Iterator[tuple[Table, int]]:
-    """What is not read yet of a table's parts: again and again the first one that is not, and its block to begin at, while whoever reads
-    notes in ``upto`` how far that is done. A part with a new file is read from its start."""
+    """What is not read yet of a table's parts: again and again the first one that is not, and its block to begin at,
+    while whoever reads notes in ``upto`` how far that is done. A part with a new file is read from its start."""
     for part in parts:
         while (first := upto.get((part.oid, part.filenode), 0)) < part.pages:
             yield part, first
 
 
 def key_hashes(block: Block, version: Version, output_format: str) -> npt.NDArray[np.uint64]:
-    """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of records.
+    """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of
+    records.
 
     :param block: rows of :func:`keys_query`.
     :raises Refused: a key cannot be encoded.

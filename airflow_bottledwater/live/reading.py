@@ -96,7 +96,8 @@ class Reading(threading.Thread):
         self._ended.set()
 
     def took(self, seconds: float, wanted: float) -> None:
-        """Take note of how long the last chunk held up the stream, and for how long one should: the next ones' size follows in small steps."""
+        """Take note of how long the last chunk held up the stream, and for how long one should: the next ones' size
+        follows in small steps."""
         factor = min(1.1, max(0.7, wanted / seconds))
         self._blocks = int(min(_MOST_BLOCKS, max(min(self._blocks, _LEAST_BLOCKS), self._blocks * factor + 1)))
 
@@ -176,7 +177,8 @@ class Reading(threading.Thread):
         self._hand_over(Chunk(self._tables[oid].version, Snapshot.parse(now), 0, [], self._at))
 
     def _flushed(self, connection: Connection, found: OwnSnapshot) -> None:
-        """Wait, on the connection that reads, which a crash ends, until what the snapshot shows is on disk, and cannot be lost."""
+        """Wait, on the connection that reads, which a crash ends, until what the snapshot shows is on disk, and cannot
+        be lost."""
         wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
 
     def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> Piece:
@@ -258,9 +260,9 @@ class Reading(threading.Thread):
         self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 
     def _find_keys(self, connection: Connection, oid: int, latest: LatestRecords) -> OwnSnapshot:
-        """Look for all keys of a table, in ranges of blocks, each under a lock and a snapshot of its own, so that nobody waits for long: a
-        row that moves between two of them is changed, and a key that was changed since is not swept. Returns the last snapshot, whose
-        transaction is open."""
+        """Look for all keys of a table, in ranges of blocks, each under a lock and a snapshot of its own, so that
+        nobody waits for long: a row that moves between two of them is changed, and a key that was changed since is not
+        swept. Returns the last snapshot, whose transaction is open."""
         upto: Upto = {}
         backoff = Backoff(None, self._ended, self._tell)
         while True:
@@ -293,8 +295,8 @@ class Reading(threading.Thread):
     def _begin(self, connection: Connection, oid: int) -> OwnSnapshot:
         """Begin a transaction whose snapshot shows everything that was published before changes were noted.
 
-        A transaction whose changes were published before may still be in progress for others (it waits for a synchronous standby, say);
-        X0 is taken afterwards, so that it is above the id of each of them.
+        A transaction whose changes were published before may still be in progress for others (it waits for a
+        synchronous standby, say); X0 is taken afterwards, so that it is above the id of each of them.
         """
         if not self._oldest_xid:
             self._oldest_xid = slot.fresh_xid(connection)

@@ -1,4 +1,5 @@
-"""Where the rows of a slice are, if PostgreSQL finds them without reading the whole table: then only these rows are read."""
+"""Where the rows of a slice are, if PostgreSQL finds them without reading the whole table: then only these rows are
+read."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _DIRECT = ("Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Tid Scan", "Tid
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the rows of a slice were when its reading began. A row that has moved since was changed, and is published by the stream.
+    """Where the rows of a slice were when its reading began. A row that has moved since was changed, and is published
+    by the stream.
 
     :param tids: block and number of each row, in order, as one integer.
     """
@@ -37,8 +39,8 @@ class Places:
     tids: npt.NDArray[np.uint64]
 
     def take(self, first: int, blocks: int) -> tuple[Places, int | None]:
-        """The rows from a block on, as far as they are in so many blocks; and the block behind the last of these. None: there are no
-        others."""
+        """The rows from a block on, as far as they are in so many blocks; and the block behind the last of these. None:
+        there are no others."""
         begin = int(np.searchsorted(self.tids, first << _OFFSET_BITS))
         some = self.tids[begin : begin + _MOST_IN_A_QUERY]
         starts = np.flatnonzero(np.diff(some >> _OFFSET_BITS, prepend=np.uint64(0))[1:]) + 1
@@ -51,8 +53,8 @@ class Places:
         return Places(some), int(some[-1] >> _OFFSET_BITS) + 1
 
     def condition(self, connection: Connection) -> sql.Composed:
-        """As a condition on a table's rows, in a transaction that reads them by it and by nothing else: by an index on the slice's own
-        condition, each query would go through the whole slice."""
+        """As a condition on a table's rows, in a transaction that reads them by it and by nothing else: by an index on
+        the slice's own condition, each query would go through the whole slice."""
         for way in ("seqscan", "indexscan", "bitmapscan"):
             connection.execute(sql.SQL("SET LOCAL {} = off").format(sql.Identifier(f"enable_{way}")))
         each = (f'"({tid >> _OFFSET_BITS},{tid & 0xFFFF})"' for tid in self.tids.tolist())
@@ -60,14 +62,15 @@ class Places:
 
 
 def find(connection: Connection, table: Table, condition: sql.Composable, *, idle: Callable[[], None]) -> Places | None:
-    """Find the rows of a table that fulfil a condition, in the transaction that is open; None if PostgreSQL would read the whole table
-    for that, or there are too many of them to keep their places.
+    """Find the rows of a table that fulfil a condition, in the transaction that is open; None if PostgreSQL would read
+    the whole table for that, or there are too many of them to keep their places.
 
     :param idle: see :func:`~airflow_bottledwater.postgres.copy.lines`.
     """
     name = sql.Identifier(table.schema, table.name)
     query = sql.SQL("SELECT ctid FROM ONLY {} WHERE (\n{}\n)").format(name, condition)
-    # a partition that can have none of the rows is not looked at; and the plan is that of a COPY, which has no parallel workers
+    # a partition that can have none of the rows is not looked at; and the plan is that of a COPY, which has no parallel
+    # workers
     connection.execute("SET LOCAL constraint_exclusion = on")
     connection.execute("SET LOCAL max_parallel_workers_per_gather = 0")
     row = connection.execute(sql.SQL("EXPLAIN (FORMAT JSON) {}").format(query)).fetchone()

@@ -1,6 +1,7 @@
 """Live snapshots in the process that publishes the stream: which are asked for, and when their rows may be published.
 
-Everything here runs in the publisher's thread, between two batches; rows are read in another one (:mod:`airflow_bottledwater.live.reading`).
+Everything here runs in the publisher's thread, between two batches; rows are read in another one
+(:mod:`airflow_bottledwater.live.reading`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for which publishing a chunk should hold up the stream, unless a batch takes much longer than this
 _HOLD_UP = 0.01
-#: seconds until the beginning of a live snapshot, or telling its end, is tried again after an outage: each try holds up the stream
+#: seconds until the beginning of a live snapshot, or telling its end, is tried again after an outage: each try holds up
+#: the stream
 _AGAIN = 5.0
 
 
@@ -91,7 +93,8 @@ class LiveSnapshots:
         self._rows: RowEncoder | None = None
         #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before = 0.0
-        #: when a beginning, or telling an end, may be tried again; and since when credentials are refused, 0 if they are not
+        #: when a beginning, or telling an end, may be tried again; and since when credentials are refused, 0 if they
+        #: are not
         self._again = self._refused = 0.0
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
@@ -134,8 +137,8 @@ class LiveSnapshots:
         self._position = position
 
     def expect(self, position: Position | None) -> None:
-        """Before a batch is published: give up what is read if P is not where the last noted batch has left it; then another process, or an
-        attempt whose outcome was not known, has published changes."""
+        """Before a batch is published: give up what is read if P is not where the last noted batch has left it; then
+        another process, or an attempt whose outcome was not known, has published changes."""
         if self._noting and position != self._position:
             log.info(
                 "The stream went on elsewhere (%s, not %s): the live snapshot reads its rows again.",
@@ -147,7 +150,8 @@ class LiveSnapshots:
 
     # ------------------------------------------------------------------ work
     def work(self) -> None:
-        """Do what can be done now: at most one chunk is published. An error of a live snapshot ends that snapshot, not the stream.
+        """Do what can be done now: at most one chunk is published. An error of a live snapshot ends that snapshot, not
+        the stream.
 
         :raises Outage: credentials are refused with which the job had worked: a new job gets the new ones.
         :raises BottledWaterError: an error of the stream itself: the slot was taken over, say, or a topic is gone.
@@ -256,7 +260,8 @@ class LiveSnapshots:
         """Publish a chunk, without the rows of which the stream has published newer versions."""
         began = time.monotonic()
         topic = self._session.index[chunk.version.topic]
-        # a key that was swept is one that no change was published of since the topic was read, not even one that the snapshot shows
+        # a key that was swept is one that no change was published of since the topic was read, not even one that the
+        # snapshot shows
         newer = self._touched.newer(topic, None if chunk.stale else chunk.snapshot)
         if newer.all and (chunk.blocks or chunk.stale):
             raise _Broken  # read again, the rows are those after the TRUNCATE
@@ -269,7 +274,8 @@ class LiveSnapshots:
                 return  # its outcome was unknown, and it was published
             changes: dict[str, StateRecord | None] = {}
             try:
-                # rows that are published without the progress are read and published again: they are rows of their keys all the same
+                # rows that are published without the progress are read and published again: they are rows of their keys
+                # all the same
                 records = self._records(chunk, newer, topic, progress, changes)
                 self._session.transact(records, changes, several=True)
             except RecordRefused as error:
@@ -336,7 +342,8 @@ class LiveSnapshots:
     ) -> None:
         """Find the rows that the broker refuses; the next attempt rejects them.
 
-        :raises RecordError: a row is refused and ``on_error`` is exit, or a tombstone is, of which no dead letter could be made.
+        :raises RecordError: a row is refused and ``on_error`` is exit, or a tombstone is, of which no dead letter could
+            be made.
         :raises BottledWaterError: no record is the cause, see :func:`~airflow_bottledwater.publish.refusals.rule_out`.
         """
         rule_out(self._session, error, [], progress)
@@ -359,7 +366,8 @@ class LiveSnapshots:
 
     # ------------------------------------------------------------------ its end
     def _end(self, request_id: str, progress: LiveProgress | None, how: str, error: str = "") -> None:
-        """Record the end, then report it, and remove the request: in this order, so that a crash between them repeats the rest only."""
+        """Record the end, then report it, and remove the request: in this order, so that a crash between them repeats
+        the rest only."""
         if request_id == self._id:
             self._forget()
         ended = replace(progress or LiveProgress(()), ended=how, error=error)
@@ -375,12 +383,13 @@ class LiveSnapshots:
         self._untidy = True
 
     def _tidy(self) -> None:
-        """Remove the records of live snapshots whose requests are answered: when the requests are known, and behind each end. This is
-        called for each batch, and the state may have many records."""
+        """Remove the records of live snapshots whose requests are answered: when the requests are known, and behind
+        each end. This is called for each batch, and the state may have many records."""
         if not self._untidy:
             return
         self._untidy = False
-        # if its rows are not owed, one that nobody asks for has ended, or was begun by a request that was answered already
+        # if its rows are not owed, one that nobody asks for has ended, or was begun by a request that was answered
+        # already
         ended = {each for each, progress in self._session.state.lives.items() if not progress.still_owed}
         if gone := ended - self._requests.open.keys():
             self._write({live_key(each): None for each in gone})

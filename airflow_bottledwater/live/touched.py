@@ -1,4 +1,5 @@
-"""Which keys the stream has published changes of that a snapshot does not show: their rows in that snapshot are older."""
+"""Which keys the stream has published changes of that a snapshot does not show: their rows in that snapshot are
+older."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.encode import EncodedBatch
 
-#: a key by its topic and hash, and the transaction that changed it. 64 bits of a hash with a secret seed: that two of ten million keys
-#: share one has a chance of 1 : 300,000, and then a row is left out that the topic has already, or that the next live snapshot brings
+#: a key by its topic and hash, and the transaction that changed it. 64 bits of a hash with a secret seed: that two of
+#: ten million keys share one has a chance of 1 : 300,000, and then a row is left out that the topic has already, or
+#: that the next live snapshot brings
 _ENTRY: Final = np.dtype([("topic", np.int64), ("key", np.uint64), ("xid", np.int64)])
 #: entries beyond which what is being read is given up and read again later: 200 MB
 MOST = 8_000_000
@@ -60,7 +62,8 @@ class Touched:
 
         :param topics: the topics' indices.
         :param wanted: the indices of the topics whose keys are of interest.
-        :param oldest: the oldest snapshot that rows are held of: what it shows is in all later ones, too. None: there is none yet.
+        :param oldest: the oldest snapshot that rows are held of: what it shows is in all later ones, too. None: there
+            is none yet.
         """
         batch = encoded.completed.batch
         if not len(batch):
@@ -70,7 +73,8 @@ class Touched:
         entries: npt.NDArray[np.void] = np.zeros(len(table), dtype=_ENTRY)
         entries["topic"], entries["xid"] = table["topic"], batch.changes["xid"][table["row"]]
         entries["key"] = hash_records(replace(encoded.records, table=table))[:, 0]
-        # a change that cannot be encoded has no record, and so no key here; one that is rejected for its size, say, has all of its keys
+        # a change that cannot be encoded has no record, and so no key here; one that is rejected for its size, say, has
+        # all of its keys
         rows = np.array([rejection.row for rejection in encoded.rejections], dtype=np.int64)
         for change in batch.changes[rows[~np.isin(rows, encoded.records.table["row"])]]:
             self._all.add((topics[batch.versions[int(change["relation"])].topic], int(change["xid"])))

@@ -1,4 +1,5 @@
-"""Which tables a live snapshot is of, and whether they can be read again. Whoever asks for one checks it, too, so this needs no numba."""
+"""Which tables a live snapshot is of, and whether they can be read again. Whoever asks for one checks it, too, so this
+needs no numba."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def wanted(
 
     :raises PreflightError: a pattern matches nothing.
     :raises Outage: the condition cannot be checked now: another session has locked a table, say.
-    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition; or keys are to be removed from
-        a topic that is shared with another pipeline.
+    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition; or keys
+        are to be removed from a topic that is shared with another pipeline.
     """
     tables = known.tables
     oids = resolve(connection, pipeline, known, request.tables)
@@ -35,7 +36,8 @@ def wanted(
         if oid not in tables:
             raise Refused(
                 f"Table {name} is not one of the tables that slot {pipeline.slot!r} follows.",
-                "Add it to the pipeline's settings first: slot and snapshot tasks (or the command) take it in with all its rows.",
+                "Add it to the pipeline's settings first: slot and snapshot tasks (or the command) take it in with "
+                "all its rows.",
             )
         if not tables[oid].table.keyed:
             raise Refused(
@@ -63,8 +65,8 @@ def check_named(request: SnapshotRequest) -> None:
 def check_order(connection: Connection, oid: int, name: str) -> None:
     """
     :param name: the table's, for the message.
-    :raises Refused: a column of the table's key is sorted by operators of an extension or a user (citext, ltree), which our sessions do
-        not find: they trust PostgreSQL's own only.
+    :raises Refused: a column of the table's key is sorted by operators of an extension or a user (citext, ltree), which
+        our sessions do not find: they trust PostgreSQL's own only.
     """
     foreign = connection.execute(
         """
@@ -79,15 +81,16 @@ def check_order(connection: Connection, oid: int, name: str) -> None:
     ).fetchone()
     if foreign is not None:
         raise Refused(
-            f"Table {name} cannot be read in the order of its keys: column {foreign[0]} ({foreign[1]}) is not sorted by PostgreSQL's own "
-            "operators.",
+            f"Table {name} cannot be read in the order of its keys: column {foreign[0]} ({foreign[1]}) is not sorted "
+            "by PostgreSQL's own operators.",
             "Ask for it without by_key (--by-key): it is then read in the order of its blocks.",
         )
 
 
 def _check_condition(connection: Connection, oid: int, named: tuple[str, str], where: str) -> None:
     """
-    :raises Outage: it cannot be checked now: the table is locked, or was renamed or dropped in this moment, or the server ends.
+    :raises Outage: it cannot be checked now: the table is locked, or was renamed or dropped in this moment, or the
+        server ends.
     :raises Refused: PostgreSQL does not accept the condition for this table.
     """
     name = ".".join(named)
@@ -107,5 +110,6 @@ def _check_condition(connection: Connection, oid: int, named: tuple[str, str], w
             raise Outage(f"{name} was renamed or dropped while the condition {where!r} was checked for it.") from None
         raise Refused(
             f"PostgreSQL does not accept the condition {where!r} for {name}: {str(error).splitlines()[0]}.",
-            "It is what would follow WHERE, over the table's own columns, such as: day >= '2026-01-01' AND day < '2026-02-01'.",
+            "It is what would follow WHERE, over the table's own columns, such as: day >= '2026-01-01' AND day < "
+            "'2026-02-01'.",
         ) from None

@@ -1,4 +1,5 @@
-"""An Airflow as it is deployed: API server, scheduler, triggerer and DAG processor, each a process, with LocalExecutor."""
+"""An Airflow as it is deployed: API server, scheduler, triggerer and DAG processor, each a process, with
+LocalExecutor."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class Component(ServerProcess):
     """
 
     start_timeout = 180.0
-    # In half of all cases, the triggerer sleeps 10 s after its child has ended. If it is killed before that, Airflow considers it
-    # alive for another 30 s, during which its triggers are not given to another one.
+    # In half of all cases, the triggerer sleeps 10 s after its child has ended. If it is killed before that, Airflow
+    # considers it alive for another 30 s, during which its triggers are not given to another one.
     stop_grace = 13.0
     # the scheduler would wait for running tasks
     children_grace = 3.0
@@ -97,8 +98,9 @@ class AirflowStack:
 
     :param dags_folder: where the DAG files are.
     :param metadata_dsn: SQLAlchemy URL of an existing, empty database: `PostgresServer.url("airflow")`.
-    :param env: further environment variables for all components, for example `AIRFLOW_CONN_…`; they override the ones here. Of this
-        process's environment, Airflow gets only the few variables that it needs, so that no secrets get into its tasks and logs.
+    :param env: further environment variables for all components, for example `AIRFLOW_CONN_…`; they override the ones
+        here. Of this process's environment, Airflow gets only the few variables that it needs, so that no secrets get
+        into its tasks and logs.
     :param die_with_parent: whether it ends when the process that started it ends.
     """
 
@@ -171,7 +173,8 @@ class AirflowStack:
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": ports.HOST,
-            # the standard input of a task is a socket, in which case a first-level bash reads ~/.bashrc, which may change the PATH
+            # the standard input of a task is a socket, in which case a first-level bash reads ~/.bashrc, which may
+            # change the PATH
             "SHLVL": "1",
         }
         return (
@@ -202,7 +205,8 @@ class AirflowStack:
         return self
 
     def stop(self) -> None:
-        """Send SIGTERM to all components at the same time, and after 5 s SIGKILL to those left of their families of processes.
+        """Send SIGTERM to all components at the same time, and after 5 s SIGKILL to those left of their families of
+        processes.
 
         SIGTERM is not sent to whole families, since that can stall the triggerer.
         """

@@ -1,7 +1,7 @@
 """The jars of Kafka and of the schema registry, retrieved once from a Maven repository into a cache.
 
-They are retrieved by the Ivy that comes with pyspark, so that only pip's packages and a Java are needed. The repository is Ivy's
-default, Maven Central, or the mirror that `BOTTLEDWATER_MAVEN_ROOT` names.
+They are retrieved by the Ivy that comes with pyspark, so that only pip's packages and a Java are needed. The repository
+is Ivy's default, Maven Central, or the mirror that `BOTTLEDWATER_MAVEN_ROOT` names.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def kafka_jars(cache: Path) -> list[Path]:
     def fill(folder: Path) -> None:
         dependencies = (
             f'<dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default"/>'
-            f'<dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}" conf="default"/>'
+            f'<dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}" '
+            'conf="default"/>'
         )
         # `bundle` is the type of OSGi jars; without it, five jars would be missing
         retrieve(dependencies, folder, types=("jar", "bundle"))

@@ -27,7 +27,8 @@ def _begin() -> None:
 
 @click.command()
 def demo() -> None:
-    """Run the whole pipeline on real servers and real data, started for it and stopped afterwards, and compare in the end."""
+    """Run the whole pipeline on real servers and real data, started for it and stopped afterwards, and compare in the
+    end."""
     _begin()
     from airflow_bottledwater.local.demo import demo as run
 

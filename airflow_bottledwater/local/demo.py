@@ -1,4 +1,5 @@
-"""``bottledwater demo``: loads real data, lets writers change it from before the snapshot until the end, runs the DAG, and verifies."""
+"""``bottledwater demo``: loads real data, lets writers change it from before the snapshot until the end, runs the DAG,
+and verifies."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def demo() -> None:
         writers = flights.Writers(stack.dsn)
         writers.start()
         say(
-            "Four sessions write: delays, cancellations, new flights, key changes, several tables in one transaction, roll-backs."
+            "Four sessions write: delays, cancellations, new flights, key changes, several tables in one transaction, "
+            "roll-backs."
         )
         try:
             seen = _Run(stack, writers).follow()
@@ -72,7 +74,8 @@ def demo() -> None:
 
 
 class _Run:
-    """A run of the DAG, followed from the trigger to the teardown; the stream is stopped when the writers have run for their time."""
+    """A run of the DAG, followed from the trigger to the teardown; the stream is stopped when the writers have run for
+    their time."""
 
     def __init__(self, stack: DemoStack, writers: flights.Writers) -> None:
         self._stack, self._writers = stack, writers
@@ -147,8 +150,9 @@ class _Run:
             say(f"  snapshot: {rows:,} rows{rate}; slot {lag / 2**20:.1f} MiB behind")
         elif job.state == "streaming":
             say(
-                f"  stream: {job.counters.get('published', 0):,} records, {job.counters.get('skipped_transactions', 0):,} transactions "
-                f"left to the snapshot; slot {lag / 2**20:.2f} MiB behind"
+                f"  stream: {job.counters.get('published', 0):,} records, "
+                f"{job.counters.get('skipped_transactions', 0):,} transactions left to the snapshot; slot "
+                f"{lag / 2**20:.2f} MiB behind"
             )
 
     def _verify(self) -> None:
@@ -203,8 +207,8 @@ def _check_overlap(seen: status.PipelineReport | None) -> None:
     skipped = counters.get("skipped_transactions", 0)
     published = counters.get("transactions", 0) - skipped
     say(
-        f"At the boundary {boundary} {in_progress} transactions were in progress; {skipped:,} were skipped, since the snapshot has them; "
-        f"{published:,} were published after it. {counters.get('dead_letters', 0)} dead letters."
+        f"At the boundary {boundary} {in_progress} transactions were in progress; {skipped:,} were skipped, since the "
+        f"snapshot has them; {published:,} were published after it. {counters.get('dead_letters', 0)} dead letters."
     )
     if not (in_progress and skipped and published > 0):
         raise DemoFailed("The snapshot did not overlap with the writers, so this run proves nothing.")

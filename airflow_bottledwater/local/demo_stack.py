@@ -1,5 +1,5 @@
-"""The servers of the demo and of `bottledwater up`: a source with its role and data, Kafka, the registry, and an Airflow with their
-connections."""
+"""The servers of the demo and of `bottledwater up`: a source with its role and data, Kafka, the registry, and an
+Airflow with their connections."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class DemoStack:
         say(f"Airflow is ready at {self.airflow.url} ({time.monotonic() - began:.0f} s).")
 
     def stop(self) -> None:
-        """Stop everything: Airflow first, since it would submit a job again that ends while its task waits for it; then the jobs."""
+        """Stop everything: Airflow first, since it would submit a job again that ends while its task waits for it; then
+        the jobs."""
         self.airflow.stop()
         jobs = self.airflow.folder / "bottledwater"
         for folder in jobs.iterdir() if jobs.is_dir() else ():

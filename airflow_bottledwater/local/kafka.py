@@ -58,8 +58,8 @@ class KafkaBroker(ServerProcess):
 
     :param port: 0 picks a free one, which the folder keeps.
     :param settings: further lines of server.properties; they override the defaults here.
-    :param fast_start: whether the JVM compiles little and shares class data, for tests. If not, it runs as in production, for
-        measuring throughput (then also use `java_heap="1g"`, as bin/kafka-server-start.sh does).
+    :param fast_start: whether the JVM compiles little and shares class data, for tests. If not, it runs as in
+        production, for measuring throughput (then also use `java_heap="1g"`, as bin/kafka-server-start.sh does).
     """
 
     name = "kafka"
@@ -151,8 +151,8 @@ def _kafka_uuid() -> str:
 
 
 def _class_data(cache: Path) -> Path | None:
-    """The archive of the broker's loaded classes (CDS), which halves the time to start; it is written once by a broker that is started
-    for this purpose. None if it cannot be made, since it only saves time."""
+    """The archive of the broker's loaded classes (CDS), which halves the time to start; it is written once by a broker
+    that is started for this purpose. None if it cannot be made, since it only saves time."""
     java = artifacts.system_java()
     release = java.parents[1] / "release"
     tied_to = [str(java), release.read_text() if release.exists() else "", *_java(cache)]

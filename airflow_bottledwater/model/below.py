@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A table of the pipeline that was attached below another one of its tables, which is published as one. PostgreSQL sends its changes as
-    that one's: its own topic lacks them.
+    """A table of the pipeline that was attached below another one of its tables, which is published as one. PostgreSQL
+    sends its changes as that one's: its own topic lacks them.
 
     :param root: the other one's name, for messages.
     """

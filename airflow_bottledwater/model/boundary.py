@@ -8,8 +8,9 @@ from dataclasses import dataclass
 def widen_xid(xid: int, near: int) -> int:
     """The 64-bit transaction id nearest to ``near`` whose low half is ``xid``.
 
-    Its high half is not simply that of ``near``: around a wrap the transaction may belong to the neighbouring epoch. The signed
-    32-bit difference is what PostgreSQL itself orders ids by (TransactionIdPrecedes, src/backend/access/transam/transam.c).
+    Its high half is not simply that of ``near``: around a wrap the transaction may belong to the neighbouring epoch.
+    The signed 32-bit difference is what PostgreSQL itself orders ids by (TransactionIdPrecedes,
+    src/backend/access/transam/transam.c).
     """
     difference = (xid - near) & 0xFFFFFFFF
     return near + (difference - 0x1_0000_0000 if difference >= 0x8000_0000 else difference)
@@ -47,9 +48,11 @@ class Boundary:
     """Which transactions the stream skips for one table.
 
     :param snapshot: B; the table is read under it (or, after a resume, partly under later snapshots).
-    :param insert_lsn: L, the WAL insert position read after B: a transaction that B sees has its commit record before it.
+    :param insert_lsn: L, the WAL insert position read after B: a transaction that B sees has its commit record before
+        it.
     :param oldest_xid: X0; the boundary is valid only if ``snapshot.xmin >= X0``.
-    :param filtered: whether the stream leaves out what B sees. False if rows of the table were published before, and it has a key.
+    :param filtered: whether the stream leaves out what B sees. False if rows of the table were published before, and it
+        has a key.
     """
 
     snapshot: Snapshot

@@ -23,7 +23,8 @@ class TypeOptions:
     """The forms that a pipeline has chosen, as far as its output format offers the choice.
 
     :param enums: ``enum`` exists in Avro only.
-    :param numeric: ``decimal`` is published as a string where the column has no precision; ``number`` exists in JSON only, and is exact.
+    :param numeric: ``decimal`` is published as a string where the column has no precision; ``number`` exists in JSON
+        only, and is exact.
     :param documents: for json and jsonb; ``value`` exists in JSON only.
     :param geometries: for PostGIS; ``geojson`` exists in JSON only.
     """

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The identity of a job that works on a slot: written as the claim, and compared with it at every initialisation of a producer.
+    """The identity of a job that works on a slot: written as the claim, and compared with it at every initialisation of
+    a producer.
 
-    :param epoch: one more than that of the claim before; together with ``id`` it is unique even if two jobs read the same claim.
+    :param epoch: one more than that of the claim before; together with ``id`` it is unique even if two jobs read the
+        same claim.
     :param started: seconds since 1970, by the clock of the job's host.
     :param by: who has submitted it, as part of a sentence; empty if that is not known, as of a command.
     """

@@ -27,8 +27,8 @@ def format_lsn(lsn: int) -> str:
 
 
 class Position(NamedTuple):
-    """How far the stream has come: inside a transaction (its final LSN, the ordinal of the last published change, from 1);
-    after a transaction or at a keepalive (that LSN, 0). Positions compare as tuples."""
+    """How far the stream has come: inside a transaction (its final LSN, the ordinal of the last published change, from
+    1); after a transaction or at a keepalive (that LSN, 0). Positions compare as tuples."""
 
     lsn: int
     ordinal: int = 0
@@ -51,7 +51,7 @@ class Position(NamedTuple):
     def passed(self, final_lsn: int, ordinal: int) -> bool:
         """Whether a change was already published, if this position is P.
 
-        A transaction is skipped if its final LSN is below P's; if the two are equal, its changes up to P's ordinal are skipped.
-        End LSNs are never compared: an end LSN or a keepalive may equal the next transaction's final LSN.
+        A transaction is skipped if its final LSN is below P's; if the two are equal, its changes up to P's ordinal are
+        skipped. End LSNs are never compared: an end LSN or a keepalive may equal the next transaction's final LSN.
         """
         return final_lsn < self.lsn or (final_lsn == self.lsn and ordinal <= self.ordinal)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wanted and not done, or not done as it is meant, although the job runs: a table that is not followed, say.
+    """Something that is wanted and not done, or not done as it is meant, although the job runs: a table that is not
+    followed, say.
 
-    :param kind: a short, stable name of what is wrong, for programs: ``not-followed``, ``throttled``, ``dead-letters``, …
+    :param kind: a short, stable name of what is wrong, for programs: ``not-followed``, ``throttled``, ``dead-letters``,
+        …
     :param subject: the table, topic, subject or server that it is about.
     :param reason: why, as a full sentence.
     :param remedy: what the reader can do, as a full sentence; empty if it mends itself.

@@ -16,7 +16,8 @@ class ColumnType:
     :param base_typmod: the modifier in force for the base type.
     :param kind: ``pg_type.typtype`` of the base type: b, c, e, m, p or r.
     :param name: the declared type's SQL name, for messages and for casts.
-    :param element: for an array, the type of its elements; for a multirange, its range; for a range, the type of its bounds.
+    :param element: for an array, the type of its elements; for a multirange, its range; for a range, the type of its
+        bounds.
     :param dimensions: of an array, as declared.
     :param schema: the schema of the base type; ``label`` is its name there.
     :param extension: the extension that the base type belongs to; empty for none.
@@ -70,7 +71,8 @@ class Table:
     :param columns: the columns that the publication sends: no dropped and no generated ones.
     :param filenode: ``pg_relation_filenode``; a different value means that the rows were rewritten into another file.
     :param partitioned: whether it is a partitioned table that is published as one; its rows are in its partitions.
-    :param unpublishable: whether its full old row cannot be sent, so that publishing updates or deletes would make them fail.
+    :param unpublishable: whether its full old row cannot be sent, so that publishing updates or deletes would make them
+        fail.
     """
 
     oid: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: what PostgreSQL allows (ReplicationSlotValidateName, src/backend/replication/slot.c; NAMEDATALEN is 64), as a pattern: "$" alone would
-#: allow a line break behind it, and patterns in browsers have no "\Z"
+#: what PostgreSQL allows (ReplicationSlotValidateName, src/backend/replication/slot.c; NAMEDATALEN is 64), as a
+#: pattern: "$" alone would allow a line break behind it, and patterns in browsers have no "\Z"
 SLOT_NAME = r"^[a-z0-9_]{1,63}$(?!\n)"
 
 

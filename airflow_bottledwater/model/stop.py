@@ -11,7 +11,8 @@ from airflow_bottledwater.errors import Interrupted
 class Stop(threading.Event):
     """An event that is set when the job is to end.
 
-    :param asked: returns whether a stop was requested. The signal alone does not show it: a host that reboots sends the same one.
+    :param asked: returns whether a stop was requested. The signal alone does not show it: a host that reboots sends the
+        same one.
     """
 
     def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
@@ -27,7 +28,8 @@ class Stop(threading.Event):
 
     @property
     def interruption(self) -> Interrupted | None:
-        """The error to end with if the job was interrupted without a request; None if a stop was requested, or the job is not ending."""
+        """The error to end with if the job was interrupted without a request; None if a stop was requested, or the job
+        is not ending."""
         return Interrupted(self._signal) if self._signal and not self._asked() else None
 
 

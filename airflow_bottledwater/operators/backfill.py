@@ -1,4 +1,5 @@
-"""The operator that publishes rows of tables again while the stream runs: for scheduled backfills, and for tables to be repaired."""
+"""The operator that publishes rows of tables again while the stream runs: for scheduled backfills, and for tables to be
+repaired."""
 
 from __future__ import annotations
 
@@ -38,17 +39,19 @@ _ASKED = "bottledwater_backfill"
 
 
 class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
-    """Publish rows of tables again, in the order of the stream, by whichever job publishes it: a continuous stream, or the next bounded
-    run. A retry goes on with the same live snapshot; a cleared task begins a new one, which does no harm.
+    """Publish rows of tables again, in the order of the stream, by whichever job publishes it: a continuous stream, or
+    the next bounded run. A retry goes on with the same live snapshot; a cleared task begins a new one, which does no
+    harm.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param tables: ``[schema.]table`` patterns of the tables that are read, a list or comma-separated. (templated)
-    :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds }}' AND day <
-        '{{ data_interval_end | ds }}'``; empty for all. (templated)
+    :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds
+        }}' AND day < '{{ data_interval_end | ds }}'``; empty for all. (templated)
     :param sweep: also publish tombstones for keys that the tables do not have.
-    :param by_key: read in the order of the keys instead of the table's blocks: the reading goes on where it was if the table is rewritten.
-    :param new_key: first take the tables up with the keys that they have now, or as successors of dropped tables; no job may run then,
-        and the next one reads them.
+    :param by_key: read in the order of the keys instead of the table's blocks: the reading goes on where it was if the
+        table is rewritten.
+    :param new_key: first take the tables up with the keys that they have now, or as successors of dropped tables; no
+        job may run then, and the next one reads them.
     :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for. (templated)
     :param bytes_per_second: the same in bytes. (templated)
     :param deferrable: wait in the triggerer instead of a worker slot.
@@ -93,8 +96,8 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         self._killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Ask for the live snapshot and wait for its end; returns how many rows were published (``rows``), and how many were left out,
-        since the stream has published newer versions of them (``left_out``).
+        """Ask for the live snapshot and wait for its end; returns how many rows were published (``rows``), and how many
+        were left out, since the stream has published newer versions of them (``left_out``).
 
         :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long.
         """
@@ -234,7 +237,8 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             "boundary": report["boundary"],
         }
         self.log.info(
-            "%s rows of %s are published again; %s are left out, since the stream has published newer versions of them.",
+            "%s rows of %s are published again; %s are left out, since the stream has published newer versions of "
+            "them.",
             f"{found['rows']:,}",
             ", ".join(found["tables"]),
             f"{found['left_out']:,}",
@@ -250,13 +254,15 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         if self.new_key:
             raise JobFailed(
                 f"The live snapshot did not end within {self.timeout:.0f} s; it goes on.",
-                "See whether the stream runs ('bottledwater status'), or raise timeout. Clear the task to follow it further.",
+                "See whether the stream runs ('bottledwater status'), or raise timeout. Clear the task to follow it "
+                "further.",
             )
         if (asked := store.get(_ASKED)) is not None:
             backfill.cancel(pipeline, **asked)
             store.delete(_ASKED)
         raise JobFailed(
-            f"The live snapshot did not end within {self.timeout:.0f} s, and is cancelled; what it has published stays.",
+            f"The live snapshot did not end within {self.timeout:.0f} s, and is cancelled; what it has published "
+            "stays.",
             "See whether the stream runs ('bottledwater status'), or raise timeout.",
         )
 

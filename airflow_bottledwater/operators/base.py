@@ -42,12 +42,13 @@ def _as_values(pipeline: PipelineArgument) -> dict[str, Any] | str:
 
 
 class PipelineMixin:
-    """The one parameter that describes a pipeline, which each operator lists itself, so that ``default_args``, mapped tasks and editors see
-    it. Jinja templates work inside of it.
+    """The one parameter that describes a pipeline, which each operator lists itself, so that ``default_args``, mapped
+    tasks and editors see it. Jinja templates work inside of it.
 
-    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, or the path of its YAML file; or only its name, if it exists: then its
-        settings are those of its saved state, and its connections have the usual ids (``postgres_default`` and so on; for other ones,
-        ``Pipeline("shop", source=Source("shop_postgres"), kafka=Kafka("shop_kafka"), saved=True)``). (templated)
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, or the path of its YAML file; or only its name, if it
+        exists: then its settings are those of its saved state, and its connections have the usual ids
+        (``postgres_default`` and so on; for other ones, ``Pipeline("shop", source=Source("shop_postgres"),
+        kafka=Kafka("shop_kafka"), saved=True)``). (templated)
     """
 
     pipeline: dict[str, Any] | str
@@ -75,7 +76,8 @@ class PipelineMixin:
     def pipeline_hook(self) -> PipelineHook:
         """The pipeline's hook, to be used after templating.
 
-        :raises BottledWaterError: a value is not allowed; or the settings are those of its saved state, which cannot be read.
+        :raises BottledWaterError: a value is not allowed; or the settings are those of its saved state, which cannot be
+            read.
         """
         if self._hook is None:
             described = self.described()
@@ -100,7 +102,8 @@ class PipelineMixin:
 
 
 def jobs_of(operator: Any, pipeline: Pipeline) -> dict[str, Mapping[str, Any]]:
-    """What an operator that runs before snapshot and stream knows of them; see :func:`airflow_bottledwater.hooks.places.problems`."""
+    """What an operator that runs before snapshot and stream knows of them; see
+    :func:`airflow_bottledwater.hooks.places.problems`."""
     spark = operator.described().spark
     where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
     tasks = {"snapshot": {**where, **(operator.snapshot or {})}, "stream": {**where, **(operator.stream or {})}}
@@ -110,9 +113,9 @@ def jobs_of(operator: Any, pipeline: Pipeline) -> dict[str, Mapping[str, Any]]:
 def is_first_try(ti: Any, retries: int) -> bool:
     """Whether this try is not a retry: the task runs for the first time, or for the first time since it was cleared.
 
-    Airflow does not report this, and the task's state survives a clear. It follows from the counts: at first, a task has ``max_tries =
-    retries``, and clearing it sets ``max_tries = try_number + retries`` (``clear_task_instances`` in airflow/models/taskinstance.py);
-    the first try after that has the next number.
+    Airflow does not report this, and the task's state survives a clear. It follows from the counts: at first, a task
+    has ``max_tries = retries``, and clearing it sets ``max_tries = try_number + retries`` (``clear_task_instances`` in
+    airflow/models/taskinstance.py); the first try after that has the next number.
 
     :param ti: the running task instance.
     :param retries: the operator's retries.
@@ -146,7 +149,8 @@ def number(name: str, value: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Within this block, errors after which a retry cannot help fail the task at once; transient errors are raised unchanged.
+    """Within this block, errors after which a retry cannot help fail the task at once; transient errors are raised
+    unchanged.
 
     :raises AirflowFailException: instead of an error that is not transient.
     """

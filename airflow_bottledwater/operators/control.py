@@ -30,9 +30,10 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     :class:`~airflow_bottledwater.operators.health.PipelineHealthOperator` does not expect the pipeline to run.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param action: ``stop``: its job ends in order, the slot is kept; ``retire``: the same, and ``drop_slot`` may drop the slot; ``start``:
-        the pipeline is meant to run again, which its DAG has to do. (templated)
-    :param timeout: seconds for the job to end in order; then its slot is taken from it, and what can be reached of it is ended. (templated)
+    :param action: ``stop``: its job ends in order, the slot is kept; ``retire``: the same, and ``drop_slot`` may drop
+        the slot; ``start``: the pipeline is meant to run again, which its DAG has to do. (templated)
+    :param timeout: seconds for the job to end in order; then its slot is taken from it, and what can be reached of it
+        is ended. (templated)
     """
 
     template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "timeout")

@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
 
 class PipelineHealthOperator(BaseOperator):
-    """Fail if a pipeline that is meant to run does not, repeats, lags, reports a problem, or was not verified for too long.
+    """Fail if a pipeline that is meant to run does not, repeats, lags, reports a problem, or was not verified for too
+    long.
 
-    It knows the pipelines by what they report in Kafka, so it does not depend on their DAG runs. A pipeline is meant to run unless it was
-    asked to stop, or retired (the command ``stop``, :class:`~airflow_bottledwater.operators.control.PipelineControlOperator`); a task that
-    was marked or cleared does not change that. A job whose task has ended while no triggerer ran is asked to stop; one whose task Airflow
-    does not know any more is named in the log.
+    It knows the pipelines by what they report in Kafka, so it does not depend on their DAG runs. A pipeline is meant to
+    run unless it was asked to stop, or retired (the command ``stop``,
+    :class:`~airflow_bottledwater.operators.control.PipelineControlOperator`); a task that was marked or cleared does
+    not change that. A job whose task has ended while no triggerer ran is asked to stop; one whose task Airflow does not
+    know any more is named in the log.
 
     :param kafka_conn_id: connection of type Apache Kafka: whose pipelines. (templated)
-    :param pipelines: patterns of slots, a list or comma-separated; empty means all pipelines of this Kafka. A pattern that none has is an
-        error. (templated)
-    :param postgres_conn_ids: connections of type Postgres, a list or comma-separated, of the sources whose slots are looked at, too: that
-        they exist and are not lost, and their lag. (templated)
+    :param pipelines: patterns of slots, a list or comma-separated; empty means all pipelines of this Kafka. A pattern
+        that none has is an error. (templated)
+    :param postgres_conn_ids: connections of type Postgres, a list or comma-separated, of the sources whose slots are
+        looked at, too: that they exist and are not lost, and their lag. (templated)
     :param max_lag: bytes of WAL that a slot may be behind; None: any number. (templated)
     :param max_dead_letters: dead letters of a pipeline that may be open; None: any number. (templated)
     :param max_silence: seconds in which a job has to follow one that has ended, or has to begin to work. (templated)

@@ -28,8 +28,9 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
     """Check source, broker, schema registry and Spark; change nothing, and name every problem at once.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``, as far as they are
-        given. If neither these nor the stream's are given, it is not checked whether Spark can run the jobs. (templated)
+    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``,
+        as far as they are given. If neither these nor the stream's are given, it is not checked whether Spark can run
+        the jobs. (templated)
     :param stream: the same of the stream's operator. (templated)
     """
 

@@ -30,8 +30,9 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
     """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``, as far as they are
-        given. If neither these nor the stream's are given, it is not checked whether Spark can run the jobs. (templated)
+    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``,
+        as far as they are given. If neither these nor the stream's are given, it is not checked whether Spark can run
+        the jobs. (templated)
     :param stream: the same of the stream's operator. (templated)
     """
 
@@ -80,8 +81,9 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
 class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
     """Drop slot and publications; meant as the teardown of the slot's setup task.
 
-    The slot holds the changes that are not yet published, so by default it is dropped only if the stream was stopped for good.
-    A job that this DAG run has left behind, on any host, is stopped first, which happens if its task was marked while no triggerer ran.
+    The slot holds the changes that are not yet published, so by default it is dropped only if the stream was stopped
+    for good. A job that this DAG run has left behind, on any host, is stopped first, which happens if its task was
+    marked while no triggerer ran.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param when: ``retired`` (default), ``always`` or ``never``. (templated)

@@ -22,10 +22,11 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-snapshot``. (templated)
-    :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job in client mode
-        keeps the worker busy anyway.
+    :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job
+        in client mode keeps the worker busy anyway.
     :param poll_interval: seconds between two checks of the job.
-    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
+    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a
+        queue.
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """

@@ -1,5 +1,5 @@
-"""What the operators of snapshot and stream have in common: their job is submitted once, watched from anywhere, and found again by a
-retry."""
+"""What the operators of snapshot and stream have in common: their job is submitted once, watched from anywhere, and
+found again by a retry."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     :param name: the job's name in Spark; None: ``bottledwater-snapshot`` or ``bottledwater-stream``. (templated)
     :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only.
     :param poll_interval: seconds between two checks of the job.
-    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
+    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a
+        queue.
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -121,7 +122,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         return place
 
     def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
-        """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows of."""
+        """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows
+        of."""
         from airflow_bottledwater.jobs import submitted
         from airflow_bottledwater.provision import live
         from airflow_bottledwater.state.control_records import Owner
@@ -180,8 +182,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         return self._identity
 
     def _give_up(self, pipeline: Pipeline) -> None:
-        """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to stop stays, with the
-        job's record, for when it begins."""
+        """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to
+        stop stays, with the job's record, for when it begins."""
         assert self._identity is not None
         try:
             job_stop.stop(pipeline, self._identity, timeout=job_stop.LAST_CHANCE, final=False)
@@ -196,8 +198,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._identity = {**self._identity, "application": application}
 
     def _earlier(self, context: Context, pipeline: Pipeline) -> Identity | Ended | None:
-        """The job of an earlier try: to attach to, or how it has ended in order. If the task was cleared since, that job is stopped
-        instead; if it has failed or fallen silent, it is replaced: then the result is None."""
+        """The job of an earlier try: to attach to, or how it has ended in order. If the task was cleared since, that
+        job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None."""
         store: Any = context["task_state_store"]
         known: Identity | None = store.get(JOB)
         if known is None:
@@ -253,7 +255,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         """
         self._check_killed()
         if ended.outcome.ok and ended.outcome.stopped and ended.asked:
-            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end of the task
+            # stopped by a triggerer whose trigger was given to another one, since Airflow reports this to it as the end
+            # of the task
             return Outcome(ok=False, error="The job was stopped, but its task still waits for it.", transient=True)
         return ended.outcome
 
@@ -272,13 +275,15 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 **self.trigger_arguments(),
             ),
             method_name="execute_complete",
-            # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not stopped
+            # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not
+            # stopped
             timeout=timedelta(seconds=timeout + 10 * self.poll_interval + 120) if timeout else None,
         )
         raise AssertionError("defer does not return")
 
     def _wait(self, identity: Identity, timeout: float | None = None) -> Ended | None:
-        """Wait in this process until the job ends, and pass its log on; returns how it has ended, or None after the time-out.
+        """Wait in this process until the job ends, and pass its log on; returns how it has ended, or None after the
+        time-out.
 
         :param timeout: seconds; None: no limit.
         """
@@ -328,7 +333,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         return outcome.result
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it is stopped."""
+        """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it
+        is stopped."""
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
             known = store.get(JOB)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from airflow_bottledwater.settings import Pipeline
 
-#: keys in the task's state: how often the job was submitted again, and when this try's timeout expires (seconds since 1970; 0: never)
+#: keys in the task's state: how often the job was submitted again, and when this try's timeout expires (seconds since
+#: 1970; 0: never)
 _RESTARTS = "bottledwater_restarts"
 _DEADLINE = "bottledwater_deadline"
 
@@ -34,24 +35,27 @@ _DEADLINE = "bottledwater_deadline"
 class StreamToKafkaOperator(BottledWaterSparkOperator):
     """Publish every committed change, in order, exactly once; deferred while the stream runs.
 
-    The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. The job is stopped when the task is
-    marked or cleared, by its timeout and by the teardown; the slot is kept.
+    The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. The job is stopped
+    when the task is marked or cleared, by its timeout and by the teardown; the slot is kept.
 
-    The task defers, whatever ``[operators] default_deferrable`` is: a stream has no end, and must not occupy a worker slot. With
-    ``deferrable=False`` the task stays instead, as the supervisor of its job, which ends with it: for workers that end with their task
-    (KubernetesExecutor).
+    The task defers, whatever ``[operators] default_deferrable`` is: a stream has no end, and must not occupy a worker
+    slot. With ``deferrable=False`` the task stays instead, as the supervisor of its job, which ends with it: for
+    workers that end with their task (KubernetesExecutor).
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-stream``. (templated)
-    :param bounded: end when everything is published that is committed now, instead of running until stopped. (templated)
-    :param take_over: whether a bounded run may take the slot from a stream that lives, and that would end for good; otherwise the run fails
-        while there is one. (templated)
-    :param timeout: seconds after which the job is stopped and the task fails, counted from the begin of a try, over all its jobs; None:
-        never. ``execution_timeout`` is not enforced by Airflow while a task is deferred. (templated)
-    :param restarts: how often a job that failed for a transient reason is submitted again without using up a try. (templated)
+    :param bounded: end when everything is published that is committed now, instead of running until stopped.
+        (templated)
+    :param take_over: whether a bounded run may take the slot from a stream that lives, and that would end for good;
+        otherwise the run fails while there is one. (templated)
+    :param timeout: seconds after which the job is stopped and the task fails, counted from the begin of a try, over all
+        its jobs; None: never. ``execution_timeout`` is not enforced by Airflow while a task is deferred. (templated)
+    :param restarts: how often a job that failed for a transient reason is submitted again without using up a try.
+        (templated)
     :param deferrable: whether the task is deferred while the stream runs.
     :param poll_interval: seconds between two checks of the job.
-    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
+    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a
+        queue.
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -116,7 +120,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self._defer_until_end(found, self._left(context))
 
     def _make_way(self, context: Context, pipeline: Pipeline) -> None:
-        """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its place.
+        """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its
+        place.
 
         :raises SlotInUse: a bounded run would end a stream that lives.
         """
@@ -140,13 +145,15 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 return
         if _true(self.bounded) and not _true(self.take_over):
             raise SlotInUse(
-                f"The slot {pipeline.slot!r} is held by a stream that lives, the {holder}: a bounded run would end it for good.",
-                "Pause this schedule while a stream runs; or stop that stream (bottledwater stop, or the DAG bottledwater_control); or give "
-                "this task take_over.",
+                f"The slot {pipeline.slot!r} is held by a stream that lives, the {holder}: a bounded run would end it "
+                "for good.",
+                "Pause this schedule while a stream runs; or stop that stream (bottledwater stop, or the DAG "
+                "bottledwater_control); or give this task take_over.",
             )
 
     def _is_done(self, ended: Ended) -> bool:
-        """Whether nothing is left to do after a job of an earlier try: a retry does not undo that the pipeline was asked to stop."""
+        """Whether nothing is left to do after a job of an earlier try: a retry does not undo that the pipeline was
+        asked to stop."""
         return ended.outcome.ok and not (ended.outcome.stopped and ended.asked)
 
     def _stay(self, context: Context, identity: Identity) -> dict[str, Any]:
@@ -188,7 +195,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event: the job has ended, or its timeout has expired.
 
-        :raises JobFailed: the job failed for a transient reason after all restarts were used up, or the event is not known.
+        :raises JobFailed: the job failed for a transient reason after all restarts were used up, or the event is not
+            known.
         :raises AirflowFailException: the job failed for good.
         :raises Outage: the timeout has expired; the job was stopped.
         """
@@ -213,8 +221,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         )
 
     def _judge(self, context: Context, identity: Identity, ended: Ended) -> dict[str, Any] | float:
-        """The task's result after the job's end; or, if it failed for a transient reason, when it is to be submitted again (seconds since
-        1970), without using up a try.
+        """The task's result after the job's end; or, if it failed for a transient reason, when it is to be submitted
+        again (seconds since 1970), without using up a try.
 
         :raises JobFailed: it failed for a transient reason too often.
         :raises AirflowFailException: it failed for good.
@@ -276,7 +284,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         return asked
 
     def _submit_again(self, context: Context) -> Identity | float:
-        """Submit the job again; or, if that failed for a transient reason, when it is to be tried again (seconds since 1970)."""
+        """Submit the job again; or, if that failed for a transient reason, when it is to be tried again (seconds since
+        1970)."""
         try:
             with failing():
                 place = self._place()

@@ -29,13 +29,14 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param verify_tables: tables to verify, as ``[schema.]table`` patterns; empty means all of the pipeline. (templated)
     :param sample: share of the rows that is verified, more than 0, up to 1. (templated)
-    :param fail_on_difference: whether the task fails if a topic differs, or cannot be compared (see ``allow_unverified``). Its result
-        (XCom) has the counts in either case.
+    :param fail_on_difference: whether the task fails if a topic differs, or cannot be compared (see
+        ``allow_unverified``). Its result (XCom) has the counts in either case.
     :param name: the job's name in Spark; None: ``bottledwater-verify``. (templated)
-    :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job in client mode
-        keeps the worker busy anyway.
+    :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job
+        in client mode keeps the worker busy anyway.
     :param poll_interval: seconds between two checks of the job.
-    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a queue.
+    :param start_timeout: seconds in which the job has to report for the first time; on a cluster, it may wait in a
+        queue.
 
     Takes the other parameters of ``SparkSubmitOperator``, too (executors, memory, conf).
     """
@@ -77,7 +78,8 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         return {name: value for name, value in own.items() if value}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the job to its end; returns the counts by table. If topics differ and the task fails, they are its result (XCom), too."""
+        """Run the job to its end; returns the counts by table. If topics differ and the task fails, they are its result
+        (XCom), too."""
         self._ti = context["ti"]
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()

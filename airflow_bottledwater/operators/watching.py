@@ -1,5 +1,5 @@
-"""How tasks that are not deferred look at what they wait for, again and again, whatever happens to Kafka and to its credentials; triggers do
-it by :mod:`airflow_bottledwater.triggers.watching`."""
+"""How tasks that are not deferred look at what they wait for, again and again, whatever happens to Kafka and to its
+credentials; triggers do it by :mod:`airflow_bottledwater.triggers.watching`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class Watching(contextlib.AbstractContextManager["Watching"]):
-    """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the connections as they are then,
-    since a password may have been changed.
+    """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the
+    connections as they are then, since a password may have been changed.
 
     :param begin: begins to watch.
     :param what: is watched, for the log.

@@ -90,7 +90,8 @@ class Spark(Section):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Schedules(Section):
-    """Which DAGs the pipeline gets beside the one that streams, and when they run: for files, from which one DAG file makes all DAGs."""
+    """Which DAGs the pipeline gets beside the one that streams, and when they run: for files, from which one DAG file
+    makes all DAGs."""
 
     AT: ClassVar[str] = "schedules."
     bounded: Annotated[
@@ -115,7 +116,8 @@ class Schedules(Section):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Description(Section, groups.Verification, groups.Limits, groups.Pace, groups.Errors):
-    """A pipeline: its name, what it reads, where and how it publishes, where its jobs run, and all other settings of docs/settings.md.
+    """A pipeline: its name, what it reads, where and how it publishes, where its jobs run, and all other settings of
+    docs/settings.md.
 
     Values are converted and checked when it is made; a Jinja template is checked when Airflow has rendered it.
 
@@ -144,8 +146,8 @@ class Description(Section, groups.Verification, groups.Limits, groups.Pace, grou
         return {"slot": self.name, **chosen}
 
     def connections(self) -> dict[str, Any]:
-        """The connections that the command makes, by their names in :data:`~airflow_bottledwater.settings.SETTINGS`; they may hold
-        secrets. What is not given is left out."""
+        """The connections that the command makes, by their names in :data:`~airflow_bottledwater.settings.SETTINGS`;
+        they may hold secrets. What is not given is left out."""
         given = {
             "postgres": self.source.dsn,
             "kafka": self.kafka.properties,

@@ -22,7 +22,8 @@ def load(path: Path | str, kind: type[D]) -> D:
     """The pipeline that a file describes.
 
     :param kind: the class to make.
-    :raises SettingError: the file cannot be read, or a value is not allowed. The message names the file and the path of the key.
+    :raises SettingError: the file cannot be read, or a value is not allowed. The message names the file and the path of
+        the key.
     """
     try:
         raw = msgspec.yaml.decode(Path(path).read_bytes())

@@ -1,4 +1,5 @@
-"""What the parts of a description have in common: they are checked when they are made, and say where in the file they are."""
+"""What the parts of a description have in common: they are checked when they are made, and say where in the file they
+are."""
 
 from __future__ import annotations
 

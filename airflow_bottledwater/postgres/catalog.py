@@ -15,7 +15,8 @@ from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
 
-#: relations that rows are read from. Nothing here takes a lock on them: pg_relation_size and pg_partition_tree would wait for sessions that have one of them locked
+#: relations that rows are read from. Nothing here takes a lock on them: pg_relation_size and pg_partition_tree would
+#: wait for sessions that have one of them locked
 _RELATIONS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence, c.relrowsecurity,
        coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'), greatest(c.relpages, 0),
@@ -89,8 +90,8 @@ def resolve(
     """The oids of the permanent tables that match patterns; for a partitioned table, those of its leaf partitions.
 
     :param tables: names, or patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
-    :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas but the system's
-        are. In both, a pattern behind ``!`` leaves out what it matches, whatever else matches it.
+    :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas
+        but the system's are. In both, a pattern behind ``!`` leaves out what it matches, whatever else matches it.
     :param via_root: whether a partitioned table stands for itself instead, and everything below it belongs to it.
     :param strict: whether it is an error if a pattern matches nothing; otherwise the others count.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
@@ -172,7 +173,8 @@ class _Relation(NamedTuple):
 
 
 class _Choice:
-    """The tables that patterns have matched so far, and the problems of patterns and of tables that were given by their exact name.
+    """The tables that patterns have matched so far, and the problems of patterns and of tables that were given by their
+    exact name.
 
     :param allowed: the oids of what no pattern leaves out.
     """
@@ -196,7 +198,8 @@ class _Choice:
     def take(self, matches: Iterable[_Relation], pattern: str, *, exact: bool = False) -> None:
         """Add the permanent tables among the relations that a pattern matches.
 
-        :param exact: whether the pattern is a name: anything but a permanent table is then a problem, instead of being left out.
+        :param exact: whether the pattern is a name: anything but a permanent table is then a problem, instead of being
+            left out.
         """
         taken, before = 0, len(self.problems)
         for relation in matches:
@@ -216,8 +219,8 @@ class _Choice:
         unfit = [leaf for leaf in leaves if leaf.kind != "r" or leaf.persistence != "p"]
         if exact:
             self.problems += [
-                f"{leaf.schema}.{leaf.name}, a partition of {parent.schema}.{parent.name}, is not permanent or a foreign table: its "
-                "changes are not in the WAL. Name the other partitions."
+                f"{leaf.schema}.{leaf.name}, a partition of {parent.schema}.{parent.name}, is not permanent or a "
+                "foreign table: its changes are not in the WAL. Name the other partitions."
                 for leaf in unfit
             ]
         return [leaf.oid for leaf in leaves if leaf not in unfit]
@@ -242,8 +245,8 @@ def load(
     """The tables with these oids, ordered by schema and name; a table that does not exist any more is left out.
 
     :param forms: the forms in which types are published.
-    :param sizes: whether to measure the tables, which waits for sessions that have one of them locked; otherwise ``pages`` is that of
-        the last VACUUM or ANALYZE.
+    :param sizes: whether to measure the tables, which waits for sessions that have one of them locked; otherwise
+        ``pages`` is that of the last VACUUM or ANALYZE.
     """
     wanted = {"oids": list(oids)}
     columns: dict[int, list[Column]] = {}
@@ -267,8 +270,8 @@ def load(
         if unpublishable:
             key, problem = (
                 (),
-                "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE on such a table "
-                "while they are published (use ALTER TABLE … REPLICA IDENTITY DEFAULT or USING INDEX)",
+                "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE "
+                "on such a table while they are published (use ALTER TABLE … REPLICA IDENTITY DEFAULT or USING INDEX)",
             )
         loaded.append(
             Table(
@@ -323,8 +326,9 @@ def names(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, s
 
 
 def still_named(connection: Connection, named: Mapping[int, tuple[str, str]]) -> bool:
-    """Whether these schemas and names still belong to these oids. Once tables are locked this cannot change; before that, a rename may
-    have given a name to another table. (``to_regclass`` reads the catalog as it is now, whatever the transaction's snapshot.)"""
+    """Whether these schemas and names still belong to these oids. Once tables are locked this cannot change; before
+    that, a rename may have given a name to another table. (``to_regclass`` reads the catalog as it is now, whatever the
+    transaction's snapshot.)"""
     row = connection.execute(
         "SELECT count(*) FROM unnest(%s::oid[], %s::text[], %s::text[]) t(oid, schema, name)"
         " WHERE to_regclass(format('%%I.%%I', t.schema, t.name))::oid IS DISTINCT FROM t.oid",
@@ -334,13 +338,13 @@ def still_named(connection: Connection, named: Mapping[int, tuple[str, str]]) ->
 
 
 def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
-    """For each table, and each partition below it, a value that changes with its catalog rows: its filenode, and the xmin of its pg_class
-    and pg_attribute rows."""
+    """For each table, and each partition below it, a value that changes with its catalog rows: its filenode, and the
+    xmin of its pg_class and pg_attribute rows."""
     everything = [*oids, *partitions.names(connection, oids)]
     rows = connection.execute(
-        "SELECT c.oid::text, concat_ws('/', pg_relation_filenode(c.oid), c.xmin,"
-        " (SELECT md5(string_agg(a.attnum || ':' || a.xmin, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid))"
-        " FROM pg_class c WHERE c.oid = ANY (%s::oid[]) ORDER BY 1",
+        "SELECT c.oid::text, concat_ws('/', pg_relation_filenode(c.oid), c.xmin, (SELECT md5(string_agg(a.attnum || "
+        "':' || a.xmin, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid)) FROM pg_class c WHERE "
+        "c.oid = ANY (%s::oid[]) ORDER BY 1",
         (everything,),
     ).fetchall()
     return dict(rows)
@@ -353,12 +357,13 @@ def definition(table: Table) -> str:
 
 
 def inherited(connection: Connection, oids: Sequence[int]) -> dict[int, dict[int, str]]:
-    """The tables that inherit from ordinary tables (``INHERITS``; the chunks of a TimescaleDB hypertable are among them), by the oid of the
-    parent: for each its oid and name. A query of the parent has their rows, its topic does not. Partitions are not among them."""
+    """The tables that inherit from ordinary tables (``INHERITS``; the chunks of a TimescaleDB hypertable are among
+    them), by the oid of the parent: for each its oid and name. A query of the parent has their rows, its topic does
+    not. Partitions are not among them."""
     rows = connection.execute(
-        "SELECT i.inhparent, c.oid, format('%%s.%%s', n.nspname, c.relname) FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent"
-        " JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) ORDER BY 1, 3",
+        "SELECT i.inhparent, c.oid, format('%%s.%%s', n.nspname, c.relname) FROM pg_inherits i JOIN pg_class p ON "
+        "p.oid = i.inhparent JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) ORDER BY 1, 3",
         (list(oids),),
     ).fetchall()
     found: dict[int, dict[int, str]] = {}
@@ -379,15 +384,17 @@ def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
 
 
 def unsendable(connection: Connection, tables: Sequence[Table]) -> list[tuple[str, str, str]]:
-    """Columns that contain a type without a send function, as table, column and type. pgoutput fails for every row of such a table
-    (logicalrep_write_tuple in src/backend/replication/logical/proto.c checks the column's own type only)."""
+    """Columns that contain a type without a send function, as table, column and type. pgoutput fails for every row of
+    such a table (logicalrep_write_tuple in src/backend/replication/logical/proto.c checks the column's own type
+    only)."""
     return connection.execute(_UNSENDABLE, ([t.oid for t in tables],)).fetchall()  # type: ignore[return-value]
 
 
 def filtered_by_policy(connection: Connection, tables: Sequence[Table]) -> list[str]:
     """The tables in which a row-level policy could hide rows from this role (row_security_active)."""
     rows = connection.execute(
-        "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND c.relrowsecurity AND row_security_active(c.oid)",
+        "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND c.relrowsecurity AND "
+        "row_security_active(c.oid)",
         ([t.oid for t in tables if t.row_security],),
     ).fetchall()
     hidden = {row[0] for row in rows}

@@ -30,8 +30,8 @@ FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisd
 _LABELS = "SELECT enumtypid, array_agg(enumlabel::text ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = ANY (%s::oid[]) GROUP BY 1"
 _MONEY, _NUMERIC = 790, 1700
 _DOCUMENTS = {114, 3802}
-#: regproc, regprocedure, regoper, regoperator, regclass, regcollation, regtype, regrole, regnamespace, regconfig, regdictionary,
-#: regdatabase (src/include/catalog/pg_type.dat)
+#: regproc, regprocedure, regoper, regoperator, regclass, regcollation, regtype, regrole, regnamespace, regconfig,
+#: regdictionary, regdatabase (src/include/catalog/pg_type.dat)
 REGS = {24, 2202, 2203, 2204, 2205, 4191, 2206, 4096, 4089, 3734, 3769, 8326}
 
 
@@ -89,8 +89,8 @@ class _Catalog:
             self._money_scale = _money_scale(connection)
 
     def describe(self, declared: Declared) -> ColumnType:
-        """The description of a declared type. The modifier is that of the outermost domain that has one (getBaseTypeAndTypmod,
-        src/backend/utils/cache/lsyscache.c); an array's modifier is that of its elements."""
+        """The description of a declared type. The modifier is that of the outermost domain that has one
+        (getBaseTypeAndTypmod, src/backend/utils/cache/lsyscache.c); an array's modifier is that of its elements."""
         base, typmod, dimensions = declared.oid, declared.typmod, declared.dimensions
         while self._rows[base].kind == "d":
             typmod = typmod if typmod >= 0 else self._rows[base].typmod
@@ -140,9 +140,9 @@ class _Catalog:
 
 
 def _money_scale(connection: Connection) -> int:
-    """The decimal places of the currency of the server's lc_monetary, by which PostgreSQL shows and computes with values of money. Our
-    sessions have another one, which gives texts that do not depend on the server: it is put aside for this statement, and is set again
-    afterwards, since inside a transaction that would last until its end."""
+    """The decimal places of the currency of the server's lc_monetary, by which PostgreSQL shows and computes with
+    values of money. Our sessions have another one, which gives texts that do not depend on the server: it is put aside
+    for this statement, and is set again afterwards, since inside a transaction that would last until its end."""
     row = connection.execute(
         "WITH server AS MATERIALIZED"
         " (SELECT set_config(name, reset_val, true) FROM pg_settings WHERE name = 'lc_monetary')"
@@ -157,7 +157,8 @@ def describe(
 ) -> list[ColumnType]:
     """The types of columns, in the order of ``declared``.
 
-    :param forms: the forms in which types are published; what a type consists of is not described if its form is ``text``.
+    :param forms: the forms in which types are published; what a type consists of is not described if its form is
+        ``text``.
     :raises LookupError: a type does not exist any more.
     """
     catalog = _Catalog(connection, {d.oid for d in declared}, forms)

@@ -1,4 +1,5 @@
-"""Connections with pinned session settings, waits that a stop can end, and the errors of this package for PostgreSQL's."""
+"""Connections with pinned session settings, waits that a stop can end, and the errors of this package for
+PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from psycopg import conninfo, generators, pq, sql
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
 from airflow_bottledwater.postgres.dsn import describe, parse
 
-#: the settings that PostgreSQL's output functions use: every session gives the same text, whatever the server's defaults are
+#: the settings that PostgreSQL's output functions use: every session gives the same text, whatever the server's
+#: defaults are
 PINNED = {
     "client_encoding": "UTF8",
     "DateStyle": "ISO, MDY",
@@ -29,7 +31,8 @@ PINNED = {
     # a row-level policy that would hide rows leads to an error instead of missing rows
     "row_security": "off",
 }
-#: time-outs that may be set for a role or a database, and that would end long sessions of a job; with the versions that have them
+#: time-outs that may be set for a role or a database, and that would end long sessions of a job; with the versions that
+#: have them
 UNLIMITED = {
     "statement_timeout": 0,
     "lock_timeout": 0,
@@ -42,10 +45,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 #: seconds for opening a session, for each address of a host
 _CONNECT_TIMEOUT = 10
-#: seconds of silence after which a new session is tried, to distinguish a statement that takes long from a server that is gone
+#: seconds of silence after which a new session is tried, to distinguish a statement that takes long from a server that
+#: is gone
 SILENCE = 30.0
-#: milliseconds after which a connection is given up if sent data is not acknowledged (TCP_USER_TIMEOUT): TCP keepalives are not
-#: sent while data is waiting to be acknowledged
+#: milliseconds after which a connection is given up if sent data is not acknowledged (TCP_USER_TIMEOUT): TCP keepalives
+#: are not sent while data is waiting to be acknowledged
 _UNCONFIRMED = 60_000
 
 T = TypeVar("T")
@@ -218,9 +222,11 @@ _PASSING = re.compile(
     r"|terminating connection|max_wal_senders",
     re.IGNORECASE,
 )
-#: FATAL answers that are refusals, in English. A server answers in the language of its lc_messages, and psycopg has no SQLSTATE of it
+#: FATAL answers that are refusals, in English. A server answers in the language of its lc_messages, and psycopg has no
+#: SQLSTATE of it
 _REFUSING = re.compile(
-    "does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting|is required|no such|unsupported"
+    "does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting|is required|no "
+    "such|unsupported"
 )
 #: libpq's messages about parameters of a connection string, or about the service that it names
 _INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service file|connection option")
@@ -235,8 +241,8 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     :param application: the application name, unless the connection string has one.
     :raises Outage: the server cannot be reached, or is starting or stopping.
     :raises CredentialsRefused: the server rejects the password, or its certificate is not trusted.
-    :raises Refused: the server refuses the connection for another reason (database, role, pg_hba.conf), or the connection string is
-        not valid.
+    :raises Refused: the server refuses the connection for another reason (database, role, pg_hba.conf), or the
+        connection string is not valid.
     """
     options: dict[str, Any] = {"fallback_application_name": application, "connect_timeout": _CONNECT_TIMEOUT}
     # so that a peer that vanished is noticed within minutes, and does not hold a slot or a snapshot for hours
@@ -300,8 +306,9 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
 
 
 def _passes(message: str, dsn: str, params: dict[str, Any]) -> bool:
-    """Whether a server refuses a connection only for now, although its words are not known, since they may be in any language: it has let
-    this process in before, or it says by its SQLSTATE, which only PQping looks at, that it starts or stops."""
+    """Whether a server refuses a connection only for now, although its words are not known, since they may be in any
+    language: it has let this process in before, or it says by its SQLSTATE, which only PQping looks at, that it starts
+    or stops."""
     if _REFUSING.search(message):
         return False
     # short, since PQping holds Python's lock
@@ -326,14 +333,15 @@ def _remedy(message: str, user: str | None) -> str:
     if "pg_hba" in message or "replication" in message:
         role = quoted(user) if user else "…"
         return (
-            f"Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER ROLE {role} REPLICATION "
-            f"(on RDS and Aurora: GRANT rds_replication TO {role})."
+            "Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER "
+            f"ROLE {role} REPLICATION (on RDS and Aurora: GRANT rds_replication TO {role})."
         )
     return ""
 
 
 _NEW_SLOT = "If the stream ends with this, the row is in the WAL as it was: then also run 'bottledwater drop-slot --when always', and start again"
-#: what to do about an error of an open session, by its SQLSTATE: insufficient_privilege, untranslatable_character, undefined_function
+#: what to do about an error of an open session, by its SQLSTATE: insufficient_privilege, untranslatable_character,
+#: undefined_function
 _REMEDIES = {
     "42501": f"The grants that the role needs: {DOCS}operations.html#grants-in-postgresql",
     "22P05": f"Correct the text in the table: it has a character that UTF-8 lacks. {_NEW_SLOT}.",
@@ -346,27 +354,29 @@ class MessageTooLarge(Refused):
 
 
 def outage(error: psycopg.Error, what: str) -> BottledWaterError:
-    """The error of this package for a psycopg error on an open session: an :class:`Outage` if the session or the server is gone, or if
-    other sessions were in the way; otherwise :class:`Refused`.
+    """The error of this package for a psycopg error on an open session: an :class:`Outage` if the session or the server
+    is gone, or if other sessions were in the way; otherwise :class:`Refused`.
 
     :param what: what was being done, for the message.
     """
     code = error.sqlstate or ""
     text = str(error).strip().splitlines()
     message = text[0] if text else type(error).__name__
-    # class 08: connection; 57P: operator intervention; 53: out of resources; no code: libpq lost the connection. These pass when
-    # other sessions have ended: 40P01 deadlock_detected, 40001 serialization_failure, 55P03 lock_not_available, 57014
-    # query_canceled
+    # class 08: connection; 57P: operator intervention; 53: out of resources; no code: libpq lost the connection. These
+    # pass when other sessions have ended: 40P01 deadlock_detected, 40001 serialization_failure, 55P03
+    # lock_not_available, 57014 query_canceled
     if not code or code[:2] in ("08", "53") or code[:3] == "57P" or code in ("40P01", "40001", "55P03", "57014"):
         return Outage(f"{what}: {message}.")
     if code == "54000" or "invalid memory alloc request size" in message:
         return MessageTooLarge(
-            f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would have more."
+            f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would "
+            "have more."
         )
     if "row-level security" in message:
         return Refused(
             f"{what}: {message}: a policy would hide rows from this role.",
-            "Use a role with BYPASSRLS (ALTER ROLE … BYPASSRLS), or the table's owner without FORCE ROW LEVEL SECURITY.",
+            "Use a role with BYPASSRLS (ALTER ROLE … BYPASSRLS), or the table's owner without FORCE ROW LEVEL "
+            "SECURITY.",
         )
     return Refused(f"{what}: {message} (SQLSTATE {code}).", _REMEDIES.get(code, ""))
 

@@ -27,8 +27,8 @@ def rows(
 ) -> Iterator[Block]:
     """Run a binary COPY; yields blocks whose messages are rows. A block is overwritten by the next one.
 
-    PostgreSQL sends each row as a message of its own, with the header before the first (SendCopyBegin, CopySendEndOfRow:
-    src/backend/commands/copyto.c) and the trailer, field count -1, as the last.
+    PostgreSQL sends each row as a message of its own, with the header before the first (SendCopyBegin,
+    CopySendEndOfRow: src/backend/commands/copyto.c) and the trailer, field count -1, as the last.
 
     :raises ProtocolError: the data is not in the binary format. See :func:`lines` for parameters and other errors.
     """
@@ -54,7 +54,8 @@ def rows(
 def lines(
     connection: Connection, query: sql.Composable, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
 ) -> Iterator[Block]:
-    """Run a COPY; yields blocks of its messages. In the text format, each is a row. A block is overwritten by the next one.
+    """Run a COPY; yields blocks of its messages. In the text format, each is a row. A block is overwritten by the next
+    one.
 
     :param block_size: bytes of a block.
     :param idle: called about twice a second while nothing arrives; it may raise to end the COPY.

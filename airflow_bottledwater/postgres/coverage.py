@@ -1,8 +1,9 @@
-"""Records which catalog rows publish a table, so that it is noticed if a table was removed from its publication for a while.
+"""Records which catalog rows publish a table, so that it is noticed if a table was removed from its publication for a
+while.
 
-pgoutput decides by the catalog as it was at the time of each change: what was written while a table was not published is never sent.
-The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are created anew when it is added again, and so
-have other oids.
+pgoutput decides by the catalog as it was at the time of each change: what was written while a table was not published
+is never sent. The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are created anew
+when it is added again, and so have other oids.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Coverage:
         return Coverage({**today.publications, **self.publications}, {**today.tables, **self.tables})
 
     def broken(self, today: Coverage) -> list[str]:
-        """The ways in which changes of all tables may have been left out of the stream since this coverage was recorded, as sentences;
-        empty if none.
+        """The ways in which changes of all tables may have been left out of the stream since this coverage was
+        recorded, as sentences; empty if none.
 
         :param today: the coverage now.
         """
@@ -86,8 +87,8 @@ class Coverage:
         return found
 
     def lost(self, today: Coverage, oid: int) -> str:
-        """Why changes of one table may have been left out of the stream since this coverage was recorded, as the end of a sentence; empty if
-        none can be."""
+        """Why changes of one table may have been left out of the stream since this coverage was recorded, as the end of
+        a sentence; empty if none can be."""
         rows = self.tables.get(oid, frozenset())
         if not rows or rows & today.tables.get(oid, frozenset()):
             return ""

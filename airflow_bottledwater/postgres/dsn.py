@@ -24,8 +24,8 @@ def describe(dsn: str) -> str:
 def parse(dsn: str) -> dict[str, Any]:
     """The parameters of a connection string.
 
-    If a password is not quoted correctly, libpq's errors would show a part of it, or it would become part of host or port, which the
-    errors of this package show. Such a string is refused without showing any of it.
+    If a password is not quoted correctly, libpq's errors would show a part of it, or it would become part of host or
+    port, which the errors of this package show. Such a string is refused without showing any of it.
 
     :raises Refused: the connection string is not valid.
     """
@@ -37,6 +37,7 @@ def parse(dsn: str) -> dict[str, Any]:
     if (uri and dsn.partition("?")[0].count("@") > 1) or not re.fullmatch("[0-9, ]*", str(known.get("port", ""))):
         raise Refused(
             "The connection string is not valid.",
-            "In key=value pairs put a value with blanks in single quotes; in a URI quote @ : / ? % of a password as %40 %3A %2F %3F %25.",
+            "In key=value pairs put a value with blanks in single quotes; in a URI quote @ : / ? % of a password as "
+            "%40 %3A %2F %3F %25.",
         )
     return known

@@ -1,5 +1,5 @@
-"""Rows that PostgreSQL cannot send: a message has at most 1 GB (MaxAllocSize, src/include/utils/memutils.h), whatever the row's values have
-each."""
+"""Rows that PostgreSQL cannot send: a message has at most 1 GB (MaxAllocSize, src/include/utils/memutils.h), whatever
+the row's values have each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from airflow_bottledwater.postgres.connect import Connection
 
 #: bytes above which a row of a COPY is taken for one that cannot be sent; it is also what no record of Kafka can have
 SENDABLE = 1_000_000_000
-#: text, varchar, bpchar, json, xml, bytea (src/include/catalog/pg_type.dat): octet_length asks for their size without reading them
+#: text, varchar, bpchar, json, xml, bytea (src/include/catalog/pg_type.dat): octet_length asks for their size without
+#: reading them
 _MEASURED = {25, 1043, 1042, 17}
 #: bytes of a stored value of another type from which on its text is measured
 _STORED = 100_000
@@ -38,8 +39,8 @@ class LargeRow:
 
 
 def too_large(error: BaseException) -> bool:
-    """Whether a message would have had more than 1 GB: program_limit_exceeded of enlargeStringInfo (src/common/stringinfo.c), or what
-    palloc says of a single value."""
+    """Whether a message would have had more than 1 GB: program_limit_exceeded of enlargeStringInfo
+    (src/common/stringinfo.c), or what palloc says of a single value."""
     if not isinstance(error, psycopg.Error):
         return False
     return error.sqlstate == "54000" or "invalid memory alloc request size" in str(error)

@@ -1,4 +1,5 @@
-"""Takes locks on tables without blocking other sessions for long: in short attempts, with all locks released in between."""
+"""Takes locks on tables without blocking other sessions for long: in short attempts, with all locks released in
+between."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ T = TypeVar("T")
 
 
 def limit(connection: Connection, tables: int) -> None:
-    """Limit the time of each statement until the transaction ends, and so the time for which its locks make other sessions wait.
+    """Limit the time of each statement until the transaction ends, and so the time for which its locks make other
+    sessions wait.
 
     :param tables: how many tables the statement locks: it may take a second and a millisecond for each.
     """
@@ -43,7 +45,8 @@ def in_rounds(
     what: str,
     timeout: float,
 ) -> T:
-    """Repeat an attempt until it gets its locks; between two attempts none is held, so that sessions that wait for them can go on.
+    """Repeat an attempt until it gets its locks; between two attempts none is held, so that sessions that wait for them
+    can go on.
 
     :param conflicting: the lock modes that conflict with those of the attempt, to find the sessions that hold them.
     :param attempt: takes the locks; it must end its transaction if it raises one of :data:`BUSY`.
@@ -69,12 +72,13 @@ def in_rounds(
 
 
 def holders(connection: Connection, oids: Sequence[int], conflicting: Sequence[str]) -> list[str]:
-    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, with what they run."""
+    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, with what they
+    run."""
     rows = connection.execute(
-        "SELECT DISTINCT l.pid, coalesce(a.usename, ''), left(coalesce(a.query, ''), 80), l.relation::regclass::text, l.mode, l.granted"
-        " FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid"
-        " WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.relation = ANY (%s::oid[])"
-        " AND l.mode = ANY (%s) AND l.pid IS DISTINCT FROM pg_backend_pid() ORDER BY l.granted DESC, l.pid LIMIT 10",
+        "SELECT DISTINCT l.pid, coalesce(a.usename, ''), left(coalesce(a.query, ''), 80), l.relation::regclass::text, "
+        "l.mode, l.granted FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.database = (SELECT "
+        "oid FROM pg_database WHERE datname = current_database()) AND l.relation = ANY (%s::oid[]) AND l.mode = ANY "
+        "(%s) AND l.pid IS DISTINCT FROM pg_backend_pid() ORDER BY l.granted DESC, l.pid LIMIT 10",
         (list(oids), list(conflicting)),
     ).fetchall()
     return [

@@ -1,8 +1,8 @@
 """Partitioned tables: what is below them, and what pgoutput needs of a partition whose changes it sends as the root's.
 
-With ``publish_via_partition_root``, pgoutput sends every change of a partition as a change of the root, whose Relation message comes
-with the root's columns and identity (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c). The old row is what the
-*partition's* replica identity has written into the WAL.
+With ``publish_via_partition_root``, pgoutput sends every change of a partition as a change of the root, whose Relation
+message comes with the root's columns and identity (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c). The
+old row is what the *partition's* replica identity has written into the WAL.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import NamedTuple
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.connect import Connection, quoted
 
-#: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for sessions that have one
-#: of the tables locked.
+#: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for
+#: sessions that have one of the tables locked.
 #:
-#: CREATE TABLE … PARTITION OF writes the columns as inherited ones in the command that writes those of the system. ATTACH writes the
-#: columns' rows anew (MergeAttributesIntoExisting, src/backend/commands/tablecmds.c), and so does DETACH; the row of a system column is
-#: written with the table and never again. If all columns were altered since, a partition counts as attached
+#: CREATE TABLE … PARTITION OF writes the columns as inherited ones in the command that writes those of the system.
+#: ATTACH writes the columns' rows anew (MergeAttributesIntoExisting, src/backend/commands/tablecmds.c), and so does
+#: DETACH; the row of a system column is written with the table and never again. If all columns were altered since, a
+#: partition counts as attached
 _BELOW = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.oid, c.oid AS parent, true AS created, '' AS attached, 0 AS depth
@@ -70,7 +71,8 @@ class Partition:
     :param identity: ``relreplident``; ``identity_columns`` are those of its index.
     :param filenode: see :class:`~airflow_bottledwater.model.relation.Table`; 0 if it is partitioned itself.
     :param xmin: of its row in pg_class.
-    :param created: whether CREATE TABLE … PARTITION OF has made it and put it below its parent, so that it was empty then.
+    :param created: whether CREATE TABLE … PARTITION OF has made it and put it below its parent, so that it was empty
+        then.
     :param attached: the transaction that has put it below its parent.
     """
 
@@ -115,8 +117,8 @@ def names(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, s
 
 
 def parts(table: Table, partitions: Sequence[Partition]) -> list[Table]:
-    """The tables that have a table's rows: itself, or its leaf partitions, with the columns and the key of the whole, since a partition
-    may have its columns in another order."""
+    """The tables that have a table's rows: itself, or its leaf partitions, with the columns and the key of the whole,
+    since a partition may have its columns in another order."""
     if not table.partitioned:
         return [table]
     return [
@@ -136,10 +138,12 @@ def parts(table: Table, partitions: Sequence[Partition]) -> list[Table]:
 
 
 def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
-    """The partitions whose old rows are not those that the root's Relation message announces, as sentences; empty if there are none.
+    """The partitions whose old rows are not those that the root's Relation message announces, as sentences; empty if
+    there are none.
 
-    Under a root that is FULL, pgoutput marks the old row of a partition as complete, even if it has only the key: columns would become
-    NULL. Where the partition's index has other columns than the root's key, the key would be missing.
+    Under a root that is FULL, pgoutput marks the old row of a partition as complete, even if it has only the key:
+    columns would become NULL. Where the partition's index has other columns than the root's key, the key would be
+    missing.
     """
     if not table.identifiable:
         return []
@@ -147,8 +151,9 @@ def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
     wanted = "REPLICA IDENTITY FULL" if whole else f"the replica identity ({', '.join(table.key)})"
     remedy = "FULL" if whole else "DEFAULT" if table.identity == "d" else "USING INDEX …"
     return [
-        f"Partition {each.qualified} has another replica identity than {table.qualified}, as which it is published and which has {wanted}: "
-        f"old rows would be wrong. Run: ALTER TABLE {quoted(each.schema, each.name)} REPLICA IDENTITY {remedy};"
+        f"Partition {each.qualified} has another replica identity than {table.qualified}, as which it is published and "
+        f"which has {wanted}: old rows would be wrong. Run: ALTER TABLE {quoted(each.schema, each.name)} REPLICA "
+        f"IDENTITY {remedy};"
         for each in partitions
         if each.leaf and not agrees(table.identity, table.key, each.identity, each.identity_columns)
     ]
@@ -166,17 +171,17 @@ def agrees(root: str, key: Iterable[str], identity: str, columns: Iterable[str])
 def unfit(table: Table, partitions: Sequence[Partition]) -> list[str]:
     """The partitions whose changes are not in the WAL, as sentences."""
     return [
-        f"{each.qualified}, a partition of {table.qualified}, is not permanent or a foreign table: its changes are not in the WAL. Publish "
-        "the other partitions under their own names (partitioned_tables = leaves), or take it out of the table (ALTER TABLE … DETACH "
-        "PARTITION)."
+        f"{each.qualified}, a partition of {table.qualified}, is not permanent or a foreign table: its changes are not "
+        "in the WAL. Publish the other partitions under their own names (partitioned_tables = leaves), or take it out "
+        "of the table (ALTER TABLE … DETACH PARTITION)."
         for each in partitions
         if each.leaf and (each.kind != "r" or each.persistence != "p")
     ]
 
 
 def changes(known: Known, table: Table, today: Sequence[Partition]) -> list[tuple[str, str]]:
-    """The changes below a table of which PostgreSQL sends nothing, so that the topic differs from the table: name of the partition, and
-    what happened.
+    """The changes below a table of which PostgreSQL sends nothing, so that the topic differs from the table: name of
+    the partition, and what happened.
 
     :param known: the partitions that the topic knows.
     """
@@ -218,8 +223,8 @@ def attached(known: Known, table: Table, today: Sequence[Partition]) -> list[Par
 
 
 def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int, KnownPartition]:
-    """``known`` with what happened since and the stream was told of: new partitions that were made empty, and a new file for each
-    partition when the whole table was truncated."""
+    """``known`` with what happened since and the stream was told of: new partitions that were made empty, and a new
+    file for each partition when the whole table was truncated."""
     more, parents = dict(known), {table.oid, *known}
     if _rewritten_as_one(known, today):
         more |= {
@@ -238,8 +243,8 @@ def _rewritten(known: Known, today: Sequence[Partition]) -> list[Partition]:
 
 
 def _rewritten_as_one(known: Known, today: Sequence[Partition]) -> bool:
-    """Whether all known partitions got new files in one transaction: by TRUNCATE or ALTER of the whole table, of which the stream is
-    told."""
+    """Whether all known partitions got new files in one transaction: by TRUNCATE or ALTER of the whole table, of which
+    the stream is told."""
     rewritten = _rewritten(known, today)
     return len({each.xmin for each in rewritten}) == 1 and all(
         each in rewritten for each in today if each.leaf and each.oid in known

@@ -1,4 +1,5 @@
-"""pgoutput's messages, without I/O: a readable decoder for rare messages, and encoders for tests and for completing rows.
+"""pgoutput's messages, without I/O: a readable decoder for rare messages, and encoders for tests and for completing
+rows.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, protocol version 1. Row messages are
 read by compiled code (:mod:`airflow_bottledwater.stream.assembler`, :mod:`airflow_bottledwater.encoding.kernels`).

@@ -20,15 +20,15 @@ from airflow_bottledwater.postgres.connect import Connection, quoted
 def names(publication: str) -> tuple[str, str]:
     """The names of the publications for keyed and for unkeyed tables.
 
-    Both must always exist, even if the second is empty: with a publication that was created after the slot, the slot gets stuck when
-    WAL from before is read.
+    Both must always exist, even if the second is empty: with a publication that was created after the slot, the slot
+    gets stuck when WAL from before is read.
     """
     return publication, f"{publication}_unkeyed"
 
 
-#: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables would return them
-#: (src/backend/catalog/pg_publication.c). That function is not used, because it locks each table, and so may have to wait.
-#: FirstNormalObjectId is 16384 (src/include/access/transam.h)
+#: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables would
+#: return them (src/backend/catalog/pg_publication.c). That function is not used, because it locks each table, and so
+#: may have to wait. FirstNormalObjectId is 16384 (src/include/access/transam.h)
 _TABLES = """
 WITH RECURSIVE p AS (SELECT * FROM pg_publication WHERE pubname = %s),
 whole AS (SELECT pnnspid AS schema FROM pg_publication_namespace JOIN p ON pnpubid = p.oid),
@@ -66,7 +66,8 @@ class Published:
     :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
     :param whole: whether it has whole schemas or all tables, so that tables that are created later are in it at once.
     :param generated: the oids of tables whose stored generated columns it sends, too (from PostgreSQL 18 on).
-    :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its partitions.
+    :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its
+        partitions.
     """
 
     name: str
@@ -84,7 +85,8 @@ class Published:
 def read(connection: Connection, name: str) -> Published | None:
     """The publication; None if it does not exist."""
     row = connection.execute(
-        "SELECT oid, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication WHERE pubname = %s",
+        "SELECT oid, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication WHERE "
+        "pubname = %s",
         (name,),
     ).fetchone()
     if row is None:
@@ -102,8 +104,8 @@ def read(connection: Connection, name: str) -> Published | None:
     generated: frozenset[int] = frozenset()
     if connection.info.server_version >= 180000:
         made = connection.execute(
-            "SELECT DISTINCT attrelid FROM pg_attribute WHERE attrelid = ANY (%s) AND attgenerated = 's' AND NOT attisdropped"
-            " AND EXISTS (SELECT FROM pg_publication WHERE oid = %s AND pubgencols <> 'n')",
+            "SELECT DISTINCT attrelid FROM pg_attribute WHERE attrelid = ANY (%s) AND attgenerated = 's' AND NOT "
+            "attisdropped AND EXISTS (SELECT FROM pg_publication WHERE oid = %s AND pubgencols <> 'n')",
             (list(tables), row[0]),
         )
         generated = frozenset(oid for (oid,) in made)
@@ -112,20 +114,22 @@ def read(connection: Connection, name: str) -> Published | None:
 
 
 def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """The tables for the first publication, and those for the second, which have neither a key nor the full old row: of these, no
-    updates and deletes may be sent."""
+    """The tables for the first publication, and those for the second, which have neither a key nor the full old row: of
+    these, no updates and deletes may be sent."""
     return [t for t in tables if t.identifiable], [t for t in tables if not t.identifiable]
 
 
 def _only(table: Table) -> sql.Composed:
-    """A table in a publication statement, without the tables that inherit from it, which are published only if they are named."""
+    """A table in a publication statement, without the tables that inherit from it, which are published only if they are
+    named."""
     return sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
 
 
 def statements(publication: str, tables: Sequence[Table], *, via_root: bool) -> list[sql.Composed]:
     """The statements that create both publications.
 
-    :param via_root: whether partitioned tables are published as one; also with none among ``tables``, since one may be added later.
+    :param via_root: whether partitioned tables are published as one; also with none among ``tables``, since one may be
+        added later.
     """
     made = []
     option = sql.SQL(", publish_via_partition_root = true" if via_root else "")
@@ -209,38 +213,39 @@ def drop(connection: Connection, publication: str) -> list[str]:
 
 
 def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
-    """Why an existing publication must not be used, given that it also publishes these tables, which are not the pipeline's."""
+    """Why an existing publication must not be used, given that it also publishes these tables, which are not the
+    pipeline's."""
     remedy = (
-        "Take it out (ALTER PUBLICATION … DROP TABLE; where it inherits from a published table, ALTER PUBLICATION … SET TABLE ONLY …), "
-        "or add it to the pipeline's tables."
+        "Take it out (ALTER PUBLICATION … DROP TABLE; where it inherits from a published table, ALTER PUBLICATION … "
+        "SET TABLE ONLY …), or add it to the pipeline's tables."
     )
     found = problems(published, [t for t in others if not t.identifiable])
     if published.whole:
         return found  # with such a publication, the pipeline chooses what it follows
     return found + [
-        f"Publication {published.name!r} also publishes {table.qualified}, which is not a table of the pipeline: its changes would be left "
-        f"out. {remedy}"
+        f"Publication {published.name!r} also publishes {table.qualified}, which is not a table of the pipeline: its "
+        f"changes would be left out. {remedy}"
         for table in others
     ]
 
 
 def mode_problems(connection: Connection, published: Published, tables: Sequence[Table]) -> list[str]:
-    """Why an existing publication must not be used for these tables, given that it sends partitioned ones otherwise: as one where the
-    pipeline publishes the partitions, or the other way round."""
+    """Why an existing publication must not be used for these tables, given that it sends partitioned ones otherwise: as
+    one where the pipeline publishes the partitions, or the other way round."""
     below = partitions.names(connection, [table.oid for table in tables if table.partitioned])
     if published.tables.keys() & below.keys():
         names = ", ".join(table.qualified for table in tables if table.partitioned)
         return [
-            f"Publication {published.name!r} sends the partitions of {names} under their own names, but the pipeline publishes a partitioned "
-            f"table as one. Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_via_partition_root = true); or set partitioned_tables "
-            "to leaves."
+            f"Publication {published.name!r} sends the partitions of {names} under their own names, but the pipeline "
+            f"publishes a partitioned table as one. Run: ALTER PUBLICATION {quoted(published.name)} SET "
+            "(publish_via_partition_root = true); or set partitioned_tables to leaves."
         ]
     above = partitions.names(connection, published.tables)
     if hidden := [table.qualified for table in tables if table.oid in above and table.oid not in published.tables]:
         return [
-            f"Publication {published.name!r} sends {', '.join(hidden)} as parts of their partitioned table, but the pipeline publishes them "
-            f"under their own names. Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_via_partition_root = false); or set "
-            "partitioned_tables to root."
+            f"Publication {published.name!r} sends {', '.join(hidden)} as parts of their partitioned table, but the "
+            f"pipeline publishes them under their own names. Run: ALTER PUBLICATION {quoted(published.name)} SET "
+            "(publish_via_partition_root = false); or set partitioned_tables to root."
         ]
     return []
 
@@ -253,37 +258,40 @@ def problems(published: Published, tables: Sequence[Table]) -> list[str]:
             continue
         if table.oid in published.generated:
             found.append(
-                f"Publication {published.name!r} sends the generated columns of {table.qualified}, which the snapshot does not read. Run: "
-                f"ALTER PUBLICATION {quoted(published.name)} SET (publish_generated_columns = none); a pipeline that exists already needs a "
-                "new slot and a snapshot then (bottledwater drop-slot --when always, and start again)."
+                f"Publication {published.name!r} sends the generated columns of {table.qualified}, which the snapshot "
+                f"does not read. Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_generated_columns = "
+                "none); a pipeline that exists already needs a new slot and a snapshot then (bottledwater drop-slot "
+                "--when always, and start again)."
             )
         columns, filtered = published.tables[table.oid]
         changes = published.updates or published.deletes
         if changes and not table.identifiable:
             found.append(
-                f"Publication {published.name!r} sends updates or deletes of {table.qualified}, which has no usable key "
-                f"({table.key_problem}): UPDATE and DELETE on it would fail for the application. "
-                "Give it a primary key, or publish it with publish = 'insert, truncate' only."
+                f"Publication {published.name!r} sends updates or deletes of {table.qualified}, which has no usable "
+                f"key ({table.key_problem}): UPDATE and DELETE on it would fail for the application. Give it a primary "
+                "key, or publish it with publish = 'insert, truncate' only."
             )
         elif changes and columns is not None and not set(table.key) <= set(columns):
             found.append(
                 f"The column list of {table.qualified} in publication {published.name!r} does not cover its key "
-                f"({', '.join(table.key)}): UPDATE and DELETE on it would fail for the application. Add the key columns."
+                f"({', '.join(table.key)}): UPDATE and DELETE on it would fail for the application. Add the key "
+                "columns."
             )
         elif changes and columns is not None and table.identity == "f":
             found.append(
-                f"{table.qualified} is REPLICA IDENTITY FULL, but publication {published.name!r} has a column list for it: "
-                "UPDATE and DELETE on it would fail for the application. Remove the column list."
+                f"{table.qualified} is REPLICA IDENTITY FULL, but publication {published.name!r} has a column list for "
+                "it: UPDATE and DELETE on it would fail for the application. Remove the column list."
             )
         elif changes and filtered and table.identity != "f":
             found.append(
-                f"Publication {published.name!r} has a row filter on {table.qualified}: unless it uses key columns only, "
-                "UPDATE and DELETE on it fail for the application, and the topic lacks the rows that it hides. Remove the filter."
+                f"Publication {published.name!r} has a row filter on {table.qualified}: unless it uses key columns "
+                "only, UPDATE and DELETE on it fail for the application, and the topic lacks the rows that it hides. "
+                "Remove the filter."
             )
         elif columns is not None or filtered:
             # the snapshot reads whole tables: it would publish what the publication hides
             found.append(
-                f"Publication {published.name!r} has a {'row filter' if filtered else 'column list'} for {table.qualified}, which "
-                "the snapshot would not respect. Remove it."
+                f"Publication {published.name!r} has a {'row filter' if filtered else 'column list'} for "
+                f"{table.qualified}, which the snapshot would not respect. Remove it."
             )
     return found

@@ -1,7 +1,7 @@
 """Reads CopyData messages in bulk: compiled loops call libpq's functions on psycopg's connection.
 
-A Python loop over ``PQgetCopyData`` reads 0.5 million messages a second, compiled code two million. So the loop is compiled, and
-Python handles blocks of messages: one byte buffer and the offsets in it.
+A Python loop over ``PQgetCopyData`` reads 0.5 million messages a second, compiled code two million. So the loop is
+compiled, and Python handles blocks of messages: one byte buffer and the offsets in it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class CopyReader:
         return self._pgconn.socket
 
     def read(self, timeout: float | None) -> Block | None:
-        """A block of messages that have arrived; None if nothing arrives within ``timeout`` seconds, or at the end of the COPY.
+        """A block of messages that have arrived; None if nothing arrives within ``timeout`` seconds, or at the end of
+        the COPY.
 
         The block's arrays belong to the reader, and are overwritten by the next call.
 

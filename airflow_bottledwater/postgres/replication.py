@@ -1,4 +1,5 @@
-"""The replication connection: it starts replication, receives in bulk in a thread of its own, and confirms positions to the server.
+"""The replication connection: it starts replication, receives in bulk in a thread of its own, and confirms positions to
+the server.
 
 https://www.postgresql.org/docs/current/protocol-replication.html (Streaming Replication Protocol)
 """
@@ -33,27 +34,30 @@ _STATUS = struct.Struct(">cqqqqb")
 #: seconds between the epochs of Unix and PostgreSQL
 _EPOCH_SECONDS = 946_684_800
 
-#: during a burst, the thread wakes up only when this many bytes have arrived (or for _BURST_WAIT seconds none have): the walsender
-#: makes a send() for each row, and a wake-up costs more than a row
+#: during a burst, the thread wakes up only when this many bytes have arrived (or for _BURST_WAIT seconds none have):
+#: the walsender makes a send() for each row, and a wake-up costs more than a row
 BURST_BYTES = 256 * 1024
 _BURST_WAIT = 0.005
 _STATUS_INTERVAL = 1.0
-#: keepalives that are answered in a second; a server that shuts down sends requests without a pause until everything is confirmed
+#: keepalives that are answered in a second; a server that shuts down sends requests without a pause until everything is
+#: confirmed
 _REPLIES_PER_SECOND = 10
-#: more requests for a reply in a second than these mean that the server is shutting down and waits for this connection (it asks
-#: again after each answer, while a running server asks once in half of wal_sender_timeout)
+#: more requests for a reply in a second than these mean that the server is shutting down and waits for this connection
+#: (it asks again after each answer, while a running server asks once in half of wal_sender_timeout)
 _STORM = 5
 #: seconds between two checks of the server while the buffer is full and nothing is read from it
 _PROBE_INTERVAL = 2.0
-#: seconds of silence after which the server is asked for a keepalive; after twice as many, a new session checks whether it still
-#: serves this connection, which may be dead without TCP noticing. PostgreSQL does the same (wal_sender_timeout, 60 s)
+#: seconds of silence after which the server is asked for a keepalive; after twice as many, a new session checks whether
+#: it still serves this connection, which may be dead without TCP noticing. PostgreSQL does the same
+#: (wal_sender_timeout, 60 s)
 _SILENCE = 30.0
 
 
 class ReplicationStream:
     """Changes from a slot, as blocks of XLogData and keepalive messages in the order of their arrival.
 
-    One thread owns the connection: it receives, answers keepalives even while the consumer is slow, and confirms to the server what
+    One thread owns the connection: it receives, answers keepalives even while the consumer is slow, and confirms to the
+    server what
     :meth:`acknowledge` was called with.
 
     :param publications: the names of the publications.
@@ -88,8 +92,8 @@ class ReplicationStream:
         self._flushed = start
         self._received = start
         self._reply_wanted = False
-        # the thread's own: the LSN that it has confirmed, the times of the last status, of the last probe while the buffer was full,
-        # and of the last message received; whether there is a burst
+        # the thread's own: the LSN that it has confirmed, the times of the last status, of the last probe while the
+        # buffer was full, and of the last message received; whether there is a burst
         self._confirmed, self._last_status = start, 0.0
         self._probed = self._heard = time.monotonic()
         self._silence_limit, self._burst = _SILENCE, False
@@ -215,7 +219,8 @@ class ReplicationStream:
             sock.close()
 
     def _report(self) -> None:
-        """Send a status to the server when there is something new to confirm, when a keepalive is requested, and every second."""
+        """Send a status to the server when there is something new to confirm, when a keepalive is requested, and every
+        second."""
         now = time.monotonic()
         if self._flushed > self._confirmed or self._reply_wanted or now - self._last_status >= _STATUS_INTERVAL:
             self._confirmed = self._flushed
@@ -223,8 +228,8 @@ class ReplicationStream:
             self._last_status = now
 
     def _wait_for_room(self) -> None:
-        """Wait while the buffer is full. Nothing is read meanwhile, so it would not be noticed that the server shuts down: a new
-        session checks that."""
+        """Wait while the buffer is full. Nothing is read meanwhile, so it would not be noticed that the server shuts
+        down: a new session checks that."""
         now = time.monotonic()
         if now - self._probed >= _PROBE_INTERVAL:
             self._probed = now
@@ -234,7 +239,8 @@ class ReplicationStream:
             self._changed.wait(0.2)
 
     def _wait_for_bytes(self, sock: socket.socket) -> None:
-        """Wait until something arrives from the server or another thread wakes this one; in a burst, until much has arrived."""
+        """Wait until something arrives from the server or another thread wakes this one; in a burst, until much has
+        arrived."""
         due = min(_STATUS_INTERVAL, self._last_status + _STATUS_INTERVAL - time.monotonic())
         wait = _BURST_WAIT if self._burst else max(0.0, due)
         ready, _, _ = select.select([sock, self._wake_read], [], [], wait)
@@ -253,7 +259,8 @@ class ReplicationStream:
             self._reader.finish()
             raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
         if time.monotonic() - self._heard > self._silence_limit:
-            # at first only a keepalive is requested; then the server is checked repeatedly, since it may be decoding a large transaction
+            # at first only a keepalive is requested; then the server is checked repeatedly, since it may be decoding a
+            # large transaction
             if self._silence_limit > _SILENCE:
                 self._look_after()
             self._reply_wanted = True
@@ -331,7 +338,8 @@ class ReplicationStream:
 
 
 def _replication_string(text: str) -> sql.SQL:
-    """A string literal for a replication command, whose grammar (src/backend/replication/repl_scanner.l) has no ``E'…'``. That is what
+    """A string literal for a replication command, whose grammar (src/backend/replication/repl_scanner.l) has no
+    ``E'…'``. That is what
     :class:`psycopg.sql.Literal` produces for a text with a backslash."""
     return sql.SQL("'" + text.replace("'", "''") + "'")
 

@@ -20,7 +20,8 @@ _is_null = external(libpq, "PQgetisnull", types.int32, types.intp, types.int32, 
 
 @compiled
 def _take(result, rows, number, cells, out):
-    """Copy the values; returns their size in bytes. If ``out`` is empty, nothing is copied, and the size is only measured."""
+    """Copy the values; returns their size in bytes. If ``out`` is empty, nothing is copied, and the size is only
+    measured."""
     used = 0
     for row in range(rows):
         if out.size > 0:
@@ -42,7 +43,8 @@ def take_cells(result: pq.abc.PGresult, cells: Rows) -> npt.NDArray[np.uint8]:
     """Copy the values of a result, in binary form, into one buffer, and fill in ``cells``, which point into it.
 
     :param result: its first column, an int8, is the row's number in ``cells``; the others are the columns there.
-    :param cells: rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`; those that the result does not contain are not changed.
+    :param cells: rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`; those that the result does not contain
+        are not changed.
     """
     pointer: int = result.pgresult_ptr or 0  # type: ignore[attr-defined]
     number: npt.NDArray[np.uint8] = np.zeros(8, dtype=np.uint8)

@@ -13,8 +13,9 @@ from airflow_bottledwater.postgres.connect import Connection, connect, pause
 def identify(connection: Connection) -> Cluster:
     """The cluster and database of a connection, as IDENTIFY_SYSTEM reports them, but without a replication connection.
 
-    The timeline is that of the WAL file which is written now: the first eight hexadecimal digits of its name (XLogFileName,
-    src/include/access/xlog_internal.h). The control file has that of the last checkpoint, which is out of date after a promotion.
+    The timeline is that of the WAL file which is written now: the first eight hexadecimal digits of its name
+    (XLogFileName, src/include/access/xlog_internal.h). The control file has that of the last checkpoint, which is out
+    of date after a promotion.
     """
     row = connection.execute(
         "SELECT (SELECT system_identifier FROM pg_control_system()),"
@@ -33,11 +34,11 @@ def end_of_wal(connection: Connection) -> int:
 
 
 def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
-    """Wait until the WAL is on disk up to ``lsn``: a snapshot sees asynchronous commits that a crash could still undo, and a published row
-    cannot be taken back.
+    """Wait until the WAL is on disk up to ``lsn``: a snapshot sees asynchronous commits that a crash could still undo,
+    and a published row cannot be taken back.
 
-    A commit in another session forces the flush; the flush position is read on the connection that has the snapshot, which a crash
-    would end.
+    A commit in another session forces the flush; the flush position is read on the connection that has the snapshot,
+    which a crash would end.
 
     :raises Outage: the WAL was not flushed within ``timeout`` seconds.
     """

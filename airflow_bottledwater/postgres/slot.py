@@ -28,8 +28,8 @@ class SlotState:
     :param retained: bytes of WAL from its restart LSN: what the server keeps on disk for it.
     :param safe_wal_size: bytes of WAL that can be written before the slot may be lost; None if there is no limit.
     :param two_phase: whether it sends transactions when they are prepared.
-    :param invalidated: PostgreSQL's reason why it can never be used again (``invalidation_reason``, since 17; derived from other
-        columns before); empty if it can be used.
+    :param invalidated: PostgreSQL's reason why it can never be used again (``invalidation_reason``, since 17; derived
+        from other columns before); empty if it can be used.
     """
 
     name: str
@@ -85,7 +85,8 @@ def _state(row: tuple) -> SlotState:  # type: ignore[type-arg]
 def check(found: SlotState, database: str) -> None:
     """Check that the pipeline can use an existing slot.
 
-    :raises SlotError: it has another plugin, is of another database, was invalidated, was not created completely, or has two_phase.
+    :raises SlotError: it has another plugin, is of another database, was invalidated, was not created completely, or
+        has two_phase.
     :raises SlotInUse: it is still being created.
     """
     if found.slot_type != "logical" or found.plugin != PLUGIN:
@@ -105,24 +106,29 @@ def check(found: SlotState, database: str) -> None:
     if reason:
         raise SlotError(
             f"Slot {found.name!r} was invalidated: {_REASONS.get(reason, reason)}.",
-            "Changes are missing. Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
+            "Changes are missing. Drop the slot (bottledwater drop-slot --when always) and start again with a "
+            "snapshot.",
         )
     if found.confirmed == 0 and found.active_pid is not None:
         # ReplicationSlotCreate: until it is consistent, a slot disappears with the process that creates it
         raise SlotInUse(
-            f"Slot {found.name!r} is being created by process {found.active_pid}, which waits for running transactions.",
-            f"Wait until it has finished, and try again; or end it (SELECT pg_terminate_backend({found.active_pid})), which removes the "
-            "unfinished slot.",
+            f"Slot {found.name!r} is being created by process {found.active_pid}, which waits for running "
+            "transactions.",
+            f"Wait until it has finished, and try again; or end it (SELECT pg_terminate_backend({found.active_pid})), "
+            "which removes the unfinished slot.",
         )
     if found.confirmed == 0:
         raise SlotError(
             f"Slot {found.name!r} is unusable: its creation was interrupted.",
-            f"Nothing was read from it, so nothing is lost: drop it (SELECT pg_drop_replication_slot('{found.name}')), and try again.",
+            f"Nothing was read from it, so nothing is lost: drop it (SELECT pg_drop_replication_slot('{found.name}')), "
+            "and try again.",
         )
     if found.two_phase:
         raise SlotError(
-            f"Slot {found.name!r} has two_phase: it gives a transaction when it is prepared, before it is known whether it commits.",
-            f"Drop it (SELECT pg_drop_replication_slot('{found.name}')) and let create_slot create it, or create it without two_phase.",
+            f"Slot {found.name!r} has two_phase: it gives a transaction when it is prepared, before it is known "
+            "whether it commits.",
+            f"Drop it (SELECT pg_drop_replication_slot('{found.name}')) and let create_slot create it, or create it "
+            "without two_phase.",
         )
 
 
@@ -132,11 +138,13 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
     :param below: include only sessions with an id below this 64-bit one.
     """
     sessions = connection.execute(
-        "SELECT backend_xid::text::bigint, pid, coalesce(datname, ''), coalesce(usename, ''), coalesce(application_name, ''),"
-        " state, xact_start FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start"
+        "SELECT backend_xid::text::bigint, pid, coalesce(datname, ''), coalesce(usename, ''), "
+        "coalesce(application_name, ''), state, xact_start FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND "
+        "pid <> pg_backend_pid() ORDER BY xact_start"
     ).fetchall()
     named = [
-        f"session {pid} ({user}@{database}, {application or 'no application name'}{f', {status}, since {start:%H:%M:%S}' if start else ''})"
+        f"session {pid} ({user}@{database}, "
+        f"{application or 'no application name'}{f', {status}, since {start:%H:%M:%S}' if start else ''})"
         # state and start of another role's session are visible with pg_read_all_stats only
         for xid, pid, database, user, application, status, start in sessions
         if below is None or widen_xid(xid, below) < below
@@ -148,7 +156,8 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
 
 
 def fresh_xid(connection: Connection) -> int:
-    """X0: the id of a new transaction, which is rolled back. Every transaction that has committed before has a lower id.
+    """X0: the id of a new transaction, which is rolled back. Every transaction that has committed before has a lower
+    id.
 
     The xmax of a snapshot would not do: transactions that are running now may have an id above it.
     """
@@ -163,9 +172,9 @@ def create(
 ) -> int:
     """Create the slot over the replication protocol; returns its consistent point A.
 
-    The creation waits for running transactions of the whole cluster; the wait has a limit, and the error names them. EXPORT_SNAPSHOT
-    is used although the snapshot is not needed: PostgreSQL then never restores a snapshot that another slot has serialised, which
-    before the minor releases of August 2024 could put A in the middle of transactions.
+    The creation waits for running transactions of the whole cluster; the wait has a limit, and the error names them.
+    EXPORT_SNAPSHOT is used although the snapshot is not needed: PostgreSQL then never restores a snapshot that another
+    slot has serialised, which before the minor releases of August 2024 could put A in the middle of transactions.
 
     :param watcher: an ordinary session, with which to find the transactions that the creation waits for.
     :param timeout: seconds for the creation.
@@ -193,7 +202,8 @@ def create(
         _wait_for(thread, watcher, name, timeout, waiting)
     finally:
         if thread.is_alive():
-            # if the creation is cancelled, the server removes the slot; if only the connection ended, it might still complete it
+            # if the creation is cancelled, the server removes the slot; if only the connection ended, it might still
+            # complete it
             with contextlib.suppress(psycopg.Error):
                 connection.cancel_safe(timeout=2)
             thread.join(2)
@@ -277,7 +287,8 @@ def release(connection: Connection, name: str, *, timeout: float) -> None:
             return
         # only if it still has the slot: the process id may belong to another session by now
         connection.execute(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active_pid = %s",
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active_pid = "
+            "%s",
             (name, found.active_pid),
         )
         if time.monotonic() > deadline:

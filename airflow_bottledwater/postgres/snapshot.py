@@ -1,4 +1,5 @@
-"""The exported snapshot: the session that holds it, the boundary that it defines, and the ranges that tasks read under it."""
+"""The exported snapshot: the session that holds it, the boundary that it defines, and the ranges that tasks read under
+it."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ def _check_names(connection: Connection, named: _Named) -> None:
 class SnapshotExporter:
     """The holder: a session that keeps one snapshot until the last task has read under it.
 
-    The order inside :meth:`open` is essential: the locks come first (an ALTER or TRUNCATE that commits between snapshot and lock would
-    make the table appear empty), then the snapshot B, then L, then the export.
+    The order inside :meth:`open` is essential: the locks come first (an ALTER or TRUNCATE that commits between snapshot
+    and lock would make the table appear empty), then the snapshot B, then L, then the export.
 
     :raises Refused: the server is a standby.
     """
@@ -83,12 +84,13 @@ class SnapshotExporter:
             )
 
     def open(self, tables: Sequence[Table], *, oldest_xid: int, timeout: float) -> ExportedSnapshot:
-        """Lock the tables, take a snapshot and export it; repeated until the snapshot sees no transaction older than X0 as running.
+        """Lock the tables, take a snapshot and export it; repeated until the snapshot sees no transaction older than X0
+        as running.
 
         :param oldest_xid: X0.
         :param timeout: seconds for each of the waits.
-        :raises Outage: transactions older than X0 did not end in time, or other sessions have locks on the tables (the message names
-            them), or a table was dropped meanwhile.
+        :raises Outage: transactions older than X0 did not end in time, or other sessions have locks on the tables (the
+            message names them), or a table was dropped meanwhile.
         :raises Refused: a table may not be read.
         """
         slot.wait_visible(self._connection, oldest_xid, timeout=timeout)
@@ -116,7 +118,8 @@ class SnapshotExporter:
             self._connection.execute("ROLLBACK")
             if time.monotonic() > deadline:
                 raise Outage(
-                    f"Within {timeout:.0f} s no snapshot could be taken in which all transactions before {oldest_xid} have ended.",
+                    f"Within {timeout:.0f} s no snapshot could be taken in which all transactions before {oldest_xid} "
+                    "have ended.",
                     "Run the snapshot again, or raise create_slot_timeout.",
                 )
             pause(0.05)
@@ -127,7 +130,8 @@ class SnapshotExporter:
             below = partitions.names(self._connection, [t.oid for t in tables])
             named = {**{t.oid: (t.schema, t.name) for t in tables}, **below}
             execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            # all tables are locked by one statement, with one limit: while it waits for the last table, others may wait for the first
+            # all tables are locked by one statement, with one limit: while it waits for the last table, others may wait
+            # for the first
             locks.limit(self._connection, len(named))
             try:
                 _lock(self._connection, named)
@@ -143,7 +147,8 @@ class SnapshotExporter:
             row = execute("SELECT pg_current_snapshot()::text").fetchone()
             assert row is not None
             snapshot = Snapshot.parse(row[0])
-            # no lock of ours keeps a partition from being attached before the snapshot: those that it shows are the ones to be read
+            # no lock of ours keeps a partition from being attached before the snapshot: those that it shows are the
+            # ones to be read
             if partitions.names(self._connection, [t.oid for t in tables]) == below:
                 break
             execute("ROLLBACK")
@@ -158,8 +163,9 @@ class SnapshotExporter:
         wait_flushed(self._connection, self._dsn, lsn, timeout=timeout)
 
     def load(self, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> list[Table]:
-        """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait behind an ALTER that
-        waits for the holder, while the holder waits for that session: a deadlock that PostgreSQL cannot detect."""
+        """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait
+        behind an ALTER that waits for the holder, while the holder waits for that session: a deadlock that PostgreSQL
+        cannot detect."""
         return catalog.load(self._connection, oids, forms=forms, sizes=True)
 
     def partitions(self, tables: Sequence[Table]) -> dict[int, list[Partition]]:
@@ -169,8 +175,8 @@ class SnapshotExporter:
         return {oid: [replace(each, pages=sizes[each.oid]) for each in some] for oid, some in found.items()}
 
     def waiting_behind(self) -> list[str]:
-        """The sessions that wait for a lock that the holder's ACCESS SHARE blocks, as text. Other sessions queue up behind them, so that
-        the application is blocked."""
+        """The sessions that wait for a lock that the holder's ACCESS SHARE blocks, as text. Other sessions queue up
+        behind them, so that the application is blocked."""
         with connect(self._dsn, application="bottledwater lock watch") as other:
             rows = other.execute(
                 "SELECT a.pid, coalesce(a.usename, ''), left(a.query, 80) FROM pg_stat_activity a"
@@ -200,7 +206,8 @@ class OwnSnapshot:
 
     :param table: the table as the snapshot shows it, with its size.
     :param insert_lsn: L, see :class:`ExportedSnapshot`.
-    :param parts: the tables that have its rows, with their sizes: itself, or its leaf partitions in the order of their oids.
+    :param parts: the tables that have its rows, with their sizes: itself, or its leaf partitions in the order of their
+        oids.
     :param partitions: what is below it, if it is partitioned.
     """
 
@@ -216,7 +223,8 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     :class:`SnapshotExporter`.
 
     :param lock_timeout: seconds to wait for the lock; others wait behind it meanwhile.
-    :raises Outage: the lock was not granted in time, or the table, or a partition of it, was renamed or dropped meanwhile.
+    :raises Outage: the lock was not granted in time, or the table, or a partition of it, was renamed or dropped
+        meanwhile.
     :raises Refused: the table does not exist any more.
     """
     named = catalog.names(connection, [oid]).get(oid)
@@ -258,8 +266,8 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
 
 
 def ranges(table: Table, bytes_per_range: int, block_size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
-    """Block ranges [from, to) of a table, of this size, or larger if there would be too many. The last one has no end, since the table
-    may grow until a snapshot is resumed."""
+    """Block ranges [from, to) of a table, of this size, or larger if there would be too many. The last one has no end,
+    since the table may grow until a snapshot is resumed."""
     step = max(1, bytes_per_range // block_size, -(-table.pages // MAX_RANGES))
     starts = list(range(0, max(1, table.pages), step))
     return [(start, LAST_BLOCK if i == len(starts) - 1 else starts[i + 1]) for i, start in enumerate(starts)]
@@ -268,12 +276,12 @@ def ranges(table: Table, bytes_per_range: int, block_size: int = BLOCK_BYTES) ->
 def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, lock_timeout: float) -> None:
     """Lock a table in a task's session, and then import the holder's snapshot.
 
-    The lock comes first: otherwise, a TRUNCATE that waited for the holder could run when the holder ends, and the task would read an
-    empty table.
+    The lock comes first: otherwise, a TRUNCATE that waited for the holder could run when the holder ends, and the task
+    would read an empty table.
 
     :param lock_timeout: seconds to wait for the lock, behind sessions that wait for the holder's.
-    :raises Outage: the holder is gone (the snapshot's name is no longer valid), the lock was not granted in time, or the table was
-        renamed or rewritten since the plan.
+    :raises Outage: the holder is gone (the snapshot's name is no longer valid), the lock was not granted in time, or
+        the table was renamed or rewritten since the plan.
     :raises Refused: the imported snapshot is not B.
     """
     named = {table.oid: (table.schema, table.name)}
@@ -288,7 +296,8 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         connection.execute("ROLLBACK")
         who = "; ".join(locks.holders(connection, [table.oid], locks.SHARE)) or "nobody any more"
         raise Outage(
-            f"A lane of the snapshot did not get a lock on {table.qualified} within {lock_timeout:.0f} s. In the way: {who}.",
+            f"A lane of the snapshot did not get a lock on {table.qualified} within {lock_timeout:.0f} s. In the way: "
+            f"{who}.",
             "Run the snapshot again (finished ranges are kept), or raise lock_queue_limit.",
         ) from error
     except (
@@ -331,8 +340,8 @@ def copy_query(
     places: sql.Composed | None = None,
     text: bool = False,
 ) -> sql.Composed:
-    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice. Of a partitioned table, it is the
-    range of each partition.
+    """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice. Of a partitioned
+    table, it is the range of each partition.
 
     :param condition: which of its rows are read; None for all.
     :param places: the places of rows, as a condition, if only these can be meant; they are in the range.

@@ -1,4 +1,5 @@
-"""Work under an exported snapshot, while the session that holds it is watched, and the sessions that wait for its locks."""
+"""Work under an exported snapshot, while the session that holds it is watched, and the sessions that wait for its
+locks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class HolderWatch:
     """Watches the holder of a snapshot, and who waits behind its locks, about every two seconds.
 
     :param limit: seconds that others may wait.
-    :param what: whose locks they are, for messages; ``again`` is what to do after an outage, ``kept`` what a stop leaves.
+    :param what: whose locks they are, for messages; ``again`` is what to do after an outage, ``kept`` what a stop
+        leaves.
     :param meanwhile: called each time that the holder was seen.
     """
 
@@ -42,7 +44,8 @@ class HolderWatch:
 
     def look(self) -> None:
         """
-        :raises Outage: the holder's session was lost, others have waited for too long, or for 20 seconds nobody could look who waits.
+        :raises Outage: the holder's session was lost, others have waited for too long, or for 20 seconds nobody could
+            look who waits.
         """
         now = time.monotonic()
         if now - self._looked < 2.0:

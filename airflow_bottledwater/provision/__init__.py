@@ -1,1 +1,2 @@
-"""Creates, checks and drops what a pipeline needs in PostgreSQL and Kafka, and publishes its dead letters on request."""
+"""Creates, checks and drops what a pipeline needs in PostgreSQL and Kafka, and publishes its dead letters on
+request."""

@@ -1,6 +1,8 @@
-"""Preflight's look at arrays: whether they have as many dimensions as their columns declare, which PostgreSQL does not see to.
+"""Preflight's look at arrays: whether they have as many dimensions as their columns declare, which PostgreSQL does not
+see to.
 
-``CREATE TABLE AS``, and a dump that is restored, lose what was declared (format_type knows no dimensions), and any row may have others.
+``CREATE TABLE AS``, and a dump that is restored, lose what was declared (format_type knows no dimensions), and any row
+may have others.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def check_arrays(connection: Connection, tables: Sequence[Table]) -> list[str]:
 
 
 def _seen(connection: Connection, table: Table, columns: Sequence[Column]) -> list[tuple[Column, set[int], bool]]:
-    """For each column the numbers of dimensions that its arrays have, and whether one does not begin at 1; nothing where it cannot be read."""
+    """For each column the numbers of dimensions that its arrays have, and whether one does not begin at 1; nothing
+    where it cannot be read."""
     if not columns:
         return []
     found = [
@@ -82,6 +85,7 @@ def _problem(table: Table, column: Column, depths: set[int], *, shifted: bool) -
         name = f"{kind.name.removesuffix('[]')}{'[]' * min(depth, _MOST_DIMENSIONS)}"
         remedy = f"Declare what it holds, which rewrites nothing: ALTER TABLE {table.qualified} ALTER {column.name} TYPE {name}; or {as_text}."
     return (
-        f"Column {column.name!r} of {table.qualified} is declared with {declared} dimension{'s' if declared > 1 else ''}, and holds arrays "
-        f"of {what}{lower} (CREATE TABLE AS, and a dump that is restored, lose what was declared): such rows cannot be published. {remedy}"
+        f"Column {column.name!r} of {table.qualified} is declared with {declared} "
+        f"dimension{'s' if declared > 1 else ''}, and holds arrays of {what}{lower} (CREATE TABLE AS, and a dump that "
+        f"is restored, lose what was declared): such rows cannot be published. {remedy}"
     )

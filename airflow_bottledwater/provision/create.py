@@ -1,4 +1,5 @@
-"""Creates what a pipeline needs in PostgreSQL, Kafka and the registry (publications, slot, topics, schemas), and records it."""
+"""Creates what a pipeline needs in PostgreSQL, Kafka and the registry (publications, slot, topics, schemas), and
+records it."""
 
 from __future__ import annotations
 
@@ -54,11 +55,14 @@ def create(
     *,
     stopped: threading.Event | None = None,
 ) -> SlotRecord:
-    """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and kept.
+    """Create publications and slot, topics and schemas, and record them. Idempotent: what is recorded is checked and
+    kept.
 
-    The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded itself yet.
+    The intent is recorded first, so that after a crash, a slot that it names is used, although it is not recorded
+    itself yet.
 
-    :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next call continues.
+    :param stopped: ends the creation soon after it is set; a slot that is not finished then is dropped, and the next
+        call continues.
     :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
@@ -96,15 +100,17 @@ def _check_between_transactions(pipeline: Pipeline, known: PipelineState, tables
     more = [table.qualified for table in tables if table.oid not in known.tables]
     if more and known.position is not None and known.position.ordinal:
         raise Refused(
-            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: {', '.join(more)} cannot be "
-            "added there, since the rest of the transaction must be published with the same tables.",
-            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run is enough); then add "
-            "the table.",
+            f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: "
+            f"{', '.join(more)} cannot be added there, since the rest of the transaction must be published with the "
+            "same tables.",
+            "Run the stream first, with the tables as they are, until it has passed that transaction (a bounded run "
+            "is enough); then add the table.",
         )
 
 
 def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
-    """Write new state for a slot whose saved state was lost, by the user's word that everything up to ``position`` is in the topics.
+    """Write new state for a slot whose saved state was lost, by the user's word that everything up to ``position`` is
+    in the topics.
 
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises StateError: the saved state is not lost.
@@ -128,8 +134,8 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
             )
         if present.confirmed > position.lsn:
             raise SlotError(
-                f"Slot {pipeline.slot!r} is confirmed up to {format_lsn(present.confirmed)}, and PostgreSQL sends nothing before that again; "
-                f"position {position} is older, and the changes between would be missing.",
+                f"Slot {pipeline.slot!r} is confirmed up to {format_lsn(present.confirmed)}, and PostgreSQL sends "
+                f"nothing before that again; position {position} is older, and the changes between would be missing.",
                 "Give the position of the last record in the topics, or drop the slot and start with a snapshot.",
             )
         claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
@@ -191,7 +197,8 @@ def _intent(
 
 
 def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[str, Partitions]:
-    """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them itself."""
+    """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them
+    itself."""
     roots = [table.oid for table in tables if table.partitioned]
     below = partitions.below(connection, roots)
     return {partitions_key(oid): Partitions(partitions.remembered(below.get(oid, []))) for oid in roots}
@@ -201,7 +208,8 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
     # until now a job may have published: the claim has ended it
     _check_between_transactions(pipeline, claim.state, tables)
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
-        # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be noticed
+        # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be
+        # noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
             connection, [t.oid for t in tables]
         )
@@ -254,8 +262,8 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
 def _make_slot(
     pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table], before: dict[str, str]
 ) -> int:
-    """Create the slot, or use one that exists; returns its consistent point. It is created again if DDL or TRUNCATE of a published table
-    was committed during its creation: such a slot can be broken, or miss a new column, for ever.
+    """Create the slot, or use one that exists; returns its consistent point. It is created again if DDL or TRUNCATE of
+    a published table was committed during its creation: such a slot can be broken, or miss a new column, for ever.
 
     :param before: the tables' fingerprint from before the creation began.
     :raises SlotError: DDL ran during each attempt, or see :func:`slot.check` and :func:`slot.create`.
@@ -265,8 +273,8 @@ def _make_slot(
     if present is not None:
         slot.check(present, cluster.database)
         if catalog.fingerprint(connection, oids) == before or pipeline.adopt_slot:
-            # A slot that is older than the publications would get stuck, which an adopted one may be. Nothing was published from it,
-            # so it is moved past every transaction that began before the publications were there.
+            # A slot that is older than the publications would get stuck, which an adopted one may be. Nothing was
+            # published from it, so it is moved past every transaction that began before the publications were there.
             slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
             point = slot.advance(connection, pipeline.slot)
             log.info("Slot %r exists already and is used from %s on.", pipeline.slot, format_lsn(point))
@@ -294,7 +302,8 @@ def _make_slot(
         )
         slot.drop(connection, pipeline.slot)
     raise SlotError(
-        f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to create slot {pipeline.slot!r}.",
+        f"Published tables were altered or truncated during each of {_ATTEMPTS} attempts to create slot "
+        f"{pipeline.slot!r}.",
         "Try again while no DDL runs.",
     )
 

@@ -30,8 +30,8 @@ _LOOK = 0.5
 
 
 def forget(pipeline: Pipeline, system_identifier: str) -> str:
-    """Delete the state of a slot of this name that belongs to another cluster, one that does not exist any more; returns a sentence
-    that says what was done. Nothing in the database of this connection is changed.
+    """Delete the state of a slot of this name that belongs to another cluster, one that does not exist any more;
+    returns a sentence that says what was done. Nothing in the database of this connection is changed.
 
     :param system_identifier: that of the other cluster, so that the caller confirms whose state is deleted.
     :raises StateError: the state is not that cluster's, or its pipeline is alive.
@@ -43,8 +43,9 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     other = replace(cluster, system_identifier=system_identifier)
     if cluster.system_identifier == system_identifier or known.system_identifier != system_identifier:
         raise StateError(
-            f"State topic {topic!r} belongs to cluster {known.system_identifier or '(none)'}, and this connection's cluster is "
-            f"{cluster.system_identifier}; cluster {system_identifier} has no state there that could be deleted.",
+            f"State topic {topic!r} belongs to cluster {known.system_identifier or '(none)'}, and this connection's "
+            f"cluster is {cluster.system_identifier}; cluster {system_identifier} has no state there that could be "
+            "deleted.",
             "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
         )
     owner = other.pipeline(pipeline.slot)
@@ -82,7 +83,8 @@ def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:
 
 
 def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
-    """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job stays fenced."""
+    """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job
+    stays fenced."""
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     owned = [owner_key(pinned.topic, owner) for pinned in tables.values()]
@@ -91,8 +93,9 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
 
 
 def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
-    """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The publications are
-    those that the saved state names; they are kept if ``create_publication`` is off, or another pipeline of the database has them.
+    """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The
+    publications are those that the saved state names; they are kept if ``create_publication`` is off, or another
+    pipeline of the database has them.
 
     :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
     :raises StateError: the saved state is another cluster's; nothing was changed.
@@ -109,14 +112,15 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
             if present is None:
                 return f"There is no slot {pipeline.slot!r}."
             return (
-                f"Kept: {slot.retained(present)}, which has the changes that are not yet published. "
-                "Drop it with 'bottledwater drop-slot --when always', or with DropReplicationSlotOperator(when='always')."
+                f"Kept: {slot.retained(present)}, which has the changes that are not yet published. Drop it with "
+                "'bottledwater drop-slot --when always', or with DropReplicationSlotOperator(when='always')."
             )
         if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
             slot.check(present, cluster.database)
         if present is not None and known.slot is None and known.intent is None and not pipeline.adopt_slot:
             raise SlotError(
-                f"Slot {pipeline.slot!r} was not created by this pipeline: its saved state does not name it. It was not dropped.",
+                f"Slot {pipeline.slot!r} was not created by this pipeline: its saved state does not name it. It was "
+                "not dropped.",
                 f"If nobody needs it, drop it by hand: SELECT pg_drop_replication_slot('{pipeline.slot}').",
             )
         if not known.raw:
@@ -141,8 +145,8 @@ def _drop(pipeline: Pipeline, connection: Connection, cluster: Cluster, known: P
 
 
 def _other_with(pipeline: Pipeline, connection: Connection, cluster: Cluster, name: str) -> str | None:
-    """Another slot of the database whose pipeline, by its saved state, streams with this publication. Without it, it would stop for good,
-    and need a snapshot."""
+    """Another slot of the database whose pipeline, by its saved state, streams with this publication. Without it, it
+    would stop for good, and need a snapshot."""
 
     def has_it(other: slot.SlotState) -> bool:
         intent = read_state(pipeline, store.state_topic_name(cluster.database, other.name)).intent

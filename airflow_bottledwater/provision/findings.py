@@ -16,7 +16,8 @@ class Findings:
     :param tables: the tables of the pipeline.
     :param via_root: whether a partitioned table is published as one, instead of its leaf partitions.
     :param renewing: whether the tables are to be taken up again, so that their topics may have rows of dropped tables.
-    :param adding: the oids of the tables that are to be added to a running pipeline; empty for those that the settings name.
+    :param adding: the oids of the tables that are to be added to a running pipeline; empty for those that the settings
+        name.
     :param parts: the leaf partitions of those that are published as one.
     :param warnings: things that do not prevent the pipeline from working, but that its user should know.
     :param notes: what can happen later, depending on what is written into the tables.

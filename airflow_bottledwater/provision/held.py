@@ -1,4 +1,5 @@
-"""Dead letters as they are read again, and what decides whether one may still be published: newer records, and what the source holds."""
+"""Dead letters as they are read again, and what decides whether one may still be published: newer records, and what the
+source holds."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class Held:
 def compare(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> Held:
     """Compare a dead letter's row with what the source holds today.
 
-    :param converted: columns whose values a snapshot's dead letter contains as the server's text; they are not compared.
+    :param converted: columns whose values a snapshot's dead letter contains as the server's text; they are not
+        compared.
     """
     lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
     if lost:

@@ -68,7 +68,8 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
     if pipeline.create_topics and brokers < pipeline.replication_factor:
         found.warnings.append(
-            f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
+            f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} "
+            f"cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     problems += _policies(pipeline, data, present)
     problems += _letters_expire(pipeline, present)
@@ -110,13 +111,15 @@ def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> l
     :param own: the pipeline's service and state topics.
     """
     problems = [
-        f"Table {data[name].qualified} would be published to {name!r}, which is one of the pipeline's own topics. Set a topic_prefix, or leave it out."
+        f"Table {data[name].qualified} would be published to {name!r}, which is one of the pipeline's own topics. Set "
+        "a topic_prefix, or leave it out."
         for name in own
         if name in data
     ]
     if len(state_topic) > names.MAX_TOPIC_LENGTH:
         problems.append(
-            f"State topic {state_topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter slot name."
+            f"State topic {state_topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter "
+            "slot name."
         )
     return problems
 
@@ -155,8 +158,9 @@ def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[st
             problems.append(str(expiry_problem(name, policy, exists=topic is not None)))
         if not table.keyed and "compact" in policy:
             problems.append(
-                f"Topic {name!r} {'is' if topic else 'would be'} compacted, but {table.qualified} has no key: Kafka refuses records "
-                f"without one. Set cleanup.policy=delete{'' if topic else ' in topic_config, or leave it out there'}."
+                f"Topic {name!r} {'is' if topic else 'would be'} compacted, but {table.qualified} has no key: Kafka "
+                "refuses records without one. Set "
+                f"cleanup.policy=delete{'' if topic else ' in topic_config, or leave it out there'}."
             )
     return problems
 
@@ -164,14 +168,16 @@ def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[st
 def expiry_problem(name: str, policy: str, *, exists: bool = True) -> Problem:
     """What is said of a keyed table's topic that deletes rows that do not change."""
     way_out = (
-        f"Set it (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=compact)"
+        f"Set it (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config "
+        "cleanup.policy=compact)"
         if exists
         else "Leave cleanup.policy out of topic_config"
     )
     return Problem(
         "expiry",
         f"Topic {name!r}",
-        f"{'Has' if exists else 'Would get'} cleanup.policy={policy} with a retention: rows that do not change would be deleted from it.",
+        f"{'Has' if exists else 'Would get'} cleanup.policy={policy} with a retention: rows that do not change would "
+        "be deleted from it.",
         f"{way_out}, or set allow_expiry if that is meant.",
     )
 
@@ -188,10 +194,11 @@ def _definitions(tables: Sequence[Table], state_topic: str, limit: int) -> list[
         if len(record) <= limit or 2 * (size := len(zlib.compress(record, 1))) <= limit:
             continue
         problems.append(
-            f"The definition of {table.qualified} ({len(table.columns)} columns, with their comments; about {2 * size:,} bytes compressed) does not "
-            f"fit into state topic {state_topic!r} (max.message.bytes {limit:,}). Create the topic with a larger one "
-            f"(kafka-configs.sh --alter --entity-type topics --entity-name {state_topic} --add-config max.message.bytes={4 * size}), shorten the "
-            "comments, or leave the table out."
+            f"The definition of {table.qualified} ({len(table.columns)} columns, with their comments; about "
+            f"{2 * size:,} bytes compressed) does not fit into state topic {state_topic!r} (max.message.bytes "
+            f"{limit:,}). Create the topic with a larger one (kafka-configs.sh --alter --entity-type topics "
+            f"--entity-name {state_topic} --add-config max.message.bytes={4 * size}), shorten the comments, or leave "
+            "the table out."
         )
     return problems
 
@@ -202,14 +209,15 @@ def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[st
     if topic is None or "delete" not in topic.cleanup or not (pipeline.on_error == "log" or pipeline.skip_position):
         return []
     return [
-        f"Topic {topic.name!r} has cleanup.policy={topic.cleanup}: dead letters would expire before anybody has settled them. Set it: "
-        f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config cleanup.policy=compact"
+        f"Topic {topic.name!r} has cleanup.policy={topic.cleanup}: dead letters would expire before anybody has "
+        f"settled them. Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
+        "cleanup.policy=compact"
     ]
 
 
 def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:
-    """A data or service topic to create. One that deletes by time counts from when a record was appended: by the time of its commit, the
-    changes of a stream that was stopped for longer would be deleted at once.
+    """A data or service topic to create. One that deletes by time counts from when a record was appended: by the time
+    of its commit, the changes of a stream that was stopped for longer would be deleted at once.
 
     :param table: the table whose rows it receives; None for a service topic.
     """
@@ -223,20 +231,22 @@ def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: i
     partitions = 1 if table is None else pipeline.partitions
     if "delete" not in config["cleanup.policy"] or config.get("retention.ms") == "-1":
         return NewTopic(name, partitions, replication, (config,))
-    # a broker that does not allow the property does no harm: whoever publishes sees the topic as it is, and sends no commit time as timestamp
+    # a broker that does not allow the property does no harm: whoever publishes sees the topic as it is, and sends no
+    # commit time as timestamp
     return NewTopic(name, partitions, replication, ({"message.timestamp.type": "LogAppendTime", **config}, config))
 
 
 def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Topics whose names collide with that of another one, so that Kafka refuses to create them (Topic.hasCollision)."""
+    """Topics whose names collide with that of another one, so that Kafka refuses to create them
+    (Topic.hasCollision)."""
     known: dict[str, str] = {}
     problems = []
     for name in [*present, *wanted]:
         other = known.setdefault(name.replace(".", "_"), name)
         if other != name:
             problems.append(
-                f"Topic {name!r} collides with topic {other!r}: Kafka does not distinguish dots from underscores. Use another topic_prefix, "
-                "or another pipeline with a prefix of its own for one of them."
+                f"Topic {name!r} collides with topic {other!r}: Kafka does not distinguish dots from underscores. Use "
+                "another topic_prefix, or another pipeline with a prefix of its own for one of them."
             )
     return problems
 
@@ -250,7 +260,8 @@ def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str])
         owner = next(iter(owners(records, topic)), mine)
         if owner != mine:
             problems.append(
-                f"Topic {topic!r} belongs to pipeline {owner!r}. Use another topic_prefix, or set share_topics if both may write to it."
+                f"Topic {topic!r} belongs to pipeline {owner!r}. Use another topic_prefix, or set share_topics if both "
+                "may write to it."
             )
     return problems
 

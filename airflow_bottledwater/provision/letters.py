@@ -1,4 +1,5 @@
-"""The dead letters of a pipeline in their topic, and the counts of open ones in its state, which are written in the same transactions."""
+"""The dead letters of a pipeline in their topic, and the counts of open ones in its state, which are written in the
+same transactions."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class LettersTopic:
         return places
 
     def _reconcile(self, places: Sequence[Place]) -> None:
-        """Make the counts of open dead letters those of the topic: some may have gone with it, or be of before the slot was dropped."""
+        """Make the counts of open dead letters those of the topic: some may have gone with it, or be of before the slot
+        was dropped."""
         known, present = self._publishing.state.letters, Counter(place.counted for place in places)
         named = {place.counted: place.relation for place in places}
         changed: dict[str, StateRecord | None] = {}

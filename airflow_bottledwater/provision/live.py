@@ -47,7 +47,8 @@ def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
         check_cluster(known, cluster, topic)
         if known.slot is None or not known.complete:
             raise StateError(
-                f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could read rows again.",
+                f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could read rows "
+                "again.",
                 "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
             )
         wanted(pipeline, connection, request, known)
@@ -74,8 +75,8 @@ def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
     progress = read_state(pipeline, store.state_topic_name(_cluster(pipeline).database, pipeline.slot)).live(request_id)
     if progress is not None and progress.still_owed:
         raise Refused(
-            f"Live snapshot {request_id!r} reads tables or partitions that were added, or tables that were taken up again with another key: "
-            "without it, their topics would lack rows for good.",
+            f"Live snapshot {request_id!r} reads tables or partitions that were added, or tables that were taken up "
+            "again with another key: without it, their topics would lack rows for good.",
             "Let it wait instead (bottledwater snapshots --pause), or set a limit for its pace when you ask for one.",
         )
     snapshots.change(pipeline, name, request_id, cancelled=True)

@@ -52,8 +52,8 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
                 [
-                    f"PostgreSQL {cluster.version // 10000} is too old: version 14 is the first that can read a table by ranges of its blocks. "
-                    "Upgrade the server."
+                    f"PostgreSQL {cluster.version // 10000} is too old: version 14 is the first that can read a table "
+                    "by ranges of its blocks. Upgrade the server."
                 ]
             )
         problems += check_server(connection, found)

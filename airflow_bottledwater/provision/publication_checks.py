@@ -32,28 +32,31 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
         return problems + _rights_to_create(connection, pipeline, found, missing, covered)
     if missing:
         problems.append(
-            f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, the second may be empty. "
-            "As the owner of the tables, run: " + _statements(connection, pipeline, found.tables, found.via_root)
+            f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, "
+            "the second may be empty. As the owner of the tables, run: "
+            + _statements(connection, pipeline, found.tables, found.via_root)
         )
         return problems
     found.warnings += _left_out(connection, pipeline, found.tables)
     of = publication.names(pipeline.publication_name)
     return problems + [
-        f"Table {t.qualified} is not in publication {of[not t.identifiable]!r}. As the owner of both, run: ALTER PUBLICATION "
-        f"{quoted(of[not t.identifiable])} ADD TABLE ONLY {quoted(t.schema, t.name)}; or leave it out of the pipeline's tables."
+        f"Table {t.qualified} is not in publication {of[not t.identifiable]!r}. As the owner of both, run: ALTER "
+        f"PUBLICATION {quoted(of[not t.identifiable])} ADD TABLE ONLY {quoted(t.schema, t.name)}; or leave it out of "
+        "the pipeline's tables."
         for t in found.tables
         if t.oid not in covered
     ]
 
 
 def _existing(connection: Connection, pipeline: Pipeline, present: publication.Published, found: Findings) -> list[str]:
-    """The problems of a publication that exists: whether this pipeline created it, and whether it makes the application's writes fail."""
+    """The problems of a publication that exists: whether this pipeline created it, and whether it makes the
+    application's writes fail."""
     intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
     problems = publication.problems(present, found.tables)
     if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
         problems.append(
-            f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting publication), or set "
-            "create_publication to false to use it."
+            f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting "
+            "publication), or set create_publication to false to use it."
         )
     if found.adding:
         # what it does to other tables, it does already, and that is no reason to leave these out
@@ -63,17 +66,19 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
         keyless = [t for t in catalog.load(connection, list(present.tables)) if not t.identifiable]
         if keyless and (present.updates or present.deletes):
             problems.append(
-                f"Publication {present.name!r} is FOR ALL TABLES, and {', '.join(t.qualified for t in keyless[:5])} have no key: UPDATE and DELETE "
-                "on them fail for the application. Publish a list of tables."
+                f"Publication {present.name!r} is FOR ALL TABLES, and {', '.join(t.qualified for t in keyless[:5])} "
+                "have no key: UPDATE and DELETE on them fail for the application. Publish a list of tables."
             )
         else:
             found.warnings.append(
-                f"Publication {present.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made without a key."
+                f"Publication {present.name!r} is FOR ALL TABLES: UPDATE and DELETE would fail on a table that is made "
+                "without a key."
             )
     if present.whole and besides:
         found.warnings.append(
-            f"Publication {present.name!r} also publishes {', '.join(t.qualified for t in besides[:5])}{' …' if len(besides) > 5 else ''}, "
-            "which the settings do not name: their changes are sent, and left out."
+            f"Publication {present.name!r} also publishes "
+            f"{', '.join(t.qualified for t in besides[:5])}{' …' if len(besides) > 5 else ''}, which the settings do "
+            "not name: their changes are sent, and left out."
         )
     return problems + publication.others_problems(present, besides)
 
@@ -87,15 +92,17 @@ def _rights_to_create(
     :param covered: the oids of the tables that are in existing publications.
     """
     row = connection.execute(
-        "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), quote_ident(current_database())"
+        "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), "
+        "quote_ident(current_database())"
     ).fetchone()
     allowed, role, database = row or (True, "", "")
     tables = found.tables
     statements = _statements(connection, pipeline, tables, found.via_root)
     if missing and not allowed:
         return [
-            f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: GRANT CREATE ON "
-            f"DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: {statements}"
+            f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: "
+            f"GRANT CREATE ON DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: "
+            f"{statements}"
         ]
     owned_by_others = connection.execute(
         "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')",
@@ -117,7 +124,8 @@ def _statements(connection: Connection, pipeline: Pipeline, tables: Sequence[Tab
 
 
 def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
-    """Warnings about operations on a table that no publication sends; pgoutput sends an operation if one of the publications does."""
+    """Warnings about operations on a table that no publication sends; pgoutput sends an operation if one of the
+    publications does."""
     both = [
         p
         for name in publication.names(pipeline.publication_name)
@@ -134,7 +142,7 @@ def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table
         }
         if of and not all(sent.values()):
             warnings.append(
-                f"Publication {of[0].name!r} does not send {', '.join(k for k, v in sent.items() if not v)} of {table.qualified}: its topic "
-                "will differ from the table. ALTER PUBLICATION … SET (publish = …)."
+                f"Publication {of[0].name!r} does not send {', '.join(k for k, v in sent.items() if not v)} of "
+                f"{table.qualified}: its topic will differ from the table. ALTER PUBLICATION … SET (publish = …)."
             )
     return warnings

@@ -1,10 +1,10 @@
-"""Settles dead letters, on request, while the stream is stopped, and under its transactional id: publishes them after their cause was
-fixed, or dismisses them.
+"""Settles dead letters, on request, while the stream is stopped, and under its transactional id: publishes them after
+their cause was fixed, or dismisses them.
 
-A dead letter is published only if the source still has the row as the dead letter holds it (or, for a delete, has no such row), and no
-newer record of its key is in the topic: of a later change, or for a row of a snapshot, of a change that the snapshot does not show.
-Otherwise it is dropped: publishing it would overwrite a newer value, or bring a row back that was deleted. The topic alone is not enough
-to decide this, since compaction removes tombstones.
+A dead letter is published only if the source still has the row as the dead letter holds it (or, for a delete, has no
+such row), and no newer record of its key is in the topic: of a later change, or for a row of a snapshot, of a change
+that the snapshot does not show. Otherwise it is dropped: publishing it would overwrite a newer value, or bring a row
+back that was deleted. The topic alone is not enough to decide this, since compaction removes tombstones.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Result:
     """How many dead letters there were of each outcome.
 
     :param published: published and removed.
-    :param overtaken: dropped, since the source today has another row of that key or none, their key has a newer record, or their
-        table was truncated since, or taken up again with another key.
+    :param overtaken: dropped, since the source today has another row of that key or none, their key has a newer record,
+        or their table was truncated since, or taken up again with another key.
     :param failed: still refused; they stay in the dead-letter topic.
     :param incomplete: without their row, which was too large for a dead letter; they stay.
     :param dismissed: given up, and removed.
@@ -201,8 +201,8 @@ class _Letters:
         result.failed += 1
 
     def _replaced(self, dead_letter: DeadLetter) -> bool:
-        """Whether its table has got another key or another topic since, or a successor: a live snapshot has read all rows then, under the
-        new key, and has removed the keys of before."""
+        """Whether its table has got another key or another topic since, or a successor: a live snapshot has read all
+        rows then, under the new key, and has removed the keys of before."""
         version = msgspec.convert(dead_letter.content["again"], Version)
         table = version.table
         pinned = self._tables.get(table.oid)
@@ -219,7 +219,8 @@ class _Letters:
                 yield json.loads(block.value(i) or b"{}")
 
     def _with_schema(self, version: Version) -> Version:
-        """The relation version with the schemas that the registry has today: it may have refused that of the rows then, or have lost it since.
+        """The relation version with the schemas that the registry has today: it may have refused that of the rows then,
+        or have lost it since.
 
         :raises SchemaRefused: it refuses it.
         """
@@ -270,8 +271,9 @@ class _Letters:
         return replace(encoded.records, label=dead_letter.label)
 
     def _newer(self, ready: Iterable[tuple[DeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
-        """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row has none: whether
-        it is newer than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
+        """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row
+        has none: whether it is newer than a dead letter is decided by the source's row, not by comparing the clocks of
+        two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
         for dead_letter, records in ready:
             wanted[dead_letter.content["topic"]] |= {
@@ -293,7 +295,8 @@ class _Letters:
         return found
 
     def _current(self, ready: Iterable[tuple[DeadLetter, Records]]) -> dict[bytes, Held]:
-        """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a relation version."""
+        """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a
+        relation version."""
         by_table: dict[tuple[str, bool], list[tuple[DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
         for dead_letter, _ in ready:
             again = dead_letter.content["again"]

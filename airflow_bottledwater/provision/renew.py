@@ -1,8 +1,8 @@
 """Takes tables up again whose keys changed, or that were dropped and created again, without a new slot.
 
-The changes that were committed before cannot be published any more: they were written under another key. A boundary says that the stream
-leaves them out (as it does behind a snapshot), and a live snapshot with a sweep, recorded together with the boundary, brings the topic to
-what the table holds.
+The changes that were committed before cannot be published any more: they were written under another key. A boundary
+says that the stream leaves them out (as it does behind a snapshot), and a live snapshot with a sweep, recorded together
+with the boundary, brings the topic to what the table holds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 class _Renewal:
     """A table that is taken up again.
 
-    :param before: the oid by which the pipeline knows it; another one than the table's if it was dropped and created again.
+    :param before: the oid by which the pipeline knows it; another one than the table's if it was dropped and created
+        again.
     """
 
     table: Table
@@ -63,14 +64,16 @@ class _Renewal:
 
 
 def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") -> tuple[str, str]:
-    """Take a request's tables up with the keys that they have today, and ask for the live snapshot that reads them; returns the
-    pipeline's name and the request's id. A repeated call with the same id does nothing more.
+    """Take a request's tables up with the keys that they have today, and ask for the live snapshot that reads them;
+    returns the pipeline's name and the request's id. A repeated call with the same id does nothing more.
 
     :param request: of whole tables; it is made one with a sweep.
     :param request_id: empty for a new one.
-    :raises PreflightError: the source, the broker or the registry is not ready, or a pattern matches nothing; nothing was changed.
-    :raises Refused: a job runs, or a table has no key, or none whose order it can be read in, is not the pipeline's, or would get the topic
-        of another one that still exists, or while the stream is inside a large transaction; nothing was changed.
+    :raises PreflightError: the source, the broker or the registry is not ready, or a pattern matches nothing; nothing
+        was changed.
+    :raises Refused: a job runs, or a table has no key, or none whose order it can be read in, is not the pipeline's, or
+        would get the topic of another one that still exists, or while the stream is inside a large transaction; nothing
+        was changed.
     """
     check_named(request)
     pipeline = pipeline.with_(tables=request.tables, schemas=())
@@ -82,7 +85,8 @@ def renew(pipeline: Pipeline, request: SnapshotRequest, request_id: str = "") ->
         status = read_status(pipeline, name)
         if status is not None and not status.ended:
             raise Refused(
-                f"The job of slot {pipeline.slot!r} on host {status.job.host} runs: no table can be taken up with another key beside it.",
+                f"The job of slot {pipeline.slot!r} on host {status.job.host} runs: no table can be taken up with "
+                "another key beside it.",
                 "Stop it (bottledwater stop, or mark its task), ask again, and start it again.",
             )
         claim = Claim(pipeline, cluster, "create", Backoff(pipeline.outage_timeout))
@@ -142,7 +146,8 @@ def _renewals(
     """:raises Refused: see :func:`renew`."""
     if not known.complete:
         raise Refused(
-            f"The snapshot of slot {pipeline.slot!r} is not complete: there is nothing yet that could be taken up again.",
+            f"The snapshot of slot {pipeline.slot!r} is not complete: there is nothing yet that could be taken up "
+            "again.",
             "Run the snapshot to its end; if a key changed meanwhile, drop the slot and start again.",
         )
     by_topic = {pinned.topic: oid for oid, pinned in known.tables.items()}
@@ -154,25 +159,29 @@ def _renewals(
         if before is None:
             raise Refused(
                 f"Table {table.qualified} is not one of the tables that slot {pipeline.slot!r} follows.",
-                "A table that was created since is taken in when the stream starts, or by slot and snapshot tasks (or the command).",
+                "A table that was created since is taken in when the stream starts, or by slot and snapshot tasks (or "
+                "the command).",
             )
         pinned = known.tables[before]
         if not table.keyed or not pinned.table.keyed:
             raise Refused(
-                f"Table {table.qualified} has no key, or had none before: what its topic has cannot be told from what the table has.",
-                "Give the table a primary key; if it had none before, drop the slot (bottledwater drop-slot --when always) and start "
-                "again with a snapshot under another topic prefix.",
+                f"Table {table.qualified} has no key, or had none before: what its topic has cannot be told from what "
+                "the table has.",
+                "Give the table a primary key; if it had none before, drop the slot (bottledwater drop-slot --when "
+                "always) and start again with a snapshot under another topic prefix.",
             )
         if before != table.oid and (other := catalog.names(connection, [before]).get(before)):
             raise Refused(
-                f"Topic {topic!r} holds the rows of table {'.'.join(other)}, which still exists: it cannot pass to {table.qualified}.",
+                f"Topic {topic!r} holds the rows of table {'.'.join(other)}, which still exists: it cannot pass to "
+                f"{table.qualified}.",
                 "Drop that table first, or rename the tables back.",
             )
         if before != table.oid and known.position is not None and known.position.ordinal:
-            # the boundary leaves out the rest of that transaction, and its changes count; but with other tables it may have others
+            # the boundary leaves out the rest of that transaction, and its changes count; but with other tables it may
+            # have others
             raise Refused(
-                f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: the rest of it must be "
-                f"published before topic {pinned.topic!r} passes to another table.",
+                f"The stream of slot {pipeline.slot!r} stopped inside a large transaction, at {known.position}: the "
+                f"rest of it must be published before topic {pinned.topic!r} passes to another table.",
                 "Run the stream until it has passed that transaction (a bounded run is enough), then ask again.",
             )
         found.append(_Renewal(table, pinned.topic, before))
@@ -181,7 +190,8 @@ def _renewals(
 
 
 def _boundary(pipeline: Pipeline, connection: Connection, oldest_xid: int) -> Boundary:
-    """The boundary at this moment. What its snapshot sees is on disk: after a crash, its transaction ids would be used again."""
+    """The boundary at this moment. What its snapshot sees is on disk: after a crash, its transaction ids would be used
+    again."""
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None
     lsn = end_of_wal(connection)
@@ -190,7 +200,8 @@ def _boundary(pipeline: Pipeline, connection: Connection, oldest_xid: int) -> Bo
 
 
 def _lives(known: PipelineState, oids: Mapping[int, int]) -> dict[str, LiveProgress]:
-    """The records of live snapshots of these tables: they go on with their successors, and from the start of the one that is being read."""
+    """The records of live snapshots of these tables: they go on with their successors, and from the start of the one
+    that is being read."""
     changed = {}
     for request_id, progress in known.lives.items():
         tables = tuple(oids.get(oid, oid) for oid in progress.tables)
@@ -202,7 +213,8 @@ def _lives(known: PipelineState, oids: Mapping[int, int]) -> dict[str, LiveProgr
 
 
 def _obsolete(known: PipelineState, renewal: _Renewal) -> list[str]:
-    """The keys of a table's records that describe what it was: its definition, its first snapshot, its partitions; and what waited."""
+    """The keys of a table's records that describe what it was: its definition, its first snapshot, its partitions; and
+    what waited."""
     oid = renewal.before
     keys = [table_key(oid), partitions_key(oid), sweep_key(oid), below_key(oid)]
     for part in known.parts(oid):

@@ -37,8 +37,9 @@ def _role(connection: Connection) -> str:
 def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
     """By table oid, the statements that let the connection's role read the table."""
     rows = connection.execute(
-        "SELECT c.oid, format('GRANT USAGE ON SCHEMA %%1$I TO %%3$I; GRANT SELECT ON %%1$I.%%2$I TO %%3$I;', nspname, relname, current_user)"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY (%s::oid[])",
+        "SELECT c.oid, format('GRANT USAGE ON SCHEMA %%1$I TO %%3$I; GRANT SELECT ON %%1$I.%%2$I TO %%3$I;', nspname, "
+        "relname, current_user) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY "
+        "(%s::oid[])",
         ([t.oid for t in tables],),
     ).fetchall()
     return dict(rows)
@@ -48,20 +49,22 @@ def check_session(connection: Connection) -> list[str]:
     """Check what every transaction of the pipeline needs: without it, nothing else can be asked."""
     problems = []
     rows = connection.execute(
-        "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY (%s)"
-        " AND NOT has_function_privilege(oid, 'EXECUTE') ORDER BY 1",
+        "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = "
+        "ANY (%s) AND NOT has_function_privilege(oid, 'EXECUTE') ORDER BY 1",
         (list(FUNCTIONS),),
     ).fetchall()
     if rows:
         names = ", ".join(f"pg_catalog.{row[0]}" for row in rows)
         problems.append(
-            f"Role {_role(connection)} may not execute {names}. As a superuser, run: GRANT EXECUTE ON FUNCTION {names} TO {_role(connection)};"
+            f"Role {_role(connection)} may not execute {names}. As a superuser, run: GRANT EXECUTE ON FUNCTION {names} "
+            f"TO {_role(connection)};"
         )
     if not rows and not is_standby(connection) and _setting(connection, "transaction_read_only") == "on":
         problems.append(
-            f"default_transaction_read_only is on for role {_role(connection)}: publications cannot be made, and no transaction can get an id. "
-            f"As an administrator, run: ALTER ROLE {_role(connection)} SET default_transaction_read_only = off; or take the setting out of the "
-            "database, the server or the connection's options."
+            f"default_transaction_read_only is on for role {_role(connection)}: publications cannot be made, and no "
+            f"transaction can get an id. As an administrator, run: ALTER ROLE {_role(connection)} SET "
+            "default_transaction_read_only = off; or take the setting out of the database, the server or the "
+            "connection's options."
         )
     return problems
 
@@ -82,26 +85,28 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
         )
     if _setting(connection, "server_encoding") == "SQL_ASCII":
         problems.append(
-            f"Database {found.cluster.database!r} has the encoding SQL_ASCII: the character set of its texts is not known, so they cannot "
-            "be converted to UTF-8. Copy it into a database with an encoding (pg_dump, then createdb --encoding)."
+            f"Database {found.cluster.database!r} has the encoding SQL_ASCII: the character set of its texts is not "
+            "known, so they cannot be converted to UTF-8. Copy it into a database with an encoding (pg_dump, then "
+            "createdb --encoding)."
         )
     row = connection.execute(
-        "SELECT rolsuper OR rolreplication OR pg_has_role(current_user, oid, 'usage') AND rolname LIKE 'rds_replication', quote_ident(rolname) FROM pg_roles"
-        " WHERE rolname = current_user"
+        "SELECT rolsuper OR rolreplication OR pg_has_role(current_user, oid, 'usage') AND rolname LIKE "
+        "'rds_replication', quote_ident(rolname) FROM pg_roles WHERE rolname = current_user"
     ).fetchone()
     managed = connection.execute(
-        "SELECT count(*) FROM pg_roles WHERE rolname IN ('rds_replication', 'rds_superuser') AND pg_has_role(current_user, oid, 'member')"
+        "SELECT count(*) FROM pg_roles WHERE rolname IN ('rds_replication', 'rds_superuser') AND "
+        "pg_has_role(current_user, oid, 'member')"
     ).fetchone()
     if row and not row[0] and not (managed and managed[0]):
         problems.append(
-            f"Role {row[1]} may not replicate. As an administrator, run: ALTER ROLE {row[1]} REPLICATION; (on RDS and Aurora: GRANT "
-            f"rds_replication TO {row[1]};)."
+            f"Role {row[1]} may not replicate. As an administrator, run: ALTER ROLE {row[1]} REPLICATION; (on RDS and "
+            f"Aurora: GRANT rds_replication TO {row[1]};)."
         )
     if _setting(connection, "max_slot_wal_keep_size") == "-1":
         found.warnings.append(
-            "max_slot_wal_keep_size is unlimited: while the stream is stopped, its slot keeps WAL without bound and can fill the "
-            "server's disk. Watch the slot's lag (ReplicationSlotLagSensor), or set a limit; beyond it PostgreSQL invalidates the slot, "
-            "and the pipeline has to start again with a snapshot."
+            "max_slot_wal_keep_size is unlimited: while the stream is stopped, its slot keeps WAL without bound and "
+            "can fill the server's disk. Watch the slot's lag (ReplicationSlotLagSensor), or set a limit; beyond it "
+            "PostgreSQL invalidates the slot, and the pipeline has to start again with a snapshot."
         )
     return problems
 
@@ -121,8 +126,9 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     for table in found.tables:
         if not table.keyed and not pipeline.allow_unkeyed:
             problems.append(
-                f"Table {table.qualified} cannot be keyed: {table.key_problem}. Give it a primary key, leave it out, or set "
-                "allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with REPLICA IDENTITY FULL)."
+                f"Table {table.qualified} cannot be keyed: {table.key_problem}. Give it a primary key, leave it out, "
+                "or set allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with "
+                "REPLICA IDENTITY FULL)."
             )
         if pipeline.output_format == "avro":
             try:
@@ -140,13 +146,14 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     filtered = catalog.filtered_by_policy(connection, read)
     role = _role(connection) if filtered else ""
     problems += [
-        f"Table {name} has a row-level policy that would hide rows from role {role}. As an administrator, run: ALTER ROLE {role} BYPASSRLS; "
-        "or leave the table out."
+        f"Table {name} has a row-level policy that would hide rows from role {role}. As an administrator, run: ALTER "
+        f"ROLE {role} BYPASSRLS; or leave the table out."
         for name in filtered
     ]
     problems += [
-        f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication would fail at the "
-        "table's first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's type, or leave the table out."
+        f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication "
+        "would fail at the table's first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's "
+        "type, or leave the table out."
         for name, column, kind in catalog.unsendable(connection, found.tables)
     ]
     by_topic: dict[str, Table] = {}
@@ -155,7 +162,8 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
         other = by_topic.setdefault(topic, table)
         if other is not table:
             problems.append(
-                f"Tables {other.qualified} and {table.qualified} both become topic {topic!r}. Rename one, or leave it out."
+                f"Tables {other.qualified} and {table.qualified} both become topic {topic!r}. Rename one, or leave it "
+                "out."
             )
         if len(topic) > names.MAX_TOPIC_LENGTH:
             problems.append(
@@ -172,13 +180,15 @@ def _warn_of_children(connection: Connection, found: Findings) -> None:
         left = [name for oid, name in children.items() if oid not in followed]
         more = f"; of these, the pipeline does not cover {len(left)} ({', '.join(left[:3])})" if left else ""
         found.warnings.append(
-            f"Rows of {followed[parent].qualified} are in {len(children)} tables that inherit from it: they are not in its topic, but in topics of "
-            f"those tables{more}. Name the children as well (patterns cover later ones, too), or make it a partitioned table (PARTITION BY)."
+            f"Rows of {followed[parent].qualified} are in {len(children)} tables that inherit from it: they are not in "
+            f"its topic, but in topics of those tables{more}. Name the children as well (patterns cover later ones, "
+            "too), or make it a partitioned table (PARTITION BY)."
         )
 
 
 def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:
-    """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last changes of these."""
+    """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last
+    changes of these."""
     if found.adding or found.renewing or pipeline.new_tables != "add" or not found.state.complete:
         return
     owners = {pinned.topic for pinned in found.state.tables.values()}
@@ -209,8 +219,8 @@ def _check_partitions(connection: Connection, found: Findings) -> list[str]:
 
 
 def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
-    """Check that the server's lock table, whose size depends on max_locks_per_transaction, has room for the snapshot: its holder locks
-    every table in one transaction."""
+    """Check that the server's lock table, whose size depends on max_locks_per_transaction, has room for the snapshot:
+    its holder locks every table in one transaction."""
     size = int(_setting(connection, "max_locks_per_transaction")) * (
         int(_setting(connection, "max_connections")) + int(_setting(connection, "max_prepared_transactions"))
     )
@@ -221,9 +231,11 @@ def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
     needed = len(tables) + (row[0] if row else 0)
     if needed > size * 0.9:
         return [
-            f"The snapshot locks {needed} tables and indexes at once, but the lock table has room for {size} (max_locks_per_transaction x "
-            f"(max_connections + max_prepared_transactions)). Raise max_locks_per_transaction to at least {needed * 2 * int(_setting(connection, 'max_locks_per_transaction')) // size + 1}, "
-            "or make several pipelines."
+            f"The snapshot locks {needed} tables and indexes at once, but the lock table has room for {size} "
+            "(max_locks_per_transaction x (max_connections + max_prepared_transactions)). Raise "
+            "max_locks_per_transaction to at least "
+            f"{needed * 2 * int(_setting(connection, 'max_locks_per_transaction')) // size + 1}, or make several "
+            "pipelines."
         ]
     return []
 
@@ -240,14 +252,16 @@ def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> l
         problems = []
         if used and used[0] >= int(_setting(connection, "max_replication_slots")):
             problems.append(
-                f"All {used[0]} replication slots are in use. Raise max_replication_slots, or drop one that nobody needs."
+                f"All {used[0]} replication slots are in use. Raise max_replication_slots, or drop one that nobody "
+                "needs."
             )
         if walsenders and walsenders[0] >= int(_setting(connection, "max_wal_senders")):
             problems.append(f"All {walsenders[0]} walsenders are in use. Raise max_wal_senders.")
         if record is not None:
             problems.append(
-                f"Slot {pipeline.slot!r} is gone, but its state says that it was at {found.state.position or 'its start'}: changes since "
-                "then are lost. Delete the saved state ('bottledwater drop-slot --when always'), then start again with a snapshot."
+                f"Slot {pipeline.slot!r} is gone, but its state says that it was at "
+                f"{found.state.position or 'its start'}: changes since then are lost. Delete the saved state "
+                "('bottledwater drop-slot --when always'), then start again with a snapshot."
             )
         return problems
     try:
@@ -259,9 +273,10 @@ def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> l
     if record is None and intent is None:
         if not pipeline.adopt_slot:
             return [
-                f"Slot {pipeline.slot!r} exists, but was not created by this pipeline: which changes were already consumed from it is unknown. "
-                "Choose another slot name, drop the slot, or set adopt_slot (a new snapshot follows). If this pipeline did create it and only "
-                f"its saved state was lost, see {DOCS}operations.html#state-topics-and-lost-state."
+                f"Slot {pipeline.slot!r} exists, but was not created by this pipeline: which changes were already "
+                "consumed from it is unknown. Choose another slot name, drop the slot, or set adopt_slot (a new "
+                "snapshot follows). If this pipeline did create it and only its saved state was lost, see "
+                f"{DOCS}operations.html#state-topics-and-lost-state."
             ]
         if present.active_pid is not None:
             return [f"Slot {pipeline.slot!r} is in use by process {present.active_pid}. Stop its client first."]

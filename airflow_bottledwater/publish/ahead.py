@@ -1,8 +1,9 @@
 """Completes the next part of a batch while the one before it is published.
 
-Messages of updates that leave large values as they were are small, so a batch of them is published in parts. To read the values of a
-part takes PostgreSQL about as long as Kafka takes to receive them. A value may be read at any time after its transaction has become
-visible (:mod:`~airflow_bottledwater.publish.current`), thus also before the preceding part is committed.
+Messages of updates that leave large values as they were are small, so a batch of them is published in parts. To read
+the values of a part takes PostgreSQL about as long as Kafka takes to receive them. A value may be read at any time
+after its transaction has become visible (:mod:`~airflow_bottledwater.publish.current`), thus also before the preceding
+part is committed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class _NotNow(Exception):
 class Ahead:
     """A :class:`~airflow_bottledwater.publish.toast.ToastResolver` that can complete the next part in a second thread.
 
-    The second thread never waits for a server, and its errors do not matter: what it could not complete is completed when it is needed.
+    The second thread never waits for a server, and its errors do not matter: what it could not complete is completed
+    when it is needed.
 
     :param dsn: the connection string of the source.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.

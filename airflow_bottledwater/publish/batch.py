@@ -14,8 +14,8 @@ from airflow_bottledwater.model.version import Version
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The changes from ``start`` (exclusive) to ``end`` (inclusive): whole transactions, except that one too large is cut. They are in the
-    order of their positions.
+    """The changes from ``start`` (exclusive) to ``end`` (inclusive): whole transactions, except that one too large is
+    cut. They are in the order of their positions.
 
     :param data: row and truncate messages of pgoutput, one after the other.
     :param changes: rows of :data:`~airflow_bottledwater.encoding.layout.CHANGE`; they point into ``data``.
@@ -34,7 +34,8 @@ class Batch:
     def before(self, final_lsn: int) -> Batch:
         """The transactions of this batch before the one with this final LSN (perhaps none).
 
-        The new end is (that LSN, 0): from this position, everything before the transaction is skipped, but not the transaction itself.
+        The new end is (that LSN, 0): from this position, everything before the transaction is skipped, but not the
+        transaction itself.
         """
         count = int(np.searchsorted(self.changes["lsn"], final_lsn, side="left"))
         end = max(self.start, Position(final_lsn, 0))
@@ -49,8 +50,8 @@ class Batch:
         return self if count == len(self) else self.before(int(lsn[count]))
 
     def leading(self, most: int) -> Batch:
-        """The leading changes of this batch, at least one and otherwise at most so many: whole transactions, if one fits; otherwise a part
-        of the first."""
+        """The leading changes of this batch, at least one and otherwise at most so many: whole transactions, if one
+        fits; otherwise a part of the first."""
         most = max(1, most)
         part = self.whole(most)
         if len(part) <= most:
@@ -60,8 +61,8 @@ class Batch:
         return Batch(self.start, end, self.data, self.changes[:most], self.versions)
 
     def after(self, position: Position) -> Batch | None:
-        """The changes of this batch from a position on; None unless the position is one at which :meth:`before` or :meth:`leading` has
-        ended a part."""
+        """The changes of this batch from a position on; None unless the position is one at which :meth:`before` or
+        :meth:`leading` has ended a part."""
         begin, end = (int(np.searchsorted(self.changes["lsn"], position.lsn, side=s)) for s in ("left", "right"))
         count, known = begin, begin < end
         if position.ordinal:

@@ -1,8 +1,9 @@
-"""Whether a table's columns of today are those that it had when a change was written: names and types alone do not tell.
+"""Whether a table's columns of today are those that it had when a change was written: names and types alone do not
+tell.
 
-A column can be dropped and made again, or change names with another one. PostgreSQL numbers columns in the order in which they are made
-and never uses a number again (``pg_attribute.attnum``), and a dropped column keeps its row there; so the columns of a relation version are
-the first of those rows, in this order, that were not dropped before.
+A column can be dropped and made again, or change names with another one. PostgreSQL numbers columns in the order in
+which they are made and never uses a number again (``pg_attribute.attnum``), and a dropped column keeps its row there;
+so the columns of a relation version are the first of those rows, in this order, that were not dropped before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.connect import Connection
 
-#: the first id of a transaction; the ones below are of rows that are older than all (FirstNormalTransactionId, src/include/access/transam.h)
+#: the first id of a transaction; the ones below are of rows that are older than all (FirstNormalTransactionId,
+#: src/include/access/transam.h)
 _FIRST_XID = 3
 
 
@@ -42,7 +44,8 @@ def altered(connection: Connection, table: Table, xids: Collection[int] = ()) ->
     """The columns that are no longer what they were in a relation version, by number, and why.
 
     :param table: the relation version.
-    :param xids: the transactions that wrote rows of it; without any, a column of the same name and type is taken for the same.
+    :param xids: the transactions that wrote rows of it; without any, a column of the same name and type is taken for
+        the same.
     """
     attributes, latest = _read(connection, table.oid)
     today = {attribute.name: attribute for attribute in attributes if not attribute.dropped}

@@ -1,4 +1,5 @@
-"""Values of composites in binary form, which PostgreSQL takes only with exactly the attributes that the type has when it takes them."""
+"""Values of composites in binary form, which PostgreSQL takes only with exactly the attributes that the type has when
+it takes them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ _NULL = (-1).to_bytes(4, "big", signed=True)
 
 
 def with_known_attributes(kind: ColumnType, value: bytes) -> bytes | None:
-    """A value with NULL for each attribute that was added to its type after it was written; None if it has attributes that are not known.
+    """A value with NULL for each attribute that was added to its type after it was written; None if it has attributes
+    that are not known.
 
     :param kind: the value's type, as it is known: a composite, an array of composites, or a type without attributes.
     :param value: as record_send and array_send write it (src/backend/utils/adt/rowtypes.c, arrayfuncs.c).

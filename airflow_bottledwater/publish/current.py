@@ -1,7 +1,7 @@
 """Rows as the source has them now, looked up by key: for large values that the stream left out, and for dead letters.
 
-A value that is found here belongs to its key *today*. Since the change that needs it, the row may have been deleted and the key used
-again, so such a value is never used for another key or another change.
+A value that is found here belongs to its key *today*. Since the change that needs it, the row may have been deleted and
+the key used again, so such a value is never used for another key or another change.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ class KeyTable:
 class Cells:
     """What a look-up of many keys found.
 
-    :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the requested columns; they point into
-        ``data``. If a key has no row, its cells are marked as unchanged values (``FIELD_UNCHANGED``).
+    :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the requested columns;
+        they point into ``data``. If a key has no row, its cells are marked as unchanged values (``FIELD_UNCHANGED``).
     :param unreadable: see :class:`Found`; these columns' cells are marked in the same way.
-    :param left_out: how many of the last keys were not looked up, since the values before them are large; their cells say nothing.
+    :param left_out: how many of the last keys were not looked up, since the values before them are large; their cells
+        say nothing.
     """
 
     cells: layout.Rows
@@ -134,7 +135,8 @@ class CurrentRows:
     ) -> Found:
         """The rows of these keys, all read under one snapshot.
 
-        :param table: the relation version that the keys belong to; the table is found by its oid, whatever its name is today.
+        :param table: the relation version that the keys belong to; the table is found by its oid, whatever its name is
+            today.
         :param columns: indexes in ``table.columns``.
         :param as_text: key columns whose values are given as PostgreSQL's text instead of binary.
         :raises Refused: the role may not read the table, or a row-level policy could hide rows from it.
@@ -146,14 +148,16 @@ class CurrentRows:
     ) -> Cells:
         """Like :meth:`read` for many keys, without a Python object for each row.
 
-        :param xids: transactions that need the rows, which the snapshot must see; the look-up is repeated until it does.
+        :param xids: transactions that need the rows, which the snapshot must see; the look-up is repeated until it
+            does.
         :param most: bytes of values at which the look-up ends, behind the row that reaches them.
         """
         found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, most))
         return found or Cells.without_rows(keys, columns)
 
     def _look_up(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
-        """Query the table as it is now, waiting out outages; None if it does not exist any more or the relation version has no key."""
+        """Query the table as it is now, waiting out outages; None if it does not exist any more or the relation version
+        has no key."""
         while True:
             try:
                 return self._try(table, xids, ask)
@@ -196,7 +200,8 @@ class CurrentRows:
                 if not all(snapshot.sees(xid) for xid in xids):
                     raise _NotVisible
                 found = ask(_Source(connection, table, name, xids))
-                # a crash could undo an asynchronous commit that the snapshot sees: then what replaced a value, or deleted a row, never comes
+                # a crash could undo an asynchronous commit that the snapshot sees: then what replaced a value, or
+                # deleted a row, never comes
                 wait_flushed(connection, self._dsn, end, timeout=_FLUSH)
                 return found
             finally:
@@ -291,7 +296,8 @@ class _Source:
         return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable, found.left_out)
 
     def _readable(self, columns: Sequence[int]) -> tuple[dict[int, str], list[int] | None]:
-        """The columns that cannot be read, with the reasons, and those that can; None instead of the latter if no row can be found."""
+        """The columns that cannot be read, with the reasons, and those that can; None instead of the latter if no row
+        can be found."""
         if any(self._table.columns[c].name in self._table.key for c in self._altered):
             # rows cannot be looked up by a key whose columns or types have changed
             reason = "its row cannot be looked up, since a key column was dropped, renamed or given another type"
@@ -301,8 +307,9 @@ class _Source:
 
 
 def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
-    """The message with a complete key. A key value that is stored out of line is not sent again in the new row if it is unchanged;
-    the old key, which is sent then, contains it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
+    """The message with a complete key. A key value that is stored out of line is not sent again in the new row if it is
+    unchanged; the old key, which is sent then, contains it (ExtractReplicaIdentity,
+    src/backend/access/heap/heapam.c)."""
     if message.old is None or message.new is None:
         return message
     new = [

@@ -25,8 +25,8 @@ from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
 #: a dead letter has at most so many characters of row text, for which so many bytes of a value are enough
 MAX_TEXT = 64 * 1024
 MAX_BYTES = 4 * (MAX_TEXT + 1)
-#: types of which psycopg reads the binary form, without a connection: bool, int8, int2, int4, oid, float4, float8, date, time, timestamp,
-#: timestamptz (in UTC), numeric and uuid (src/include/catalog/pg_type.dat)
+#: types of which psycopg reads the binary form, without a connection: bool, int8, int2, int4, oid, float4, float8,
+#: date, time, timestamp, timestamptz (in UTC), numeric and uuid (src/include/catalog/pg_type.dat)
 _READ = frozenset((16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 1700, 2950))
 
 
@@ -42,8 +42,9 @@ class DeadLetter:
     :param error: why it could not be published.
     :param by: what has written it, see :func:`~airflow_bottledwater.state.records.letters_key`.
     :param whole: whether the message has all of the row, so that it can be published later.
-    :param context: what else is needed to publish it later: of a change, the transaction's id and time (``xid``, ``time``); of a snapshot's
-        row, the LSN up to which it shows the table (``lsn``), and the header of a live snapshot's (``label``).
+    :param context: what else is needed to publish it later: of a change, the transaction's id and time (``xid``,
+        ``time``); of a snapshot's row, the LSN up to which it shows the table (``lsn``), and the header of a live
+        snapshot's (``label``).
     """
 
     pipeline: str
@@ -57,8 +58,9 @@ class DeadLetter:
     context: Mapping[str, int | str] = field(default_factory=dict)
 
     def encode(self, limit: int) -> bytes:
-        """The dead letter as JSON: values as text where they are printable, else as hex of their binary form, cut if they are too
-        large; and what ``redrive`` needs to encode the row later, unless the dead letter would exceed ``limit`` bytes with it."""
+        """The dead letter as JSON: values as text where they are printable, else as hex of their binary form, cut if
+        they are too large; and what ``redrive`` needs to encode the row later, unless the dead letter would exceed
+        ``limit`` bytes with it."""
         table = self.version.table
         kept: dict[str, Any] = {}
         size = 0
@@ -95,7 +97,8 @@ def counted(state: PipelineState, by: str, tables: Iterable[Table]) -> dict[str,
     """The counts behind the dead letters of a Kafka transaction, which are to be written in it.
 
     :param state: as it is before the transaction.
-    :param by: what writes them, see :func:`~airflow_bottledwater.state.records.letters_key`. Nobody else writes a count of the same key.
+    :param by: what writes them, see :func:`~airflow_bottledwater.state.records.letters_key`. Nobody else writes a count
+        of the same key.
     :param tables: that of each letter.
     """
     found: dict[str, Letters] = {}
@@ -107,8 +110,8 @@ def counted(state: PipelineState, by: str, tables: Iterable[Table]) -> dict[str,
 
 
 def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
-    """A row's values for a dead letter: numbers, times and the like as PostgreSQL writes them, printable text unchanged, and anything else
-    as hex of its binary form."""
+    """A row's values for a dead letter: numbers, times and the like as PostgreSQL writes them, printable text
+    unchanged, and anything else as hex of its binary form."""
     try:
         row = pgoutput.row(message)
     except ProtocolError:

@@ -57,8 +57,8 @@ class EncodedBatch:
 
 
 def _room_for(largest: int) -> int:
-    """Bytes that one change can need at most: its old key, new key and row, each as large as a record may be, and the space that
-    kernels keep free."""
+    """Bytes that one change can need at most: its old key, new key and row, each as large as a record may be, and the
+    space that kernels keep free."""
     return 3 * largest + 64 * 1024
 
 
@@ -75,7 +75,8 @@ class BlockEncoder:
     def encode(self, block: Block, programs: Programs, largest: int) -> Iterator[Encoded]:
         """The block's records; each piece is valid until the next one is requested.
 
-        :param largest: bytes of the largest record that any topic takes; a row that needs several times as much memory is rejected.
+        :param largest: bytes of the largest record that any topic takes; a row that needs several times as much memory
+            is rejected.
         """
         start, scratch = 0, programs.scratch()
         while start < block.count:

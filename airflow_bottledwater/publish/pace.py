@@ -1,8 +1,9 @@
-"""How much one Kafka transaction may hold: what Kafka takes in half of the transaction time-out, at the rate that was measured last.
+"""How much one Kafka transaction may hold: what Kafka takes in half of the transaction time-out, at the rate that was
+measured last.
 
-A Kafka that takes everything at once sets no limit. One that is slow (a quota, a slow link) would never commit a batch of the usual
-size: the broker aborts it at the time-out, and the same batch begins again. Then transactions become smaller, and larger again when
-they are committed quickly.
+A Kafka that takes everything at once sets no limit. One that is slow (a quota, a slow link) would never commit a batch
+of the usual size: the broker aborts it at the time-out, and the same batch begins again. Then transactions become
+smaller, and larger again when they are committed quickly.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Pace:
             self.limit, self.request, self.rate = math.inf, _LARGEST, 0.0
 
     def failed(self, error: TooSlow) -> None:
-        """Note a transaction that was given up after half the time-out. The first may have met an outage, which is no reason to cut the
-        source's transactions: with smaller requests, the next attempt shows a rate."""
+        """Note a transaction that was given up after half the time-out. The first may have met an outage, which is no
+        reason to cut the source's transactions: with smaller requests, the next attempt shows a rate."""
         again, self._failed = self.slow, error
         if again and error.confirmed:
             self._measured(error.confirmed, error.seconds)
@@ -84,7 +85,8 @@ class Pace:
             return str(self._failed or "")
         return (
             f"Kafka takes about {_rounded(self.rate)} a second (a quota, or a slow link): transactions have at most "
-            f"{_rounded(self.limit)}, so that each is committed within half of transaction_timeout ({self._timeout:g} s)."
+            f"{_rounded(self.limit)}, so that each is committed within half of transaction_timeout ({self._timeout:g} "
+            "s)."
         )
 
 

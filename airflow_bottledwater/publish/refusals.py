@@ -1,7 +1,7 @@
 """Finds out why the broker refuses records: because of the topics' settings, missing rights, a clock, or a row.
 
-A broker refuses a whole batch because of one record, so the refused records are found by sending them one by one. All other causes are
-ruled out first, so that no row becomes a dead letter that has no fault.
+A broker refuses a whole batch because of one record, so the refused records are found by sending them one by one. All
+other causes are ruled out first, so that no row becomes a dead letter that has no fault.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ def rule_out(
     if session.refusal([*service, *session.progress_records(progress)]) is not None:
         raise Refused(
             f"The service topics do not take records: {error.what}",
-            f"Mend the settings or rights of {', '.join(session.topics[session.events :])}, then start again; no row has a fault.",
+            f"Mend the settings or rights of {', '.join(session.topics[session.events :])}, then start again; no row "
+            "has a fault.",
         )
 
 
 def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
-    """Find the records that the broker refuses: each is refused even in a batch of its own, and the others are accepted without them.
+    """Find the records that the broker refuses: each is refused even in a batch of its own, and the others are accepted
+    without them.
 
     :returns: the reason for each, by the record's number.
     :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any.
@@ -90,6 +92,6 @@ def _check_time(error: RecordRefused) -> None:
     if error.code == _INVALID_TIMESTAMP:
         raise Refused(
             f"{error.what} The time of a record is too far from the broker's.",
-            "Compare the clocks of this host, of PostgreSQL and of the brokers, and see the topics' message.timestamp.after.max.ms and "
-            "message.timestamp.before.max.ms; then start again.",
+            "Compare the clocks of this host, of PostgreSQL and of the brokers, and see the topics' "
+            "message.timestamp.after.max.ms and message.timestamp.before.max.ms; then start again.",
         )

@@ -42,15 +42,16 @@ def oversized(session: PublishSession, records: Records) -> list[Rejection]:
     return [
         Rejection(
             int(table[i]["row"]),
-            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is {int(session.limits[table[i]['topic']]):,}",
+            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is "
+            f"{int(session.limits[table[i]['topic']]):,}",
         )
         for i in found
     ]
 
 
 def distinct(rejections: Iterable[Rejection]) -> list[Rejection]:
-    """One rejection for each row, the first: what failed to complete a row knows the reason better than the kernel that then found it
-    incomplete."""
+    """One rejection for each row, the first: what failed to complete a row knows the reason better than the kernel that
+    then found it incomplete."""
     first: dict[int, Rejection] = {}
     for rejection in rejections:
         first.setdefault(rejection.row, rejection)

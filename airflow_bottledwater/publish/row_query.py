@@ -1,4 +1,5 @@
-"""The query that finds the rows of a table by their keys, through the index of the key, and ends when they are large enough."""
+"""The query that finds the rows of a table by their keys, through the index of the key, and ends when they are large
+enough."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ class RowQuery:
     text: Collection[str] = ()
 
     def select(self, keys: sql.Composable, number: str, columns: Sequence[int], most: int) -> sql.Composed:
-        """The query that joins rows with a list of keys; it returns the key's number, the row's columns, and the number of the next key
-        that has a row. It ends behind the row whose values, together with those before, have ``most`` bytes; rows that it leaves out cost
-        little, since their values out of line are not read.
+        """The query that joins rows with a list of keys; it returns the key's number, the row's columns, and the number
+        of the next key that has a row. It ends behind the row whose values, together with those before, have ``most``
+        bytes; rows that it leaves out cost little, since their values out of line are not read.
 
-        Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that it takes for
-        equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are compared byte by byte, too.
-        Keys have the types below all domains, whose constraints may have changed since.
+        Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that
+        it takes for equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are
+        compared byte by byte, too. Keys have the types below all domains, whose constraints may have changed since.
         """
         same = []
         for k, column in enumerate(self.key):
@@ -87,14 +88,15 @@ def _value(column: int) -> sql.Identifier:
 
 
 def _size(column: Column) -> sql.Composed:
-    """SQL for about how many bytes a column's value has when it is sent. What is stored is compressed to less than a quarter only
-    seldom."""
+    """SQL for about how many bytes a column's value has when it is sent. What is stored is compressed to less than a
+    quarter only seldom."""
     size = "octet_length(t.{})::int8" if column.type.base_oid in _SIZED else "4 * pg_column_size(t.{})::int8"
     return sql.SQL(f"coalesce({size}, 0)").format(sql.Identifier(column.name))
 
 
 def following_key(result: pq.abc.PGresult) -> int | None:
-    """The number of the first key that a query of :meth:`RowQuery.select` left out; None if it did not leave out any."""
+    """The number of the first key that a query of :meth:`RowQuery.select` left out; None if it did not leave out
+    any."""
     number = result.get_value(result.ntuples - 1, result.nfields - 1) if result.ntuples else None
     return None if number is None else int.from_bytes(number, "big")
 
@@ -113,9 +115,10 @@ def unnested(width: int) -> sql.SQL:
 
 
 def wire_types(connection: Connection, table: Table) -> tuple[set[str], dict[int, int]]:
-    """How values of a table's types are sent and passed: the columns whose types have no send function (those of ``isn``, for example),
-    which PostgreSQL sends as text, here as in the stream (logicalrep_write_tuple in src/backend/replication/logical/proto.c); and type →
-    the type of its arrays, for :func:`unnested`, without arrays and composites, which ``unnest`` would take apart."""
+    """How values of a table's types are sent and passed: the columns whose types have no send function (those of
+    ``isn``, for example), which PostgreSQL sends as text, here as in the stream (logicalrep_write_tuple in
+    src/backend/replication/logical/proto.c); and type → the type of its arrays, for :func:`unnested`, without arrays
+    and composites, which ``unnest`` would take apart."""
     rows = connection.execute(
         "SELECT oid, typsend = 0, CASE WHEN typcategory = 'A' OR typrelid <> 0 THEN 0 ELSE typarray END"
         " FROM pg_type WHERE oid = ANY (%s::oid[])",

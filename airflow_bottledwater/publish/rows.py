@@ -41,7 +41,8 @@ class RowEncoder:
         self._refused: dict[bytes, str] = {}
 
     def encode(self, version: Version, block: Block, programs: Programs) -> Iterator[tuple[Encoded, list[Rejection]]]:
-        """The block's records, piece by piece, and the rows that cannot be published; a piece is valid until the next one.
+        """The block's records, piece by piece, and the rows that cannot be published; a piece is valid until the next
+        one.
 
         :param programs: of this version alone.
         :raises RecordError: a row cannot be published and ``on_error`` is exit.
@@ -90,8 +91,8 @@ class RowEncoder:
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
 
     def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:
-        """Find the rows of a block that the broker refuses, which are rejected from then on; returns how many they are, and the bytes of
-        the block's records.
+        """Find the rows of a block that the broker refuses, which are rejected from then on; returns how many they are,
+        and the bytes of the block's records.
 
         :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any.
         :raises Refused: the topic accepts no record at all, so that no row has a fault.
@@ -110,16 +111,17 @@ def _row(block: Block, row: int) -> memoryview:
 
 
 def _digest(block: Block, row: int) -> bytes:
-    """A digest that identifies a row however often its range is read and split. Equal rows share it: the broker refuses them all."""
+    """A digest that identifies a row however often its range is read and split. Equal rows share it: the broker refuses
+    them all."""
     return hashlib.blake2b(_row(block, row), digest_size=16).digest()
 
 
 def _record_error(version: Version, block: Block, rejection: Rejection) -> RecordError:
     return RecordError(
-        f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: {rejection.reason.rstrip('.')}"
-        f"{_named(version.table, _row(block, rejection.row))}.",
-        "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which writes it "
-        "to the dead-letter topic.",
+        f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "
+        f"{rejection.reason.rstrip('.')}{_named(version.table, _row(block, rejection.row))}.",
+        "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which "
+        "writes it to the dead-letter topic.",
         topic=version.topic,
     )
 

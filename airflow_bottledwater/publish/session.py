@@ -1,7 +1,8 @@
-"""One way into Kafka for the snapshot and the stream: open, read the state, publish in one transaction with a record of progress.
+"""One way into Kafka for the snapshot and the stream: open, read the state, publish in one transaction with a record of
+progress.
 
-If a transaction's outcome is unknown, the state shows it: a new producer is made and initialised, the state is read after that, and
-what is left to do is decided anew from it. Nothing is ever guessed.
+If a transaction's outcome is unknown, the state shows it: a new producer is made and initialised, the state is read
+after that, and what is left to do is decided anew from it. Nothing is ever guessed.
 """
 
 from __future__ import annotations
@@ -46,20 +47,23 @@ LARGEST = 1_000_000_000
 _SMALLEST_BATCH = 1000
 #: seconds after which a session compares its topics again while it keeps its producer
 _COMPARE_AGAIN = 30.0
-#: seconds for which it waits for Kafka's description of them, which is there after some milliseconds unless there are hundreds
+#: seconds for which it waits for Kafka's description of them, which is there after some milliseconds unless there are
+#: hundreds
 _PATIENCE = 0.05
 
 
 class PublishSession:
-    """Publishes under one transactional id. It knows the topics by index and their limits, and checks the claim whenever it opens a
-    producer.
+    """Publishes under one transactional id. It knows the topics by index and their limits, and checks the claim
+    whenever it opens a producer.
 
     :param job: the job whose claim must be the last one.
     :param transactional_id: names the work (stream, or a lane of the snapshot), never the process that does it.
-    :param topics: the data topics as they were pinned; the service topics and the state topic come after them in :attr:`topics`.
+    :param topics: the data topics as they were pinned; the service topics and the state topic come after them in
+        :attr:`topics`.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     :ivar pace: how large a transaction may be.
-    :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written since.
+    :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written
+        since.
     """
 
     def __init__(
@@ -95,10 +99,12 @@ class PublishSession:
         self.compare_topics()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do the work with an open producer, and whenever its transaction is lost, do it again from the state as it is then.
+        """Do the work with an open producer, and whenever its transaction is lost, do it again from the state as it is
+        then.
 
         :param work: decides by :attr:`state` what is left to do, and publishes that with :meth:`transact`.
-        :raises BottledWaterError: any error for which a new producer is not the remedy (:mod:`airflow_bottledwater.policy`).
+        :raises BottledWaterError: any error for which a new producer is not the remedy
+            (:mod:`airflow_bottledwater.policy`).
         """
         while True:
             try:
@@ -117,9 +123,9 @@ class PublishSession:
     def open(self, *, alone: bool = False) -> None:
         """Make and initialise a producer, unless there is one, and then read the state.
 
-        The topics are compared whenever a producer is made, and every 30 seconds while one is in use: a topic that was deleted and
-        created anew would accept records without an error. While one is in use, Kafka is asked in another thread, since the answer takes
-        seconds for thousands of topics.
+        The topics are compared whenever a producer is made, and every 30 seconds while one is in use: a topic that was
+        deleted and created anew would accept records without an error. While one is in use, Kafka is asked in another
+        thread, since the answer takes seconds for thousands of topics.
 
         :param alone: whether each record is sent in a batch of its own.
         :raises TakenOver: another job has claimed the slot.
@@ -191,9 +197,12 @@ class PublishSession:
     ) -> None:
         """Publish in one Kafka transaction: all batches, and last the records of progress.
 
-        :param progress: read after the last batch, so that the iterator of batches may fill it in; None removes a record.
-        :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for it.
-        :param several: whether it may be several transactions where Kafka is slow, of which the last has the records of progress.
+        :param progress: read after the last batch, so that the iterator of batches may fill it in; None removes a
+            record.
+        :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for
+            it.
+        :param several: whether it may be several transactions where Kafka is slow, of which the last has the records of
+            progress.
         :raises NewProducerNeeded: the transaction was lost; :meth:`run` decides anew.
         :raises RecordRefused: the broker refuses a record for good.
         """
@@ -246,8 +255,8 @@ class PublishSession:
 
     # ------------------------------------------------------------------ topics and their limits
     def compare_topics(self) -> bool:
-        """Compare the topics with those that were pinned; returns whether a producer must be made with other limits, or with other
-        timestamps, than those of the last comparison.
+        """Compare the topics with those that were pinned; returns whether a producer must be made with other limits, or
+        with other timestamps, than those of the last comparison.
 
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
@@ -259,8 +268,8 @@ class PublishSession:
                 self.backoff.wait(error)
 
     def _compared_aside(self) -> bool:
-        """Compare the topics if that is due and another thread has asked Kafka for them; returns what :meth:`compare_topics` does. An outage
-        is no error here: publishing meets it, too, and Kafka is asked again."""
+        """Compare the topics if that is due and another thread has asked Kafka for them; returns what
+        :meth:`compare_topics` does. An outage is no error here: publishing meets it, too, and Kafka is asked again."""
         described = self._described
         if described is None and time.monotonic() - self._compared > _COMPARE_AGAIN:
             self._described = described = Future()
@@ -308,8 +317,8 @@ class PublishSession:
         return found
 
     def smaller_batches(self, size: int) -> None:
-        """Make batches smaller, since the broker refuses records together that it accepts one by one: it has a limit that this role
-        may not read.
+        """Make batches smaller, since the broker refuses records together that it accepts one by one: it has a limit
+        that this role may not read.
 
         :param size: bytes of these records.
         :raises Refused: batches cannot be made any smaller.
@@ -337,8 +346,8 @@ class PublishSession:
         )
 
     def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
-        """The broker's first refusal when these records are sent, each in a batch of its own, in a transaction that is then aborted;
-        None if it accepts all.
+        """The broker's first refusal when these records are sent, each in a batch of its own, in a transaction that is
+        then aborted; None if it accepts all.
 
         :raises NewProducerNeeded: the attempt failed, so that it is not known.
         """

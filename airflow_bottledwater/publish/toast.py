@@ -1,4 +1,5 @@
-"""Completes rows: with unchanged TOAST values, which messages do not contain, and with the text of values that no kernel can encode.
+"""Completes rows: with unchanged TOAST values, which messages do not contain, and with the text of values that no
+kernel can encode.
 
 Both are rare or done in bulk, so this is Python; both use one connection of the publisher's process.
 """
@@ -67,7 +68,8 @@ class ToastResolver:
 
     :param dsn: the connection string of the source.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
-    :param most: bytes of values to fill in for one transaction, unless a single row needs more: one that needs more is divided.
+    :param most: bytes of values to fill in for one transaction, unless a single row needs more: one that needs more is
+        divided.
     :ivar current: looks rows up over the same connection.
     """
 
@@ -76,7 +78,8 @@ class ToastResolver:
         self._waiting = waiting
         self._connection: Connection | None = None
         self._most, self._most_together = most, min(most, _LACKING_BYTES)
-        #: bytes of the values that a row lacks on average, by what was filled in before: a guess, by which no transaction is divided
+        #: bytes of the values that a row lacks on average, by what was filled in before: a guess, by which no
+        #: transaction is divided
         self._value_bytes = 8000.0
         self.current = CurrentRows(dsn, self._session, waiting)
 
@@ -96,16 +99,18 @@ class ToastResolver:
         return self._connection
 
     def leading(self, batch: Batch, programs: Programs) -> Batch:
-        """The leading transactions of a batch whose missing values together probably fit well into memory; usually all. Messages of updates
-        that leave large values unchanged are small, so the missing values can be thousands of times as large as the batch."""
+        """The leading transactions of a batch whose missing values together probably fit well into memory; usually all.
+        Messages of updates that leave large values unchanged are small, so the missing values can be thousands of times
+        as large as the batch."""
         most = max(1, int(self._most_together / self._value_bytes))
         if np.count_nonzero(batch.changes["kind"] == wire.MESSAGE_UPDATE) <= most:
             return batch  # so it is for most batches, which then need not be scanned
         return batch.whole(unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most))
 
     def complete(self, batch: Batch, programs: Programs) -> Completed:
-        """Complete a batch: fill in its unchanged values, and convert those that no kernel can encode. If the values turn out to be larger
-        than expected, only its leading transactions are completed, or a part of the first, if that one alone lacks too much."""
+        """Complete a batch: fill in its unchanged values, and convert those that no kernel can encode. If the values
+        turn out to be larger than expected, only its leading transactions are completed, or a part of the first, if
+        that one alone lacks too much."""
         done = Completed(batch, NOTHING_CONVERTED)
         if len(batch):
             self._fill_unchanged(done, programs)
@@ -178,8 +183,8 @@ class ToastResolver:
 
     # ------------------------------------------------------------------ unchanged TOAST
     def _fill_unchanged(self, done: Completed, programs: Programs) -> None:
-        """Fill in unchanged values from the old row; else from an earlier change of that key in the batch; else from the table as it
-        is now."""
+        """Fill in unchanged values from the old row; else from an earlier change of that key in the batch; else from
+        the table as it is now."""
         batch, first = done.batch, done.batch.whole(1)
         found = self._found(batch, programs, self._most_together, done.failed)
         alone = len(first) == len(batch) and self._most == self._most_together
@@ -198,7 +203,8 @@ class ToastResolver:
         done.failed = {int(np.searchsorted(kept, i)): reason for i, reason in done.failed.items()}
 
     def _found(self, batch: Batch, programs: Programs, most: int, failed: dict[int, str]) -> UnchangedValues | None:
-        """The unchanged values of a batch, or of a leading part whose values have at most so many bytes; None if it lacks none."""
+        """The unchanged values of a batch, or of a leading part whose values have at most so many bytes; None if it
+        lacks none."""
         program = programs.program
         affected: npt.NDArray[np.int64] = np.zeros(len(program.relations), dtype=np.int64)
         count, values = unchanged.find_unchanged(batch.data, batch.changes, program, programs.scratch(), affected)
@@ -212,9 +218,10 @@ class ToastResolver:
         return found
 
     def _fill_from_table(self, found: UnchangedValues, relation: int, most: int, failed: dict[int, str]) -> int:
-        """Fill in the values that the table has today, by few look-ups for all changes of a relation version. If a row does not exist
-        any more, its values stay marked as unchanged: a later change of the key is still to come. Returns how many leading changes of the
-        batch do not need a row that was not looked up, since so many bytes were found before."""
+        """Fill in the values that the table has today, by few look-ups for all changes of a relation version. If a row
+        does not exist any more, its values stay marked as unchanged: a later change of the key is still to come.
+        Returns how many leading changes of the batch do not need a row that was not looked up, since so many bytes were
+        found before."""
         table = found.programs.tables[relation]
         wanted, columns = found.wanted(relation)
         keys, lookups = found.keys(relation, wanted)

@@ -1,4 +1,5 @@
-"""The large values that the rows of a batch lack because updates left them unchanged: the tables that the compiled functions fill."""
+"""The large values that the rows of a batch lack because updates left them unchanged: the tables that the compiled
+functions fill."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ class UnchangedValues:
         return found
 
     def wanted(self, relation: int) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """The changes of a relation version that still lack a value, by their numbers in :attr:`lacking`, and the columns of these
-        values."""
+        """The changes of a relation version that still lack a value, by their numbers in :attr:`lacking`, and the
+        columns of these values."""
         missing = self._missing[self._of(relation)]
         wanted = np.flatnonzero(np.isin(self.lacking["change"], missing["change"])).astype(np.int64)
         return wanted, np.unique(missing["column"]).tolist()
@@ -107,7 +108,8 @@ class UnchangedValues:
         return int(self._sizes.sum())
 
     def fitting(self, most: int) -> int:
-        """How many leading changes of the batch get values of at most so many bytes. Changes of one row get a copy of its values each."""
+        """How many leading changes of the batch get values of at most so many bytes. Changes of one row get a copy of
+        its values each."""
         missing = int(np.searchsorted(np.cumsum(self._sizes), most, side="right"))
         return int(self._missing["change"][missing]) if missing < len(self._missing) else len(self.batch)
 
@@ -118,7 +120,8 @@ class UnchangedValues:
         self._missing = self._missing[self._missing["change"] < len(part)]
 
     def completed(self, failed: Collection[int]) -> tuple[Batch, npt.NDArray[np.int64], set[int]]:
-        """The batch with complete rows, the numbers that its changes had before, and the changes whose new row is left out.
+        """The batch with complete rows, the numbers that its changes had before, and the changes whose new row is left
+        out.
 
         :param failed: changes that cannot be completed; they are kept unchanged.
         """

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class LookingSensor(BaseSensorOperator):
-    """A sensor whose first look tells whether it is set up well. From then on, a server that is away, or that refuses a password which is
-    being changed, says nothing about what the sensor waits for."""
+    """A sensor whose first look tells whether it is set up well. From then on, a server that is away, or that refuses a
+    password which is being changed, says nothing about what the sensor waits for."""
 
     _looked = False
 

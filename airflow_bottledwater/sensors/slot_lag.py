@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
-    """Succeeds when the slot's lag is at or below a limit; fails when the slot does not exist or is lost; is skipped when the stream's task
-    has ended before.
+    """Succeeds when the slot's lag is at or below a limit; fails when the slot does not exist or is lost; is skipped
+    when the stream's task has ended before.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param max_lag: bytes of WAL from the slot's confirmed position to the server's end. (templated)
-    :param stream_task_id: the task of the same DAG run that runs the stream, with its task group's prefix. With it, the sensor does not
-        wait for a stream that has ended. (templated)
+    :param stream_task_id: the task of the same DAG run that runs the stream, with its task group's prefix. With it, the
+        sensor does not wait for a stream that has ended. (templated)
     :param poke_interval: seconds between two checks.
     :param timeout: seconds after which the sensor fails, which is an alarm that the stream does not catch up.
     :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``.

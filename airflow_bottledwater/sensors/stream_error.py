@@ -35,27 +35,29 @@ if TYPE_CHECKING:
 #: since a stream has no end, Airflow's default timeout of a week would fail the sensor of a healthy one
 _NEVER = timedelta(days=3650).total_seconds()
 
-#: the key in the task's state for what was seen of the stream: in mode ``reschedule``, the sensor starts anew at each poke
+#: the key in the task's state for what was seen of the stream: in mode ``reschedule``, the sensor starts anew at each
+#: poke
 _SEEN = "bottledwater_seen"
 
 
 class StreamErrorSensor(PipelineMixin, LookingSensor):
-    """Fails as soon as the stream reports an error, too many dead letters are open, or it does not report any more; succeeds when the
-    stream ends in order.
+    """Fails as soon as the stream reports an error, too many dead letters are open, or it does not report any more;
+    succeeds when the stream ends in order.
 
-    Beside a stream task, it reports the stream's error as a task of its own, with its own callbacks. In another DAG, it watches a stream
-    that runs elsewhere, for example from the command line. If a job had already ended when the sensor began, its end counts only if no
-    other job reports within ``max_silence``.
+    Beside a stream task, it reports the stream's error as a task of its own, with its own callbacks. In another DAG, it
+    watches a stream that runs elsewhere, for example from the command line. If a job had already ended when the sensor
+    began, its end counts only if no other job reports within ``max_silence``.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param max_dead_letters: more than this many dead letters of stream and snapshots that nobody has re-driven or dismissed are an error;
-        None: any number is allowed. (templated)
-    :param max_silence: seconds without any report, by the watching host's own clock, after which the stream counts as dead, or as
-        never started; in any case at least ten times ``heartbeat_interval`` and twice ``outage_timeout``. (templated)
+    :param max_dead_letters: more than this many dead letters of stream and snapshots that nobody has re-driven or
+        dismissed are an error; None: any number is allowed. (templated)
+    :param max_silence: seconds without any report, by the watching host's own clock, after which the stream counts as
+        dead, or as never started; in any case at least ten times ``heartbeat_interval`` and twice ``outage_timeout``.
+        (templated)
     :param poke_interval: seconds between two checks.
     :param timeout: seconds after which the sensor fails; by default ten years, since a stream has no end.
-    :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``. Beside a stream
-        that runs for long, set it.
+    :param deferrable: wait in the triggerer instead of a worker slot; by default ``[operators] default_deferrable``.
+        Beside a stream that runs for long, set it.
     """
 
     template_fields: Sequence[str] = (*PIPELINE_FIELDS, "max_dead_letters", "max_silence")
@@ -116,8 +118,8 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
             return identify(connection)
 
     def look(self, context: Context) -> bool:
-        """Check the stream once; returns whether it has ended in order. What was seen is kept in the task's state, since in mode
-        ``reschedule`` each poke is a new process.
+        """Check the stream once; returns whether it has ended in order. What was seen is kept in the task's state,
+        since in mode ``reschedule`` each poke is a new process.
 
         :raises AirflowFailException: the stream failed, is silent, or has written too many dead letters.
         """
@@ -163,7 +165,8 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         return number("max_silence", self.max_silence) or 0.0, None if letters is None else int(letters)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
-        """Succeed or fail by the trigger's event; if it is old news, since another status was reported meanwhile, wait on.
+        """Succeed or fail by the trigger's event; if it is old news, since another status was reported meanwhile, wait
+        on.
 
         The event may be days old, if the DAG was paused.
         """

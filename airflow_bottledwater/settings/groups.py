@@ -256,7 +256,8 @@ class Limits:
     max_transaction_bytes: Annotated[
         Bytes,
         about(
-            "A source transaction beyond this is cut into several Kafka transactions; large values that are filled in count, too."
+            "A source transaction beyond this is cut into several Kafka transactions; large values that are filled in "
+            "count, too."
         ),
     ] = 16 << 20
     transaction_timeout: Annotated[
@@ -271,8 +272,8 @@ class Limits:
     create_slot_timeout: Annotated[
         Seconds,
         about(
-            "How long creating the slot, and taking the snapshot, wait for running transactions, and for locks that others "
-            "have on the tables."
+            "How long creating the slot, and taking the snapshot, wait for running transactions, and for locks that "
+            "others have on the tables."
         ),
     ] = 300.0
     lock_queue_limit: Annotated[

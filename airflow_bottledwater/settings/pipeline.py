@@ -35,7 +35,8 @@ MAX_PUBLICATION_BYTES = 54
 
 
 def unknown(name: str, known: Iterable[str], *, prefix: str = "") -> SettingError:
-    """The error for a name that is none of a setting's, with the nearest that is. The value is not shown: it may be a misspelt secret.
+    """The error for a name that is none of a setting's, with the nearest that is. The value is not shown: it may be a
+    misspelt secret.
 
     :param known: the names that exist.
     :param prefix: put before the name: the path of the section that it is in.
@@ -119,8 +120,8 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source
         return replace(self, **changes)
 
     def write(self, folder: Path) -> Path:
-        """Write the settings for a Spark job into a new file that only this user can read, and return its path. Secrets are passed in
-        this way only, never on a command line."""
+        """Write the settings for a Spark job into a new file that only this user can read, and return its path. Secrets
+        are passed in this way only, never on a command line."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(prefix="pipeline-", suffix=".json", dir=folder)
         with os.fdopen(handle, "w") as file:

@@ -1,4 +1,5 @@
-"""The rules of settings: how a loosely typed value (from a form, a file, an option) is converted, and which values are allowed.
+"""The rules of settings: how a loosely typed value (from a form, a file, an option) is converted, and which values are
+allowed.
 
 A setting's rule is its annotation, which msgspec checks: ``Annotated[type, about("What it is for.", limits)]``.
 """
@@ -66,8 +67,8 @@ def said(hint: Any) -> dict[str, Any]:
 
 
 def convert(hint: Any, value: Any) -> Any:
-    """A value, converted to the type of an annotation: numbers and switches may be texts, lists one text with commas, and properties
-    without a value (null in a connection's extra) are left out.
+    """A value, converted to the type of an annotation: numbers and switches may be texts, lists one text with commas,
+    and properties without a value (null in a connection's extra) are left out.
 
     :raises msgspec.ValidationError: it is not allowed.
     """

@@ -1,6 +1,7 @@
 """The snapshot's driver: it exports a snapshot, stores boundary and plan, runs the lanes, and records the completion.
 
-Why each step is needed is explained in docs/guarantees.md. The *holder* is the session that exports the snapshot and holds the locks.
+Why each step is needed is explained in docs/guarantees.md. The *holder* is the session that exports the snapshot and
+holds the locks.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ class _Driver:
         self._controller.problems.tell("dead letters", letters.problems(known.open_letters))
 
     def _present(self, wanted: Sequence[int]) -> list[Table]:
-        """These tables, but for those that were dropped: they have no rows that could be read, and the others are not to wait for them."""
+        """These tables, but for those that were dropped: they have no rows that could be read, and the others are not
+        to wait for them."""
         tables = catalog.load(self._connection, wanted, forms=self._pipeline.forms)
         self._gone = set(wanted) - {table.oid for table in tables}
         for oid in self._gone:
@@ -207,8 +209,8 @@ class _Driver:
         self._claim.write({COMPLETE: Complete(tuple(sorted(completed)), False, time.time())})
 
     def _refresh_pinned(self, tables: Sequence[Table]) -> list[Table]:
-        """Record the tables as they are today, since they are read by today's names and files, and return them, with the keys that their
-        topics have. If columns changed since the slot was created, their new schema is registered.
+        """Record the tables as they are today, since they are read by today's names and files, and return them, with
+        the keys that their topics have. If columns changed since the slot was created, their new schema is registered.
 
         :raises Refused: a key changed.
         """
@@ -273,7 +275,8 @@ class _Driver:
         self, holder: pg.SnapshotExporter, held: pg.ExportedSnapshot, wanted: Sequence[int], oldest: int
     ) -> tuple[list[Table], Plans, list[LaneTask], int]:
         """What is read under the snapshot, recorded."""
-        # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids again
+        # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids
+        # again
         holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
         # read again under the locks: definitions cannot change until the holder ends
         tables = holder.load(wanted, forms=self._pipeline.forms)

@@ -1,4 +1,5 @@
-"""A snapshot lane: with one connection and one publisher, it publishes its ranges one after the other, each in one Kafka transaction."""
+"""A snapshot lane: with one connection and one publisher, it publishes its ranges one after the other, each in one
+Kafka transaction."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from airflow_bottledwater.state.records import Progress, StateRecord, by_lane, l
 
 log = logging.getLogger(__name__)
 
-#: seconds that a lane waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up first
+#: seconds that a lane waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up
+#: first
 _LATER = 5.0
 
 
@@ -47,12 +49,14 @@ class _Slow(BottledWaterError):
 
 
 def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
-    """Read and publish a lane's ranges, except those that are done by the state; returns how many rows and dead letters it published.
+    """Read and publish a lane's ranges, except those that are done by the state; returns how many rows and dead letters
+    it published.
 
     :param stopped: returns whether the lane is to stop.
     :raises StopRequested: the lane was stopped.
     :raises TakenOver: another job has claimed the slot.
-    :raises Outage: source or broker were not available for too long, or the snapshot's holder is gone; the snapshot can be resumed.
+    :raises Outage: source or broker were not available for too long, or the snapshot's holder is gone; the snapshot can
+        be resumed.
     :raises RecordError: a row cannot be published and ``on_error`` is exit, or a single block takes too long.
     """
     lane = _Lane(pipeline, task, stopped)
@@ -139,8 +143,8 @@ class _Lane:
             if at_least == 1:
                 return [(first, last)]
             raise RecordError(
-                f"One block of {table.qualified} takes longer than half of transaction_timeout ({self._pipeline.transaction_timeout:g} s). "
-                f"{pace}",
+                f"One block of {table.qualified} takes longer than half of transaction_timeout "
+                f"({self._pipeline.transaction_timeout:g} s). {pace}",
                 "Raise transaction_timeout.",
             )
         if parts == 1:
@@ -184,7 +188,8 @@ class _Lane:
             progress[chunk.progress_key] = self._progress(rows, last, done=last == chunk.last)
 
         try:
-            # the Kafka transaction begins with its first record, so reading blocks without visible rows may take any time
+            # the Kafka transaction begins with its first record, so reading blocks without visible rows may take any
+            # time
             begun = next(blocks, None)
             deadline = time.monotonic() + self._pipeline.transaction_timeout / 2
             self._session.transact(records(), progress)
@@ -225,8 +230,8 @@ class _Lane:
         return iter(copy.rows(self._connection, query, idle=idle))
 
     def _reconnect(self) -> None:
-        """Connect anew: a COPY that is not read to its end can only be ended with its session. It is cancelled first, or the server
-        would read on until it has something to send."""
+        """Connect anew: a COPY that is not read to its end can only be ended with its session. It is cancelled first,
+        or the server would read on until it has something to send."""
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=2)
         self._connection.close()
@@ -260,8 +265,8 @@ class _Lane:
             topic = self._tables[chunk.oid].topic
             raise RecordError(
                 f"A row of {source.qualified} cannot be published to topic {topic!r}: {_unsendable(found[0])}.",
-                "Nothing of its range is published. Make the row smaller or delete it, and start again; or go on with on_error = log, "
-                "which writes its key to the dead-letter topic and leaves it out.",
+                "Nothing of its range is published. Make the row smaller or delete it, and start again; or go on with "
+                "on_error = log, which writes its key to the dead-letter topic and leaves it out.",
                 topic=topic,
             )
 
@@ -270,7 +275,8 @@ class _Lane:
         return [row for row in rows if first <= int(row.place[1:].split(",")[0]) < last]
 
     def _find_refused(self, chunk: Chunk, first: int, last: int, error: RecordRefused) -> None:
-        """Read the blocks [first, last) once more to find the rows that the broker refuses; the next attempt rejects them.
+        """Read the blocks [first, last) once more to find the rows that the broker refuses; the next attempt rejects
+        them.
 
         :raises BottledWaterError: no row is the cause, see :func:`~airflow_bottledwater.publish.refusals.rule_out`.
         """

@@ -13,12 +13,13 @@ from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
 from airflow_bottledwater.kafka.topic_reader import Block
 
-#: mixes the partition into the second half of a key's hash, for the entries of partitions besides the first that a key was seen in: a key
-#: that another program wrote to several partitions has a latest record in each of them
+#: mixes the partition into the second half of a key's hash, for the entries of partitions besides the first that a key
+#: was seen in: a key that another program wrote to several partitions has a latest record in each of them
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
-#: 128 bits of the hash, and ``at``, which is 0 where the place is empty; else one more than twice the latest record's offset, and one more
-#: if that has a value. A key's first entry also has the partition that it is of, and whether the snapshot has found the key
+#: 128 bits of the hash, and ``at``, which is 0 where the place is empty; else one more than twice the latest record's
+#: offset, and one more if that has a value. A key's first entry also has the partition that it is of, and whether the
+#: snapshot has found the key
 _ENTRY = np.dtype(
     [("first", np.uint64), ("second", np.uint64), ("at", np.int64), ("partition", np.int32), ("found", np.int32)]
 )
@@ -53,7 +54,8 @@ def _place_of(table, key, first, second, partition):
 
 @compiled
 def _note(table, used, messages, hashes, ends, start, low, high):
-    """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table is full."""
+    """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table
+    is full."""
     limit = table.size // 8 * FULL
     for i in range(start, messages.size):
         first, second, message = hashes[i, 0], hashes[i, 1], messages[i]
@@ -148,7 +150,8 @@ class LatestRecords(KeyTable):
         _find(self.table, hashes, self.low, self.high)
 
     def stale(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Which of a block's records have a value, are the latest of their keys, and of keys that the snapshot has not found.
+        """Which of a block's records have a value, are the latest of their keys, and of keys that the snapshot has not
+        found.
 
         :param block: records before the snapshot's.
         """

@@ -1,7 +1,8 @@
 """The plans of a snapshot: which ranges of which tables are read, by which lane; stored before anything is published.
 
-A partitioned table that is published as one has a plan for each leaf partition, by the partition's oid: another partition that is
-rewritten does not matter to it. It has one boundary, by its own oid, since the stream sends its partitions' changes under that.
+A partitioned table that is published as one has a plan for each leaf partition, by the partition's oid: another
+partition that is rewritten does not matter to it. It has one boundary, by its own oid, since the stream sends its
+partitions' changes under that.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Plans:
     :param tables: the tables to be read, as they are under the holder's locks.
     :param below: what is below the partitioned ones, by oid.
     :ivar parts: by table, the tables that have its rows: itself, or its leaf partitions.
-    :raises Refused: a table without a key was read in part: what is left can only be read under another snapshot, and nothing tells then
-        which of its rows were published. What was updated meanwhile may have moved to a block that is done, and what was inserted is
-        streamed, too.
+    :raises Refused: a table without a key was read in part: what is left can only be read under another snapshot, and
+        nothing tells then which of its rows were published. What was updated meanwhile may have moved to a block that
+        is done, and what was inserted is streamed, too.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Plans:
         self._begin = {table.oid for table in tables if not table.keyed} - self._finished
 
     def tasks(self, held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
-        """The lanes' tasks, after new plans were written with the boundaries; and the number of ranges that are done already.
+        """The lanes' tasks, after new plans were written with the boundaries; and the number of ranges that are done
+        already.
 
         :param oldest: X0.
         """
@@ -114,10 +116,10 @@ class Plans:
         if all(progress is not None and progress.done for progress in ranges):
             return True
         raise Refused(
-            f"The snapshot of {table.qualified}, which has no key, was interrupted when a part of its rows was published: which of them are "
-            "left cannot be told.",
-            f"Drop the slot (bottledwater drop-slot --when always), delete topic {known.tables[table.oid].topic!r} (or take another "
-            "topic_prefix), and start again. A table with a key is resumed: give it one, if you can.",
+            f"The snapshot of {table.qualified}, which has no key, was interrupted when a part of its rows was "
+            "published: which of them are left cannot be told.",
+            f"Drop the slot (bottledwater drop-slot --when always), delete topic {known.tables[table.oid].topic!r} (or "
+            "take another topic_prefix), and start again. A table with a key is resumed: give it one, if you can.",
         )
 
     def _boundaries(self, held: pg.ExportedSnapshot, oldest: int) -> dict[str, StateRecord | None]:
@@ -131,15 +133,16 @@ class Plans:
         for table in self._tables:
             if table.partitioned and table.oid not in self._finished:
                 today = partitions.remembered(self._below.get(table.oid, ()))
-                # what is known of a partition is kept: if it was truncated since its rows were published, that must be noticed
+                # what is known of a partition is kept: if it was truncated since its rows were published, that must be
+                # noticed
                 before = {} if table.oid in self._begin else known.partitions.get(table.oid, {})
                 changes[partitions_key(table.oid)] = Partitions({**today, **before})
             if table.oid in known.boundaries and table.oid not in self._begin:
                 continue
             topic = known.tables[table.oid].topic
             ends = published[topic]
-            # The stream may leave out what the snapshot contains only if nothing of the table was published before: a key could go back in
-            # time. Rows without a key cannot, but they could come twice
+            # The stream may leave out what the snapshot contains only if nothing of the table was published before: a
+            # key could go back in time. Rows without a key cannot, but they could come twice
             filtered = not any(ends) or not table.keyed
             changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, filtered)
             if any(ends) and table.keyed and topic not in kept:
@@ -147,7 +150,8 @@ class Plans:
         return changes
 
     def _published(self, tables: Sequence[Table]) -> dict[str, list[int]]:
-        """The end of each partition of these tables' topics: requested together to be quick, since the tables are locked."""
+        """The end of each partition of these tables' topics: requested together to be quick, since the tables are
+        locked."""
         pinned = [self._claim.state.tables[table.oid] for table in tables]
         found = (
             Topics(self._pipeline.kafka).all_ends({each.topic: each.partitions for each in pinned}) if pinned else {}

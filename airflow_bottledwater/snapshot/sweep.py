@@ -1,6 +1,7 @@
 """Tombstones for keys that a new snapshot did not find again, for example after a slot was lost.
 
-They are needed if the topic held records before the table's plan was made; the topic's ends at that time were stored with it.
+They are needed if the topic held records before the table's plan was made; the topic's ends at that time were stored
+with it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class Result:
 
     :param tables: how many tables it covers.
     :param rows: rows published by this run; ``dead_letters`` are counted apart.
-    :param open_dead_letters: how many dead letters of the pipeline nobody has re-driven or dismissed yet, of this run and of all before.
+    :param open_dead_letters: how many dead letters of the pipeline nobody has re-driven or dismissed yet, of this run
+        and of all before.
     :param ranges: ranges published by this run.
     :param skipped: ranges that an earlier run had published.
     """

@@ -1,5 +1,5 @@
-"""The copies of the settings file that Spark makes for the executors of a cluster (``--files``): where they are, who may read them, and
-their end."""
+"""The copies of the settings file that Spark makes for the executors of a cluster (``--files``): where they are, who
+may read them, and their end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REMOVAL = 5.0
 
 
 def protected(original: Path) -> list[Path]:
-    """The copies of a settings file on this host, which only this user may read from now on: Spark writes them with the rights that the
-    umask leaves.
+    """The copies of a settings file on this host, which only this user may read from now on: Spark writes them with the
+    rights that the umask leaves.
 
     :param original: the path of the file on the host that submitted the job; it may be on this host, too.
     """
@@ -37,16 +37,16 @@ def _sent(name: str) -> Path | None:
 
         return Path(SparkFiles.get(name))
     except Exception as error:
-        # a driver has the file only while it has a context: before that, an assertion fails, and afterwards py4j raises an error (known
-        # by its name only: this module does not import py4j)
+        # a driver has the file only while it has a context: before that, an assertion fails, and afterwards py4j raises
+        # an error (known by its name only: this module does not import py4j)
         if isinstance(error, ImportError | AssertionError) or type(error).__name__.startswith("Py4J"):
             return None
         raise
 
 
 def remove(context: SparkContext) -> None:
-    """Remove the copies from the executors' work folders, which a standalone cluster keeps for days. YARN and Kubernetes remove theirs by
-    themselves. An executor that is gone, or that does not answer soon, keeps its copy."""
+    """Remove the copies from the executors' work folders, which a standalone cluster keeps for days. YARN and
+    Kubernetes remove theirs by themselves. An executor that is gone, or that does not answer soon, keeps its copy."""
     if not context.master.startswith("spark://"):
         return
 

@@ -1,8 +1,9 @@
-"""Passes errors of this package through Spark, where an exception of a Python worker reaches the driver only as text inside another one.
+"""Passes errors of this package through Spark, where an exception of a Python worker reaches the driver only as text
+inside another one.
 
-A task that raises is started again by Spark (``spark.task.maxFailures``). That may help after an outage. After any other error of this
-package it would only initialise the transactional id anew, and so fence the job that has rightfully taken the slot over. Therefore such
-an error is returned as the task's *result*.
+A task that raises is started again by Spark (``spark.task.maxFailures``). That may help after an outage. After any
+other error of this package it would only initialise the transactional id anew, and so fence the job that has rightfully
+taken the slot over. Therefore such an error is returned as the task's *result*.
 """
 
 from __future__ import annotations

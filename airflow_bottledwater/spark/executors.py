@@ -1,5 +1,5 @@
-"""Checks that the executors of a cluster can do the work, before it begins, and that there are some while it lasts: a job must not wait in
-silence."""
+"""Checks that the executors of a cluster can do the work, before it begins, and that there are some while it lasts: a
+job must not wait in silence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _PACKAGE = "airflow-provider-bottledwater"
-#: seconds for all servers together, which are tried at the same time: a little more than the time-outs of their clients, which say more.
-#: The driver has to have the answer within executor_timeout, or it would blame the cluster
+#: seconds for all servers together, which are tried at the same time: a little more than the time-outs of their
+#: clients, which say more. The driver has to have the answer within executor_timeout, or it would blame the cluster
 _REACH = 20.0
 #: seconds between two looks whether tasks have executors
 _LOOK = 1.0
@@ -110,11 +110,14 @@ def _servers(pipeline: Pipeline) -> dict[str, Callable[[], None]]:
 
 
 def check(context: SparkContext, pipeline: Pipeline, file: SettingsFile, *, count: int = 1) -> None:
-    """Let executors try what a task needs; on one host nothing is checked, since its executors are the driver's own threads.
+    """Let executors try what a task needs; on one host nothing is checked, since its executors are the driver's own
+    threads.
 
     :param count: how many tasks are tried at the same time.
-    :raises Refused: an executor lacks the package, or has another version of it or of Python, or a server refuses its connection.
-    :raises Outage: no executor has answered within ``executor_timeout``, or one cannot reach PostgreSQL, Kafka or the schema registry.
+    :raises Refused: an executor lacks the package, or has another version of it or of Python, or a server refuses its
+        connection.
+    :raises Outage: no executor has answered within ``executor_timeout``, or one cannot reach PostgreSQL, Kafka or the
+        schema registry.
     """
     if is_local(context.master):
         return
@@ -137,9 +140,10 @@ def check(context: SparkContext, pipeline: Pipeline, file: SettingsFile, *, coun
         context.cancelAllJobs()
         raise Outage(
             f"No executor of {context.master} has finished a first task within {pipeline.executor_timeout:.0f} s.",
-            f"Either the cluster has no free cores or memory for it, or its hosts cannot reach the driver at "
-            f"{context.getConf().get('spark.driver.host', '(unknown)')} (set spark.driver.host to an address that they can reach), or "
-            "they hang: look at the executors' logs. A cluster that has to start hosts first needs a longer executor_timeout.",
+            "Either the cluster has no free cores or memory for it, or its hosts cannot reach the driver at "
+            f"{context.getConf().get('spark.driver.host', '(unknown)')} (set spark.driver.host to an address that they "
+            "can reach), or they hang: look at the executors' logs. A cluster that has to start hosts first needs a "
+            "longer executor_timeout.",
         )
     found = outcome[0]
     if isinstance(found, BaseException):
@@ -172,10 +176,10 @@ class Presence:
         self._without = self._without + min(passed, 2 * _LOOK) if self._waits() else 0.0
         if self._without >= self._pipeline.executor_timeout:
             raise Outage(
-                f"No executor of {self._context.master} has run any of the job's tasks for {self._without:.0f} s: all were lost, and "
-                "the cluster gives no others.",
-                "Look for its workers: Spark's master, YARN or Kubernetes shows them. A cluster that has to start hosts first needs a "
-                "longer executor_timeout.",
+                f"No executor of {self._context.master} has run any of the job's tasks for {self._without:.0f} s: all "
+                "were lost, and the cluster gives no others.",
+                "Look for its workers: Spark's master, YARN or Kubernetes shows them. A cluster that has to start "
+                "hosts first needs a longer executor_timeout.",
             )
 
     def _waits(self) -> bool:

@@ -1,4 +1,5 @@
-"""What the jobs have in common: arguments, the settings file, the Spark context, signals, the exit code and the outcome."""
+"""What the jobs have in common: arguments, the settings file, the Spark context, signals, the exit code and the
+outcome."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ _DEATHS = (
     "EOFException",
     "java.net.SocketException",
 )
-#: texts by which Spark says that its application was ended from outside: by an operator of the cluster, by its manager, or by a signal
+#: texts by which Spark says that its application was ended from outside: by an operator of the cluster, by its manager,
+#: or by a signal
 _ENDS = ("SparkContext was shut down", "Master removed our application")
 
 
@@ -67,7 +69,8 @@ class SettingsFile:
     def load(self) -> Pipeline:
         """Read the settings file, at its path or where Spark's ``--files`` put it.
 
-        In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through Spark.
+        In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through
+        Spark.
 
         :raises Refused: the file is in none of these places, or may not be read.
         :raises SettingError: a setting is not allowed.
@@ -81,7 +84,8 @@ class SettingsFile:
                     raise Refused(f"The settings file {str(place)!r} cannot be read: {error.strerror}.") from error
         raise Refused(
             f"The settings file {self.path!r} is not on host {socket.gethostname()}.",
-            "Spark has not sent it (--files); on Kubernetes, mount the secret that holds it in the driver and in the executors.",
+            "Spark has not sent it (--files); on Kubernetes, mount the secret that holds it in the driver and in the "
+            "executors.",
         )
 
 
@@ -123,16 +127,17 @@ def _told(message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[SparkContext]:
-    """The Spark context of a job, which is stopped at the end of the block. No job uses SQL, so none needs a session, which would take a
-    second more.
+    """The Spark context of a job, which is stopped at the end of the block. No job uses SQL, so none needs a session,
+    which would take a second more.
 
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first.
     """
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))
-    # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert, pyspark/sql/types.py), and these
-    # import pandas, Arrow and protocol buffers if they can: a hundred megabytes that only SQL has a use for
+    # PySpark's first call into the JVM imports its helpers for tests (NumpyArrayConverter.can_convert,
+    # pyspark/sql/types.py), and these import pandas, Arrow and protocol buffers if they can: a hundred megabytes that
+    # only SQL has a use for
     with _left_out("pandas", "pyarrow", "google.rpc"), _told(_WAITS):
         made = SparkContext.getOrCreate(conf)
     try:
@@ -149,8 +154,8 @@ _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def translate(error: BaseException) -> BaseException:
-    """The error of this package that Spark has wrapped. If a process of the job has died (killed, out of memory), an :class:`Outage`,
-    since the job may work when it is submitted again. Any other error is returned unchanged."""
+    """The error of this package that Spark has wrapped. If a process of the job has died (killed, out of memory), an
+    :class:`Outage`, since the job may work when it is submitted again. Any other error is returned unchanged."""
     if isinstance(error, BottledWaterError):
         return error
     # known by its name: this module does not import py4j
@@ -162,8 +167,8 @@ def translate(error: BaseException) -> BaseException:
     if (missing := _MISSING.search(text)) is not None:
         return Refused(
             f"The executors' Python has no module {missing[1]!r}.",
-            "Install airflow-provider-bottledwater[spark] for it, in the driver's version, in the image or in the archive of the "
-            "environment, and name that Python (PYSPARK_PYTHON, or spark.pyspark.python).",
+            "Install airflow-provider-bottledwater[spark] for it, in the driver's version, in the image or in the "
+            "archive of the environment, and name that Python (PYSPARK_PYTHON, or spark.pyspark.python).",
         )
     if "PYTHON_VERSION_MISMATCH" in text:
         return Refused(
@@ -181,7 +186,8 @@ def translate(error: BaseException) -> BaseException:
 
 
 def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
-    """In a task that Spark has started again, check that the job still has the claim, before the transactional id is initialised.
+    """In a task that Spark has started again, check that the job still has the claim, before the transactional id is
+    initialised.
 
     :raises TakenOver: another job has claimed the slot; initialising the id would fence it.
     """
@@ -201,16 +207,18 @@ def log_to_stderr() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-#: what a job does: with the pipeline, where executors find its settings, whether it is bounded, and the event that ends it
+#: what a job does: with the pipeline, where executors find its settings, whether it is bounded, and the event that ends
+#: it
 Work = Callable[[Pipeline, SettingsFile, bool, Stop], dict[str, Any]]
 
 
 def run(kind: str, title: str, work: Work) -> None:
     """The command line of a job: ``--pipeline FILE [--settings JSON] [--job ID] [--bounded]``.
 
-    SIGTERM, SIGINT and SIGHUP end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise as a transient
-    failure, since a host that reboots sends the same signals. The job reports itself in Kafka
-    (:mod:`airflow_bottledwater.jobs.submitted`), and its outcome (counts or error) is also written into the run directory, if there is one.
+    SIGTERM, SIGINT and SIGHUP end the job in order: as a stop if it was requested by :func:`supervise.stop`, otherwise
+    as a transient failure, since a host that reboots sends the same signals. The job reports itself in Kafka
+    (:mod:`airflow_bottledwater.jobs.submitted`), and its outcome (counts or error) is also written into the run
+    directory, if there is one.
 
     :param kind: snapshot, stream or pipeline.
     """
@@ -283,7 +291,8 @@ def _failed(failure: BaseException) -> Outcome:
 
 
 def leave(record: RunRecord) -> None:
-    """Write a record into the run directory, if the job has one. A full disk ends no job: what matters is reported in Kafka, too."""
+    """Write a record into the run directory, if the job has one. A full disk ends no job: what matters is reported in
+    Kafka, too."""
     if folder := os.environ.get(RUN_DIRECTORY):
         try:
             run_directory.write(Path(folder), record)

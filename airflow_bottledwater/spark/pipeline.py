@@ -1,6 +1,7 @@
 """The job of the command: the snapshot, if there is one to take, and then the stream, in one Spark application.
 
-Spark takes several seconds to start. It does so while the command makes what is missing, and while a worker imports what it needs.
+Spark takes several seconds to start. It does so while the command makes what is missing, and while a worker imports
+what it needs.
 """
 
 from __future__ import annotations

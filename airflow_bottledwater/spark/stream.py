@@ -1,4 +1,5 @@
-"""The stream job: claims the slot, and runs the whole stream in one long-lived Spark task, which Spark supervises and starts again."""
+"""The stream job: claims the slot, and runs the whole stream in one long-lived Spark task, which Spark supervises and
+starts again."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
     """Stream, in a Spark application of its own; returns position and counters.
 
     :param file: the settings, for executors.
-    :param bounded: whether to end once everything is published that was committed at the start, instead of running until stopped.
+    :param bounded: whether to end once everything is published that was committed at the start, instead of running
+        until stopped.
     """
     with ThreadPoolExecutor(1, "claim") as pool:
         claimed = pool.submit(begin, pipeline, stopped)
@@ -58,7 +60,8 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
 def follow(
     context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Stream from a claimed start, and begin anew where the registry has lost schemas; returns position and counters."""
+    """Stream from a claimed start, and begin anew where the registry has lost schemas; returns position and
+    counters."""
     while True:
         try:
             return run_task(context, pipeline, file, start, bounded, stopped)
@@ -85,10 +88,11 @@ def _follow(file: SettingsFile, start: Start, bounded: bool) -> dict[str, int] |
 def run_task(
     context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns position and counters.
+    """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns
+    position and counters.
 
-    :raises BottledWaterError: the task's own error, or an :class:`Outage` if its worker died, or no executor is left; none is raised after
-        a stop.
+    :raises BottledWaterError: the task's own error, or an :class:`Outage` if its worker died, or no executor is left;
+        none is raised after a stop.
     """
     from airflow_bottledwater.state.claim import read_state
 
@@ -126,8 +130,8 @@ def run_task(
 def _watch(
     context: SparkContext, pipeline: Pipeline, start: Start, stopped: threading.Event, thread: threading.Thread
 ) -> None:
-    """Wait for the task's end, and pass a stop on. The task itself reports its progress: a reader of the state topic in the driver would
-    slow down every commit.
+    """Wait for the task's end, and pass a stop on. The task itself reports its progress: a reader of the state topic in
+    the driver would slow down every commit.
 
     :raises Outage: no executor is left.
     """

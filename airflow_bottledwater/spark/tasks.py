@@ -25,8 +25,8 @@ R = TypeVar("R")
 
 
 def warm_workers(context: SparkContext, pipeline: Pipeline, count: int, warm: Callable[[], None]) -> None:
-    """Start this many workers, and have each import and compile what it will need, which takes a second or two. This is done before a
-    snapshot is taken: its locks and its horizon are not held while workers start.
+    """Start this many workers, and have each import and compile what it will need, which takes a second or two. This is
+    done before a snapshot is taken: its locks and its horizon are not held while workers start.
 
     :param warm: what a worker does.
     :raises BottledWaterError: one died, or no executor is left.
@@ -42,8 +42,8 @@ def warm_workers(context: SparkContext, pipeline: Pipeline, count: int, warm: Ca
 def run_each(
     context: SparkContext, pipeline: Pipeline, work: Callable[[T], R | Failure], tasks: Sequence[T], name: str
 ) -> list[R]:
-    """Run each task as a Spark job of its own, so that the first failure of a task is noticed at once, and ends the others; returns the
-    results in the tasks' order.
+    """Run each task as a Spark job of its own, so that the first failure of a task is noticed at once, and ends the
+    others; returns the results in the tasks' order.
 
     :param work: what an executor does, see :func:`~airflow_bottledwater.spark.error_codec.returned`.
     :param name: what the tasks are called.

@@ -1,4 +1,5 @@
-"""The verification job: Spark's driver runs the verification's driver, and each part of tables and topics is read by a Spark task."""
+"""The verification job: Spark's driver runs the verification's driver, and each part of tables and topics is read by a
+Spark task."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which job may work on a slot. A transactional id fences other producers, but it does not elect a job: the *last* producer to
-initialise wins, not the newest job.
+"""Which job may work on a slot. A transactional id fences other producers, but it does not elect a job: the *last*
+producer to initialise wins, not the newest job.
 
-So a job (1) writes its claim, (2) initialises every transactional id that is recorded, (3) reads the state to its end, (4) works.
-After every later initialisation, in a task or after an error, the state is read again before the first record is sent.
+So a job (1) writes its claim, (2) initialises every transactional id that is recorded, (3) reads the state to its end,
+(4) works. After every later initialisation, in a task or after an error, the state is read again before the first
+record is sent.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
 def read_state(
     pipeline: Pipeline, topic: str, admin: Topics | None = None, *, must_exist: bool = False
 ) -> PipelineState:
-    """Read all state records, up to the topic's end. An open transaction in it ends with its producer's time-out at the latest.
+    """Read all state records, up to the topic's end. An open transaction in it ends with its producer's time-out at the
+    latest.
 
     :param admin: the caller's admin client, if it has one.
     :param must_exist: the topic is known to exist; otherwise a missing topic is read as one without records.
@@ -125,8 +127,9 @@ class ClaimingJob(Protocol):
         """Who has submitted the job, as part of a sentence; empty if no task has."""
 
     def may_claim(self, name: str) -> bool:
-        """Whether neither the job nor the pipeline of this name was asked to stop. It waits until what was requested before the job began
-        is known: one that starts late, after it was given up and replaced, must not take the slot from the one that replaced it."""
+        """Whether neither the job nor the pipeline of this name was asked to stop. It waits until what was requested
+        before the job began is known: one that starts late, after it was given up and replaced, must not take the slot
+        from the one that replaced it."""
 
     def claimed(self, job: Job) -> None:
         """Note the job's claim on its slot."""
@@ -148,12 +151,15 @@ def working_for() -> ClaimingJob | None:
 
 
 class Claim:
-    """A claim on a slot, made when this is constructed; through it the job writes state records, each group in one transaction.
+    """A claim on a slot, made when this is constructed; through it the job writes state records, each group in one
+    transaction.
 
     :param kind: what the job does: create, snapshot, stream, redrive, drop, or why it stops another job.
     :param backoff: waits out outages.
-    :raises TakenOver: another job claimed the slot at the same time, or since this process, which is a job, has claimed it.
-    :raises StateError: the state is another cluster's, or the pipeline was made with other settings; nothing was changed.
+    :raises TakenOver: another job claimed the slot at the same time, or since this process, which is a job, has claimed
+        it.
+    :raises StateError: the state is another cluster's, or the pipeline was made with other settings; nothing was
+        changed.
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
 
@@ -179,8 +185,8 @@ class Claim:
         backoff.over()
 
     def _release(self, known: PipelineState) -> None:
-        """End what an outage has left open under any of the slot's transactional ids, in any of its topics, and initialise them all
-        again: a later commit under such an id must not include it."""
+        """End what an outage has left open under any of the slot's transactional ids, in any of its topics, and
+        initialise them all again: a later commit under such an id must not include it."""
         service = [names.service_topic(kind, self.pipeline.topic_prefix) for kind in ("events", "dead_letters")]
         topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
         for transactional_id in known.ids:
@@ -197,15 +203,16 @@ class Claim:
     def _claim(self, kind: str) -> PipelineState:
         """Write the claim; returns the state before it."""
         while True:
-            # Uncommitted records are read, too: a job that died with an open transaction would hide the ids until its time-out.
-            # This is safe, since ids are only ever added, and what counts is the state read after the initialisations.
-            # The topic must exist, even if a broker that has just started does not know it yet: if it were taken for empty, epochs
-            # would begin at 1 again and the ids would be forgotten.
+            # Uncommitted records are read, too: a job that died with an open transaction would hide the ids until its
+            # time-out. This is safe, since ids are only ever added, and what counts is the state read after the
+            # initialisations. The topic must exist, even if a broker that has just started does not know it yet: if it
+            # were taken for empty, epochs would begin at 1 again and the ids would be forgotten.
             before = PipelineState(
                 store.read_records(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
             )
             check_cluster(before, self.cluster, self.topic)
-            # a job claims the slot again when it takes tables in, say: if another one has claimed it since, that one keeps it
+            # a job claims the slot again when it takes tables in, say: if another one has claimed it since, that one
+            # keeps it
             if (ours := _job.last_claim if _job is not None else "") and (
                 before.claim is None or before.claim.id != ours
             ):
@@ -247,8 +254,8 @@ class Claim:
             list(pool.map(one, ids))
 
     def initialise_all(self) -> None:
-        """Initialise all other recorded ids once more, when the work is done, and check the claim: after this, no open transaction
-        of an earlier producer can become visible.
+        """Initialise all other recorded ids once more, when the work is done, and check the claim: after this, no open
+        transaction of an earlier producer can become visible.
 
         :raises TakenOver: another job has claimed the slot.
         """
@@ -265,7 +272,8 @@ class Claim:
         return self.state
 
     def _read_on(self) -> store.RawRecords:
-        """The records up to the topic's present end. The reader is kept between calls, since a driver calls this every two seconds."""
+        """The records up to the topic's present end. The reader is kept between calls, since a driver calls this every
+        two seconds."""
         end = self._admin.ends(self.topic, 1)[0]
         with self._reading:
             if self._reader is not None and end < self._reader.at:
@@ -316,8 +324,8 @@ class Claim:
         )
 
     def close(self) -> None:
-        """Close the producer and the reader; the claim remains in the state. A reader that another thread still uses, whose result nobody
-        waits for any more, is left to it."""
+        """Close the producer and the reader; the claim remains in the state. A reader that another thread still uses,
+        whose result nobody waits for any more, is left to it."""
         self._producer.close()
         if self._reading.acquire(blocking=False):
             self._leave()

@@ -1,8 +1,10 @@
-"""The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the owner of a data topic.
+"""The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the
+owner of a data topic.
 
-Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>`` and ``request/<pipeline>``, ``snapshot/<pipeline>/<id>`` and
-``reading/<pipeline>/<id>``, and ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that
-is malformed is read as if it were not there. A field that this version does not know is left out; one that is missing has its default.
+Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>`` and ``request/<pipeline>``,
+``snapshot/<pipeline>/<id>`` and ``reading/<pipeline>/<id>``, and ``owner/<topic>/<pipeline>``. Others may write to this
+topic, too: a record that is malformed is read as if it were not there. A field that this version does not know is left
+out; one that is missing has its default.
 """
 
 from __future__ import annotations
@@ -107,8 +109,9 @@ class StatusRecord:
     :param job: the job that reports it.
     :param permanent: whether it failed for good; otherwise the same job may be submitted again.
     :param retired: whether the pipeline was stopped for good, so that its slot may be dropped.
-    :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run; :data:`TASK`, its task in
-        Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty if nobody has.
+    :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run;
+        :data:`TASK`, its task in Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty
+        if nobody has.
     :param began: the position at the job's start.
     :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
@@ -160,8 +163,8 @@ class StatusRecord:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, and none continues it: a stream continues a finished snapshot, and the same job one that failed for
-        a transient reason."""
+        """Whether the job has ended, and none continues it: a stream continues a finished snapshot, and the same job
+        one that failed for a transient reason."""
         if self.state == "finished":
             return self.job.kind != SNAPSHOT
         if self.stopped_by == REPLACEMENT:
@@ -194,13 +197,14 @@ class Owner:
 
 @dataclass(slots=True)
 class JobRecord:
-    """A submitted job: announced by whoever submits it, then written by its driver at every heartbeat, wherever that runs, until its
-    end. It says whether the job lives and how it ended; what the job works on is in the :class:`StatusRecord` of its pipeline.
+    """A submitted job: announced by whoever submits it, then written by its driver at every heartbeat, wherever that
+    runs, until its end. It says whether the job lives and how it ended; what the job works on is in the
+    :class:`StatusRecord` of its pipeline.
 
     :param kind: snapshot, stream or pipeline.
     :param host: the host of the driver; empty until it runs.
-    :param application: what the cluster's manager calls it: YARN's application id, or on Kubernetes namespace and pod of the driver, with
-        a colon between them; empty in client mode.
+    :param application: what the cluster's manager calls it: YARN's application id, or on Kubernetes namespace and pod
+        of the driver, with a colon between them; empty in client mode.
     :param outcome: how it ended; None until then.
     :param pipeline: the name of the pipeline that it works on; empty until it is known.
     :param claim: the id of the :class:`Job` with which it has claimed the slot; empty before that.
@@ -232,8 +236,8 @@ class JobStop:
     """A request to a submitted job to stop.
 
     :param at: seconds since 1970.
-    :param pipeline: the name of the pipeline that is to stop, with all its jobs; one of another pipeline does not obey. Empty if this job
-        alone is meant.
+    :param pipeline: the name of the pipeline that is to stop, with all its jobs; one of another pipeline does not obey.
+        Empty if this job alone is meant.
     :param replace: whether another job is about to take its place.
     """
 
@@ -244,12 +248,14 @@ class JobStop:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to a pipeline's job to stop; for which job obeys it, see :class:`airflow_bottledwater.jobs.control.Controller`.
+    """A request to a pipeline's job to stop; for which job obeys it, see
+    :class:`airflow_bottledwater.jobs.control.Controller`.
 
     :param command: what is requested; a command that this version does not know is not obeyed.
     :param epoch: the epoch of the job that is asked.
     :param retire: whether the pipeline is to stop for good.
-    :param interrupted: the number of a signal from outside the pipeline that the request passes on; 0 if a stop was requested.
+    :param interrupted: the number of a signal from outside the pipeline that the request passes on; 0 if a stop was
+        requested.
     :param by: who has stopped the job, if a driver passes this on to its worker; empty if the pipeline is asked.
     :param at: seconds since 1970; without it, the request holds only for the job that it names.
     """
@@ -268,8 +274,8 @@ TAKEN_NOW = "To have it taken now, unpause the DAG bottledwater_bounded, or run 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A request to read tables, or rows of them, while the stream runs, and to publish these rows again. Written by whoever asks; the
-    pipeline's job removes it at the snapshot's end.
+    """A request to read tables, or rows of them, while the stream runs, and to publish these rows again. Written by
+    whoever asks; the pipeline's job removes it at the snapshot's end.
 
     :param tables: names or patterns, as in the pipeline's settings.
     :param where: a condition on the tables' own columns, as SQL; empty for all rows.
@@ -298,10 +304,10 @@ class SnapshotReport:
 
     :param state: waiting, reading, sweeping, paused; or at its end finished, cancelled or failed.
     :param what: what it waits for, or reads.
-    :param rows: rows published. ``newer`` are rows that were left out since the stream has published newer ones; ``swept`` are keys
-        that got a tombstone.
-    :param bytes: the size of the tables' blocks that were read, of ``total_bytes``, both without TOAST. ``total_bytes`` is 0 if it is not
-        known: while nothing is read, and inside of a table that is read in the order of its keys.
+    :param rows: rows published. ``newer`` are rows that were left out since the stream has published newer ones;
+        ``swept`` are keys that got a tombstone.
+    :param bytes: the size of the tables' blocks that were read, of ``total_bytes``, both without TOAST. ``total_bytes``
+        is 0 if it is not known: while nothing is read, and inside of a table that is read in the order of its keys.
     :param boundary: the LSN up to which the rows that were published last show the table.
     :param rows_per_second: since it is read without a break; 0 while no rows are read.
     :param seconds_left: until all rows are read (without the sweep), at that pace; None if it is not known.
@@ -338,7 +344,8 @@ class SnapshotReport:
 class VerifiedRecord:
     """The end of a pipeline's last verification.
 
-    :param different: the tables whose topics differ; of those that are ``unverified``, nothing is known, and that was not accepted.
+    :param different: the tables whose topics differ; of those that are ``unverified``, nothing is known, and that was
+        not accepted.
     :param at: seconds since 1970.
     """
 

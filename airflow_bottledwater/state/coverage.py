@@ -1,4 +1,5 @@
-"""Whether the publications still send all that the pipeline publishes: checked when a stream starts, and while it runs."""
+"""Whether the publications still send all that the pipeline publishes: checked when a stream starts, and while it
+runs."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def today(connection: Connection, pipeline: Pipeline, known: PipelineState) -> c
 
 
 def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
-    """Check that the publications still send what the stream needs, and that what they send of partitions can be read. What is missing of
-    single tables is no error: it is read again (:mod:`airflow_bottledwater.tables`).
+    """Check that the publications still send what the stream needs, and that what they send of partitions can be read.
+    What is missing of single tables is no error: it is read again (:mod:`airflow_bottledwater.tables`).
 
     :raises StateError: changes of all tables may be missing; the message says why, and what can be done.
     """
@@ -33,8 +34,9 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
     ):
         raise StateError(
             f"What slot {pipeline.slot!r} sends of a partition cannot be read: {' '.join(wrong[:10])}",
-            "Then start again. If rows of the partition were changed meanwhile, take a live snapshot of the table with a sweep, since the "
-            "keys of deleted rows may have been unknown (bottledwater snapshot --tables … --sweep), or start again with a new slot and a snapshot.",
+            "Then start again. If rows of the partition were changed meanwhile, take a live snapshot of the table "
+            "with a sweep, since the keys of deleted rows may have been unknown (bottledwater snapshot --tables … "
+            "--sweep), or start again with a new slot and a snapshot.",
         )
     recorded = known.coverage
     if recorded is None:
@@ -42,14 +44,14 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
     if gaps := recorded.broken(today(connection, pipeline, known)):
         raise StateError(
             f"What was committed meanwhile is not in the stream of slot {pipeline.slot!r}: {' '.join(gaps[:10])}",
-            "PostgreSQL does not send it afterwards. Drop the slot (bottledwater drop-slot --when always) and start again: "
-            "the new snapshot brings the topics to what the tables hold.",
+            "PostgreSQL does not send it afterwards. Drop the slot (bottledwater drop-slot --when always) and start "
+            "again: the new snapshot brings the topics to what the tables hold.",
         )
 
 
 def below(connection: Connection, known: PipelineState) -> dict[int, str]:
-    """The pipeline's tables that are partitions of another one of its tables today, which is published as one: by oid, with the name of that
-    one, as which their changes are sent."""
+    """The pipeline's tables that are partitions of another one of its tables today, which is published as one: by oid,
+    with the name of that one, as which their changes are sent."""
     roots = {oid: pinned.table for oid, pinned in known.tables.items() if pinned.table.partitioned}
     found = partitions.below(connection, roots) if roots else {}
     return {
@@ -58,7 +60,8 @@ def below(connection: Connection, known: PipelineState) -> dict[int, str]:
 
 
 def moved(today: Mapping[int, str], known: PipelineState) -> list[int]:
-    """The pipeline's tables that were attached below another one of its tables, or detached from it, since the state knows of it.
+    """The pipeline's tables that were attached below another one of its tables, or detached from it, since the state
+    knows of it.
 
     :param today: see :func:`below`.
     """
@@ -74,8 +77,8 @@ def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
 
 
 def attached(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[int, list[partitions.Partition]]:
-    """By the table's oid, what was attached below it with the rows that it had, and is to be read: if ``new_tables`` is add, and the table
-    has a key, without which it cannot be read again. What is not in the WAL cannot be followed."""
+    """By the table's oid, what was attached below it with the rows that it had, and is to be read: if ``new_tables`` is
+    add, and the table has a key, without which it cannot be read again. What is not in the WAL cannot be followed."""
     if pipeline.new_tables != "add":
         return {}
     found = {}
@@ -128,7 +131,8 @@ def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) ->
 
 
 def renamed(connection: Connection, pipeline: Pipeline, known: PipelineState, wanted: set[int]) -> set[int]:
-    """The tables that the settings name as they were called before; they are still the pipeline's, unless others have these names."""
+    """The tables that the settings name as they were called before; they are still the pipeline's, unless others have
+    these names."""
     taken = {named for oid, named in catalog.names(connection, list(wanted)).items() if oid not in known.tables}
     there = catalog.names(connection, [oid for oid in known.tables if oid not in wanted])
     before = {oid: (known.tables[oid].table.schema, known.tables[oid].table.name) for oid in there}

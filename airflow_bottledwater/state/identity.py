@@ -1,5 +1,5 @@
-"""What identifies the objects of a pipeline: a slot belongs to one database of one cluster, a table is known by its oid, and a topic
-belongs to one table at a time.
+"""What identifies the objects of a pipeline: a slot belongs to one database of one cluster, a table is known by its
+oid, and a topic belongs to one table at a time.
 
 Names identify nothing here: a copy of a cluster has the same database and slot names, a renamed table keeps its rows,
 and a new table may take the name of an old one.
@@ -25,8 +25,8 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
 def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
-    """Check that a state topic belongs to this cluster, before anything is claimed, stopped or dropped: the topic's name contains only
-    database and slot, which a copy of the cluster has, too.
+    """Check that a state topic belongs to this cluster, before anything is claimed, stopped or dropped: the topic's
+    name contains only database and slot, which a copy of the cluster has, too.
 
     :param known: the records of the topic.
     :raises StateError: it is another cluster's; nothing was changed.
@@ -34,16 +34,17 @@ def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
     other = known.system_identifier
     if other and other != cluster.system_identifier:
         raise StateError(
-            f"State topic {topic!r} belongs to the cluster with system identifier {other}; the database of this connection is in "
-            f"cluster {cluster.system_identifier} (a copy, a restored dump, or another server). Nothing was changed.",
-            "Use another slot name for this database, and leave the other pipeline alone. If that cluster is gone for good, its "
-            f"state can be deleted with 'bottledwater drop-slot --forget-cluster {other}'.",
+            f"State topic {topic!r} belongs to the cluster with system identifier {other}; the database of this "
+            f"connection is in cluster {cluster.system_identifier} (a copy, a restored dump, or another server). "
+            "Nothing was changed.",
+            "Use another slot name for this database, and leave the other pipeline alone. If that cluster is gone for "
+            f"good, its state can be deleted with 'bottledwater drop-slot --forget-cluster {other}'.",
         )
 
 
 def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
-    """Check that what is published goes where the pipeline's records are, and is made as they are. Otherwise the same key would be in a
-    topic twice, once in each format; and new topics would get what belongs into those that exist.
+    """Check that what is published goes where the pipeline's records are, and is made as they are. Otherwise the same
+    key would be in a topic twice, once in each format; and new topics would get what belongs into those that exist.
 
     :raises StateError: a setting is another one than the one that the pipeline was made with; nothing was changed.
     """
@@ -52,10 +53,10 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     for name in ("output_format", "topic_prefix"):
         if (asked := getattr(pipeline, name)) != (made := getattr(known.intent, name)):
             raise StateError(
-                f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say {asked or '(none)'}. Nothing was "
-                "changed.",
-                "Give the settings with which the pipeline was made (on the command line, best in a file: --config). For other ones, "
-                "make another pipeline, with a slot and a topic_prefix of its own.",
+                f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say "
+                f"{asked or '(none)'}. Nothing was changed.",
+                "Give the settings with which the pipeline was made (on the command line, best in a file: --config). "
+                "For other ones, make another pipeline, with a slot and a topic_prefix of its own.",
             )
 
 
@@ -73,10 +74,10 @@ def via_root(pipeline: Pipeline, known: PipelineState) -> bool:
     asked, made = pipeline.partitioned_tables, known.intent.partitioned_tables if known.intent else ""
     if made and asked not in ("auto", made):
         raise StateError(
-            f"Slot {pipeline.slot!r} was made with partitioned_tables = {made}, and the settings say {asked}: its publications and topics "
-            "are made for the former.",
-            f"Set partitioned_tables to {made} or auto to go on. For {asked}, drop the slot (bottledwater drop-slot --when always) and "
-            "start again, with a snapshot.",
+            f"Slot {pipeline.slot!r} was made with partitioned_tables = {made}, and the settings say {asked}: its "
+            "publications and topics are made for the former.",
+            f"Set partitioned_tables to {made} or auto to go on. For {asked}, drop the slot (bottledwater drop-slot "
+            "--when always) and start again, with a snapshot.",
         )
     return (made or asked) in ("auto", "root")
 
@@ -84,24 +85,25 @@ def via_root(pipeline: Pipeline, known: PipelineState) -> bool:
 def check_slot(
     found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position, end_of_wal: int
 ) -> None:
-    """Check that the slot is the one that the state describes, that it is not ahead of P, and that P is within the server's WAL.
+    """Check that the slot is the one that the state describes, that it is not ahead of P, and that P is within the
+    server's WAL.
 
     :param found: the slot as PostgreSQL shows it; None if there is none.
     :param end_of_wal: the server's WAL insert position.
-    :raises SlotError: the slot is gone, invalidated, of another cluster or database, or was moved forward; or the server was
-        set back to a moment before P.
+    :raises SlotError: the slot is gone, invalidated, of another cluster or database, or was moved forward; or the
+        server was set back to a moment before P.
     """
     way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
     if record.system_identifier != cluster.system_identifier:
         raise SlotError(
-            f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot {record.name!r} "
-            f"({record.system_identifier}).",
+            f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot "
+            f"{record.name!r} ({record.system_identifier}).",
             "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
         )
     if record.timeline != cluster.timeline:
         raise SlotError(
-            f"The cluster is on timeline {cluster.timeline}, slot {record.name!r} was made on {record.timeline}: a fail-over or "
-            "a restore may have lost changes that were streamed.",
+            f"The cluster is on timeline {cluster.timeline}, slot {record.name!r} was made on {record.timeline}: a "
+            "fail-over or a restore may have lost changes that were streamed.",
             way_out,
         )
     if found is None:
@@ -109,15 +111,16 @@ def check_slot(
     slot.check(found, record.database)
     if position.lsn > end_of_wal:
         raise SlotError(
-            f"The stream of slot {record.name!r} is at {position}, beyond the end of the server's WAL ({format_lsn(end_of_wal)}): the "
-            "server was set back to an earlier moment (a restored backup or file system snapshot), so the topics have changes that "
-            "it no longer has, and what it commits now would be taken for known.",
+            f"The stream of slot {record.name!r} is at {position}, beyond the end of the server's WAL "
+            f"({format_lsn(end_of_wal)}): the server was set back to an earlier moment (a restored backup or file "
+            "system snapshot), so the topics have changes that it no longer has, and what it commits now would be "
+            "taken for known.",
             way_out,
         )
     if found.confirmed > position.lsn:
         raise SlotError(
-            f"Slot {record.name!r} is at {format_lsn(found.confirmed)}, ahead of what was published ({position}): somebody moved "
-            "it, and the changes between are missing.",
+            f"Slot {record.name!r} is at {format_lsn(found.confirmed)}, ahead of what was published ({position}): "
+            "somebody moved it, and the changes between are missing.",
             way_out,
         )
 
@@ -151,19 +154,20 @@ def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -
         owner = owners.get(topic)
         if table.oid not in known.tables and owner is not None:
             problems.append(
-                f"Topic {topic!r} holds the rows of another table (oid {owner.oid}), which was called {owner.qualified} when the slot was "
-                f"made; the table that has this name today (oid {table.oid}) was created or renamed since. Two tables in one topic "
-                "would overwrite and delete each other's rows. Rename the tables back; or give today's table a topic_prefix in a "
-                "pipeline of its own; or, if the other table was dropped and this one is its successor, give it the topic while no job "
-                f"runs: bottledwater snapshot --tables {table.qualified} --new-key, which removes from the topic what the table does "
-                "not have."
+                f"Topic {topic!r} holds the rows of another table (oid {owner.oid}), which was called "
+                f"{owner.qualified} when the slot was made; the table that has this name today (oid {table.oid}) was "
+                "created or renamed since. Two tables in one topic would overwrite and delete each other's rows. "
+                "Rename the tables back; or give today's table a topic_prefix in a pipeline of its own; or, if the "
+                "other table was dropped and this one is its successor, give it the topic while no job runs: "
+                f"bottledwater snapshot --tables {table.qualified} --new-key, which removes from the topic what the "
+                "table does not have."
             )
     return problems
 
 
 def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
-    """Check that a topic is still the one that was pinned: another partition count would move keys, and another id means that it was
-    deleted and created anew.
+    """Check that a topic is still the one that was pinned: another partition count would move keys, and another id
+    means that it was deleted and created anew.
 
     :param found: the topic as the broker describes it; None if it does not exist.
     :param pin: None for a topic that is not a table's; then only its existence is checked.
@@ -191,8 +195,8 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
     if not pin.keyed and "compact" in found.cleanup:
         raise StateError(
             f"Topic {name!r} is compacted now, but its table has no key: Kafka refuses records without one.",
-            f"Set it back (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=delete), "
-            "then start again.",
+            f"Set it back (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config "
+            "cleanup.policy=delete), then start again.",
         )
 
 
@@ -217,9 +221,10 @@ def refuse_shared(pipeline: Pipeline, topics: Sequence[str], what: str) -> None:
     if with_whom := shared(pipeline, topics):
         topic, others = next(iter(with_whom.items()))
         raise Refused(
-            f"{what}: topic {topic!r} is shared with {others}, whose keys cannot be told from those that the table lost.",
-            "Leave that table out. To have its rows told apart, give the pipeline topics of its own: another topic_prefix, with a new slot "
-            "and a snapshot.",
+            f"{what}: topic {topic!r} is shared with {others}, whose keys cannot be told from those that the table "
+            "lost.",
+            "Leave that table out. To have its rows told apart, give the pipeline topics of its own: another "
+            "topic_prefix, with a new slot and a snapshot.",
         )
 
 
@@ -240,10 +245,11 @@ def shared(pipeline: Pipeline, topics: Sequence[str]) -> dict[str, str]:
 
 
 def owners(records: store.RawRecords, topic: str) -> list[str]:
-    """The names of the pipelines that publish to a topic; the first owns it: the one whose record has the lowest offset.
+    """The names of the pipelines that publish to a topic; the first owns it: the one whose record has the lowest
+    offset.
 
-    :param records: those of the shared state topic. They come in the order of their offsets; the times in them are by the clocks of
-        different hosts.
+    :param records: those of the shared state topic. They come in the order of their offsets; the times in them are by
+        the clocks of different hosts.
     """
     claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
     return [each.pipeline for each in claims if each is not None]

@@ -1,4 +1,5 @@
-"""Dead letters that nobody has settled yet, as problems of their pipeline: counted in its state by whoever writes or settles one."""
+"""Dead letters that nobody has settled yet, as problems of their pipeline: counted in its state by whoever writes or
+settles one."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:
             KIND,
             table,
             f"{sum(counts.values()):,} of its rows or changes are only in the dead-letter topic ({described(counts)}).",
-            "Mend the cause, which each dead letter names, stop the stream and run 'bottledwater redrive'; or give them up with "
-            "'bottledwater dismiss'.",
+            "Mend the cause, which each dead letter names, stop the stream and run 'bottledwater redrive'; or give "
+            "them up with 'bottledwater dismiss'.",
         )
         for table, counts in open_letters.items()
     ]

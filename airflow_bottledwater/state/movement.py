@@ -1,4 +1,5 @@
-"""Whether a job moves: it is ready only if it has published something, or there was nothing to publish, within a time."""
+"""Whether a job moves: it is ready only if it has published something, or there was nothing to publish, within a
+time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _MOMENT = 5.0
 
 
 class Movement:
-    """Tells as a problem what keeps a job from moving: a server that it waits for, a Kafka that is slow, or what it does not know itself.
+    """Tells as a problem what keeps a job from moving: a server that it waits for, a Kafka that is slow, or what it
+    does not know itself.
 
     The job's thread notes that it moves; the thread of the heartbeats looks.
 
@@ -57,7 +59,8 @@ class Movement:
         found = []
         if wait is not None and waiting:
             end = (
-                f"The job ends at {_clock(wait.until)} if that goes on (outage_timeout), and goes on from there when it is started again."
+                f"The job ends at {_clock(wait.until)} if that goes on (outage_timeout), and goes on from there when "
+                "it is started again."
                 if wait.until is not None
                 else "The job waits until that is over."
             )

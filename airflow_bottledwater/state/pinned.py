@@ -11,7 +11,8 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 
-#: text and varchar, whose lengths can be changed at any time: a key of one has the same bytes as the same text of the other
+#: text and varchar, whose lengths can be changed at any time: a key of one has the same bytes as the same text of the
+#: other
 _TEXTS = (25, 1043)
 
 
@@ -44,8 +45,9 @@ class PinnedTable:
     oldest_xid: int
 
     def check_key(self, table: Table, *, complete: bool = True) -> Table:
-        """Check that the table's key still means the same as the keys in its topic. Returns the table with its key as the topic has it: in
-        the same order, and none if it was recorded without one, since the topic's records have none.
+        """Check that the table's key still means the same as the keys in its topic. Returns the table with its key as
+        the topic has it: in the same order, and none if it was recorded without one, since the topic's records have
+        none.
 
         :param table: the table as it is now.
         :param complete: whether the first snapshot is complete, so that the table can be taken up again.
@@ -65,9 +67,10 @@ class PinnedTable:
         remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
         if complete:
             remedy = (
-                f"{'' if table.key else 'Give the table a primary key again. '}While no job runs, take the table up with its new key: "
-                f"bottledwater snapshot --tables {table.qualified} --new-key (or BackfillToKafkaOperator with new_key); then start the "
-                "stream again, which reads its rows. As long as nothing was written under the new key, it is enough to undo the change."
+                f"{'' if table.key else 'Give the table a primary key again. '}While no job runs, take the table up "
+                f"with its new key: bottledwater snapshot --tables {table.qualified} --new-key (or "
+                "BackfillToKafkaOperator with new_key); then start the stream again, which reads its rows. As long as "
+                "nothing was written under the new key, it is enough to undo the change."
             )
         raise Refused(
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy

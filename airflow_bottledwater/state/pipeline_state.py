@@ -171,7 +171,8 @@ class PipelineState:
         return self._of_tables("below", Below)
 
     def parts(self, oid: int) -> list[int]:
-        """The oids by which plan and progress of a table are recorded: those of its partitions, if it is partitioned."""
+        """The oids by which plan and progress of a table are recorded: those of its partitions, if it is
+        partitioned."""
         return list(self.partitions.get(oid, ())) or [oid]
 
     @property
@@ -219,8 +220,8 @@ class PipelineState:
 
     @property
     def counters(self) -> dict[str, int]:
-        """How many records of each kind the stream has published since the slot was created, and how many dead letters the stream and
-        the snapshots have written."""
+        """How many records of each kind the stream has published since the slot was created, and how many dead letters
+        the stream and the snapshots have written."""
         streamed = {name: getattr(self.reached, name, 0) for name in ("published", "superseded", "events")}
         letters = self.letters.values()
         return {
@@ -231,7 +232,8 @@ class PipelineState:
 
     @property
     def letters(self) -> dict[str, Letters]:
-        """The counts of dead letters by the keys of their records (:func:`~airflow_bottledwater.state.records.letters_key`)."""
+        """The counts of dead letters by the keys of their records
+        (:func:`~airflow_bottledwater.state.records.letters_key`)."""
         if self._letters is None:
             found = {key: self.get(key, Letters) for key in self.raw if key.startswith(f"{LETTERS}/")}
             self._letters = {key: each for key, each in found.items() if each is not None}
@@ -239,7 +241,8 @@ class PipelineState:
 
     @property
     def open_letters(self) -> dict[str, dict[str, int]]:
-        """How many dead letters are open, by the table's name and by what has written them: snapshot, stream or live."""
+        """How many dead letters are open, by the table's name and by what has written them: snapshot, stream or
+        live."""
         found: dict[str, Counter[str]] = {}
         for key, each in self.letters.items():
             if each.open:

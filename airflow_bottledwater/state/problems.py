@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 #: seconds after which a problem that is still there is logged again
 _AGAIN = 3600.0
-#: seconds for which a problem may last before whoever watches the pipeline fails because of it: what mends itself needs a moment
+#: seconds for which a problem may last before whoever watches the pipeline fails because of it: what mends itself needs
+#: a moment
 GRACE = 60.0
 
 
@@ -33,7 +34,8 @@ class Problems:
         """Replace all that a part of the job has told before.
 
         :param part: the name of the part, for example ``tables``.
-        :param found: what is wrong now; empty if nothing is. One that was told before, of the same kind and subject, keeps its ``since``.
+        :param found: what is wrong now; empty if nothing is. One that was told before, of the same kind and subject,
+            keeps its ``since``.
         """
         now = time.time()
         with self._lock:

@@ -1,10 +1,11 @@
 """The records of a slot's state topic, typed.
 
-Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid ``table/…``, ``boundary/…``,
-``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a partitioned table by the oids of its leaf
-partitions; ``below/…`` by the oid of a table whose changes are sent as another one's; ``gap/…`` by that of one of which changes were left
-out; ``former/…`` by the name of a topic that no table of the pipeline has any more; ``live/…`` by the id of a live snapshot;
-and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
+Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid
+``table/…``, ``boundary/…``, ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a
+partitioned table by the oids of its leaf partitions; ``below/…`` by the oid of a table whose changes are sent as
+another one's; ``gap/…`` by that of one of which changes were left out; ``former/…`` by the name of a topic that no
+table of the pipeline has any more; ``live/…`` by the id of a live snapshot; and ``letters/…/<writer>`` by a table's oid
+and by what has written dead letters of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ CLAIM, IDS, INTENT, SLOT, COMPLETE, POSITION = "claim", "ids", "intent", "slot",
 COVERAGE, SAVED_SETTINGS = "coverage", "settings"
 #: the prefix of the keys of live snapshots
 LIVE = "live/"
-#: the first part of the keys of dead letters' counts, and what writes dead letters; each lane of a snapshot has a count of its own
+#: the first part of the keys of dead letters' counts, and what writes dead letters; each lane of a snapshot has a count
+#: of its own
 LETTERS = "letters"
 BY_STREAM, BY_LIVE, _BY_SNAPSHOT = "stream", "live", "snapshot"
 #: the prefix of the keys of topics that no table has any more
@@ -129,7 +131,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class SavedSettings:
-    """The settings of the pipeline's last start, for whoever comes later: backfills, verification, sensors, the command.
+    """The settings of the pipeline's last start, for whoever comes later: backfills, verification, sensors, the
+    command.
 
     :param values: those that differ from the defaults, by name; no connections.
     """
@@ -190,7 +193,8 @@ class Plan:
     """How the snapshot reads one table.
 
     :param filenode: of the table when the plan was made; block numbers only hold for this file.
-    :param definition: the table's definition when the plan was made (:func:`airflow_bottledwater.postgres.catalog.definition`).
+    :param definition: the table's definition when the plan was made
+        (:func:`airflow_bottledwater.postgres.catalog.definition`).
     :param ranges: for each range: first block, the block behind the last one, lane.
     """
 
@@ -254,7 +258,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A topic had the rows of a table, and no table of the pipeline has it now: whichever gets its name gets the topic, with a sweep.
+    """A topic had the rows of a table, and no table of the pipeline has it now: whichever gets its name gets the topic,
+    with a sweep.
 
     :param table: the last one's name, for messages; ``oid`` is its oid.
     """
@@ -269,17 +274,21 @@ class LiveProgress:
 
     :param tables: the oids of its tables, in the order in which they are read.
     :param done: how many of them are done.
-    :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has not begun. In the
-        order of keys, a number for what that order holds for (:func:`airflow_bottledwater.live.keys.place`).
+    :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has
+        not begun. In the order of keys, a number for what that order holds for
+        (:func:`airflow_bottledwater.live.keys.place`).
     :param upto: the block of it behind the last one that is published.
     :param key: of a reading in the order of keys: that of the last row that is published, as text.
-    :param rows: rows published; for ``newer`` and ``swept``, see :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
+    :param rows: rows published; for ``newer`` and ``swept``, see
+        :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
-    :param parts: the oids of all that is read below these tables, leaf partitions and what is between; empty: the tables are read whole.
+    :param parts: the oids of all that is read below these tables, leaf partitions and what is between; empty: the
+        tables are read whole.
     :param found: the partitions of the next table whose rows are published, while it is being swept.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
-    :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that were added, or
-        taken up again, or for partitions that were attached. It cannot be cancelled, and is tried again at each start of the stream.
+    :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that
+        were added, or taken up again, or for partitions that were attached. It cannot be cancelled, and is tried again
+        at each start of the stream.
     :param ended: finished, cancelled or failed; empty until then.
     """
 
@@ -311,7 +320,8 @@ StateRecord = (
     | Partitions | Below | Gap | Former | LiveProgress | Letters
 )  # fmt: skip
 
-#: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the range's number
+#: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the
+#: range's number
 _KINDS: dict[str, type[StateRecord]] = {
     CLAIM: Job,
     IDS: Ids,
@@ -365,7 +375,8 @@ def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
 
 
 def id_prefix(cluster: Cluster, slot: str) -> str:
-    """The prefix of every transactional id of a slot. An id names the work (a lane, the stream), never the process that does it."""
+    """The prefix of every transactional id of a slot. An id names the work (a lane, the stream), never the process that
+    does it."""
     return f"bottledwater-{cluster.system_identifier}-{cluster.database}-{slot}"
 
 

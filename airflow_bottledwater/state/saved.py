@@ -1,4 +1,5 @@
-"""The settings of a pipeline as its saved state has them: whoever comes after the creation of the slot need not give them again."""
+"""The settings of a pipeline as its saved state has them: whoever comes after the creation of the slot need not give
+them again."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def settings_of(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def completed(pipeline: Pipeline, given: Collection[str]) -> Pipeline:
-    """A pipeline with the settings of its last start, but for those that are given; unchanged if there is no such pipeline.
+    """A pipeline with the settings of its last start, but for those that are given; unchanged if there is no such
+    pipeline.
 
     :param pipeline: has at least the slot's name and the connections.
     :param given: the names of the settings that are not taken from the saved state.

@@ -1,13 +1,15 @@
-"""The schema ids that a pipeline's records carry, compared with what the registry says of them: at each start of a job, and regularly
-while a stream runs.
+"""The schema ids that a pipeline's records carry, compared with what the registry says of them: at each start of a job,
+and regularly while a stream runs.
 
-A registry can lose its schemas (it was emptied, its subjects were deleted for good, its URL leads to another one), and goes on to accept
-new ones. Records with an id that it does not know, or that means another schema there, can be read by nobody.
+A registry can lose its schemas (it was emptied, its subjects were deleted for good, its URL leads to another one), and
+goes on to accept new ones. Records with an id that it does not know, or that means another schema there, can be read by
+nobody.
 
-* A value's schema is registered again, and its new id is used from then on. The rows of its table that were published before carry the
-  id that is lost: a live snapshot, recorded together with the new id, publishes them again.
-* A key's id is a part of the key's bytes. With another one each key would be another key, in another partition: a deleted row would stay
-  for ever. So it never changes by itself: unless the registry gives the same id again, a person has to decide.
+* A value's schema is registered again, and its new id is used from then on. The rows of its table that were published
+  before carry the id that is lost: a live snapshot, recorded together with the new id, publishes them again.
+* A key's id is a part of the key's bytes. With another one each key would be another key, in another partition: a
+  deleted row would stay for ever. So it never changes by itself: unless the registry gives the same id again, a person
+  has to decide.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ def lost(
 
 
 def wait_for(pipeline: Pipeline, pinned: PinnedTable) -> None:
-    """Check that the registry has a table's schemas, if it can be asked, before rows are published that their ids are to replace.
+    """Check that the registry has a table's schemas, if it can be asked, before rows are published that their ids are
+    to replace.
 
     :raises Outage: it has lost one. The stream notices it, too, and begins anew.
     """
@@ -122,8 +125,8 @@ def key_problems(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[str]
 
 
 def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> frozenset[int]:
-    """Compare the ids in the state with the registry, register again what it has lost, and record it. If the registry cannot be asked, the
-    job goes on with the ids that it has: the registry is not needed to publish with them.
+    """Compare the ids in the state with the registry, register again what it has lost, and record it. If the registry
+    cannot be asked, the job goes on with the ids that it has: the registry is not needed to publish with them.
 
     :returns: the ids that stay lost, those of tables that were dropped.
     :raises Outage: the registry takes no schemas now.
@@ -167,8 +170,8 @@ def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
 def _value_again(
     pipeline: Pipeline, registry: Registry, each: PinnedSchema, pinned: PinnedTable, today: Table
 ) -> PinnedTable:
-    """The table with the schema of its rows registered again. If it gets another id, that of today is registered instead: an earlier one
-    need not be compatible with it.
+    """The table with the schema of its rows registered again. If it gets another id, that of today is registered
+    instead: an earlier one need not be compatible with it.
 
     :raises Outage: the registry takes no schemas now.
     :raises Refused: it refuses the schema, or the table's key changed.
@@ -189,8 +192,8 @@ def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
     for pinned in tables:
         if not pinned.table.keyed:
             log.error(
-                "Topic %s has records that nobody can read any more: the registry has lost their schema, and %s has no key, so that its rows "
-                "cannot be published again. Restore the registry from its backup.",
+                "Topic %s has records that nobody can read any more: the registry has lost their schema, and %s has "
+                "no key, so that its rows cannot be published again. Restore the registry from its backup.",
                 pinned.topic, pinned.table.qualified,
             )  # fmt: skip
     keyed = tuple(pinned.table.oid for pinned in tables if pinned.table.keyed)
@@ -198,8 +201,8 @@ def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
 
 
 def _restore_keys(registry: Registry, keys: Sequence[PinnedSchema]) -> None:
-    """Register the schemas of keys again if the registry gives them the ids that they had. Otherwise nothing is registered: a person can then
-    still restore the registry.
+    """Register the schemas of keys again if the registry gives them the ids that they had. Otherwise nothing is
+    registered: a person can then still restore the registry.
 
     :raises Refused: one has got another id, or would get one.
     """
@@ -216,12 +219,13 @@ def _keys_lost(registry: Registry, keys: Sequence[PinnedSchema], got: Mapping[st
     ]
     more = f", and {len(keys) - 5} more" if len(keys) > 5 else ""
     return Refused(
-        f"The schema registry at {registry.url} has lost schema ids that keys in topics carry, or they mean other schemas there: "
-        f"{', '.join(named)}{more}. With other ids the same rows would have other keys: deleted rows would stay for ever.",
-        "Check that the URL leads to the registry that the pipeline was made with, or restore that one with its ids (from its backup; in its "
-        "mode IMPORT the schemas are registered with these ids when the job starts). If they are lost for good, take the tables up with the "
-        "ids of today while no job runs: bottledwater snapshot --tables … --new-key. "
-        f"See {DOCS}operations.html#a-registry-that-lost-its-schemas.",
+        f"The schema registry at {registry.url} has lost schema ids that keys in topics carry, or they mean other "
+        f"schemas there: {', '.join(named)}{more}. With other ids the same rows would have other keys: deleted rows "
+        "would stay for ever.",
+        "Check that the URL leads to the registry that the pipeline was made with, or restore that one with its ids "
+        "(from its backup; in its mode IMPORT the schemas are registered with these ids when the job starts). If they "
+        "are lost for good, take the tables up with the ids of today while no job runs: bottledwater snapshot "
+        f"--tables … --new-key. See {DOCS}operations.html#a-registry-that-lost-its-schemas.",
     )
 
 

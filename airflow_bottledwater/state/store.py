@@ -1,8 +1,9 @@
-"""The two state topics, which hold all that a pipeline remembers: a slot's records, which are written in transactions, and status and
-requests, which are not.
+"""The two state topics, which hold all that a pipeline remembers: a slot's records, which are written in transactions,
+and status and requests, which are not.
 
-``_bottledwater.<database>.<slot>`` belongs to one slot, so that no other pipeline's open transaction hides its position.
-``_bottledwater`` is shared by all pipelines and never written in transactions: a job that waits in a commit still sees a request to stop.
+``_bottledwater.<database>.<slot>`` belongs to one slot, so that no other pipeline's open transaction hides its
+position. ``_bottledwater`` is shared by all pipelines and never written in transactions: a job that waits in a commit
+still sees a request to stop.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ CONTROL_TOPIC = "_bottledwater"
 def new_topic(name: str, replication: int) -> NewTopic:
     """A state topic to create: compacted, with small segments, so that it is compacted soon and stays quick to read.
 
-    The configurations are tried in order, since some managed Kafkas allow only segments of 50 MiB and more (Confluent Cloud:
-    segment.bytes is at least 52428800, https://docs.confluent.io/cloud/current/topics/manage.html), or allow neither setting.
+    The configurations are tried in order, since some managed Kafkas allow only segments of 50 MiB and more (Confluent
+    Cloud: segment.bytes is at least 52428800, https://docs.confluent.io/cloud/current/topics/manage.html), or allow
+    neither setting.
     """
     compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
     quick = {**compact, "min.cleanable.dirty.ratio": "0.1"}
@@ -47,8 +49,8 @@ def new_topic(name: str, replication: int) -> NewTopic:
 def unfit(topic: Topic) -> str:
     """Why an existing topic cannot hold state records; empty if it can, or if its settings may not be read.
 
-    With the clean-up policy ``delete``, even together with ``compact``, the oldest records expire after the retention time: the
-    claim, the slot and the plans, which are written only once.
+    With the clean-up policy ``delete``, even together with ``compact``, the oldest records expire after the retention
+    time: the claim, the slot and the plans, which are written only once.
     """
     if not topic.cleanup or topic.cleanup.replace(" ", "") == "compact":
         return (
@@ -57,8 +59,9 @@ def unfit(topic: Topic) -> str:
             else f"State topic {topic.name!r} has {topic.partitions} partitions; it must have one."
         )
     return (
-        f"State topic {topic.name!r} has cleanup.policy={topic.cleanup}: what is written once (claims, positions, plans) would expire. "
-        f"Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config cleanup.policy=compact"
+        f"State topic {topic.name!r} has cleanup.policy={topic.cleanup}: what is written once (claims, positions, "
+        f"plans) would expire. Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
+        "--add-config cleanup.policy=compact"
     )
 
 
@@ -105,8 +108,8 @@ def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
 class Reader:
     """Reads a compacted topic of one partition into a dictionary, up to its end and beyond as records arrive.
 
-    Other programs may write to the shared topic: malformed records there are skipped, with one warning. In a slot's own topic they
-    are an error.
+    Other programs may write to the shared topic: malformed records there are skipped, with one warning. In a slot's own
+    topic they are an error.
 
     :param committed: whether only committed records are read.
     """
@@ -120,8 +123,8 @@ class Reader:
         self.values: RawRecords = {}
 
     def poll(self, timeout: float) -> list[tuple[str, dict[str, Any] | None]]:
-        """The records that have arrived since the last call, as key and value (None for a tombstone); waits at most ``timeout``
-        seconds for the first.
+        """The records that have arrived since the last call, as key and value (None for a tombstone); waits at most
+        ``timeout`` seconds for the first.
 
         :raises StateError: a record in a slot's own topic is malformed.
         """
@@ -170,8 +173,8 @@ class Reader:
     def read_to(self, end: int, *, timeout: float) -> RawRecords:
         """Read until the offset ``end`` is passed.
 
-        The end should be the high watermark, not the last stable offset, or records after another producer's open transaction would
-        be missed.
+        The end should be the high watermark, not the last stable offset, or records after another producer's open
+        transaction would be missed.
 
         :raises Outage: it is not passed within ``timeout`` seconds: a producer holds an open transaction in the topic.
         """
@@ -222,12 +225,14 @@ def read_records(
         reader.close()
 
 
-#: control records that are written before the broker has to acknowledge them: far fewer than fit into the producer's queue
+#: control records that are written before the broker has to acknowledge them: far fewer than fit into the producer's
+#: queue
 _AT_ONCE = 1000
 
 
 class Control:
-    """Writes to the shared state topic (heartbeats, owners of topics, requests), with a producer that is not transactional."""
+    """Writes to the shared state topic (heartbeats, owners of topics, requests), with a producer that is not
+    transactional."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = config

@@ -19,8 +19,9 @@ _ALL_SHOWN = 100
 class Difference:
     """A key in which topic and table differ for good.
 
-    :param kind: ``missing``: the table has it, the topic does not; ``surplus``: the other way round; ``different``: in a column;
-        ``wrong partition``: consumers of its own partition do not see it; ``unreadable``: a record that no consumer can decode.
+    :param kind: ``missing``: the table has it, the topic does not; ``surplus``: the other way round; ``different``: in
+        a column; ``wrong partition``: consumers of its own partition do not see it; ``unreadable``: a record that no
+        consumer can decode.
     :param key: as text by column.
     :param partition: of the record that counts, and its offset; -1 if the topic has none.
     """
@@ -55,8 +56,8 @@ class TableResult:
     :param differences: the first of them.
     :param unsettled: keys that differed, and were changed again whenever they were looked at: nothing is known of them.
     :param unexamined: keys that were not looked at one by one, since there were too many differences.
-    :param older: records that were written before the table was altered, and that are as the source was then; of those that were looked
-        at one by one.
+    :param older: records that were written before the table was altered, and that are as the source was then; of those
+        that were looked at one by one.
     :param left_out: columns that are not compared, since PostgreSQL's text does not tell about their values.
     """
 
@@ -161,9 +162,9 @@ class Verification:
                 for table in self.different
             )
             return (
-                f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead letters; a column whose "
-                f"type was altered, which PostgreSQL sends no rows for; a registry that has lost schemas), then publish the rows again: bottledwater "
-                f"snapshot --tables {names} --sweep"
+                f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead "
+                "letters; a column whose type was altered, which PostgreSQL sends no rows for; a registry that has "
+                f"lost schemas), then publish the rows again: bottledwater snapshot --tables {names} --sweep"
             )
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)
@@ -172,7 +173,7 @@ class Verification:
             why = "; ".join(f"{table.table}: {table.reason}" for table in self.unverified[:10])
             more = f"; and {len(self.unverified) - 10} more" if len(self.unverified) > 10 else ""
             return (
-                f"Nothing is proved of {len(self.unverified)} {'table' if len(self.unverified) == 1 else 'tables'} ({why}{more}). Verify the "
-                "others by name (verify_tables), or set allow_unverified if that is meant."
+                f"Nothing is proved of {len(self.unverified)} {'table' if len(self.unverified) == 1 else 'tables'} "
+                f"({why}{more}). Verify the others by name (verify_tables), or set allow_unverified if that is meant."
             )
         return ""

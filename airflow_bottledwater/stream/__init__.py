@@ -1,1 +1,2 @@
-"""The stream: receives changes, assembles transactions, and publishes them in batches, each together with the position."""
+"""The stream: receives changes, assembles transactions, and publishes them in batches, each together with the
+position."""

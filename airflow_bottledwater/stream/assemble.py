@@ -1,7 +1,8 @@
-"""The compiled loop over messages: finds transactions, leaves out changes that the snapshot contains, and copies the rest.
+"""The compiled loop over messages: finds transactions, leaves out changes that the snapshot contains, and copies the
+rest.
 
-Its rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and :class:`~airflow_bottledwater.model.boundary.Boundary`;
-tests compare it with them.
+Its rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
+:class:`~airflow_bottledwater.model.boundary.Boundary`; tests compare it with them.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ def _find(tables, oid):
 
 @compiled
 def _take_row(b, p, n, state, tables, boundaries, changes, out):
-    """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left out; returns DONE,
-    or why it stopped."""
+    """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left
+    out; returns DONE, or why it stopped."""
     final = state.final_lsn
     ordinal = state.ordinal + 1
     if final < state.from_lsn or (final == state.from_lsn and ordinal <= state.from_ordinal):

@@ -1,8 +1,8 @@
 """Assembles transactions from the stream's messages, filters them at the boundary, and cuts them into batches.
 
-The loop over messages is compiled; Python only handles what is rare in a transaction (a Relation message, a TRUNCATE). The rules are
-those of :class:`~airflow_bottledwater.model.lsn.Position` and :class:`~airflow_bottledwater.model.boundary.Boundary`; tests compare the
-kernel with them.
+The loop over messages is compiled; Python only handles what is rare in a transaction (a Relation message, a TRUNCATE).
+The rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
+:class:`~airflow_bottledwater.model.boundary.Boundary`; tests compare the kernel with them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class TransactionAssembler:
 
     :param start: P; changes at or before it are left out.
     :param boundaries: by table oid, the boundary of its snapshot, which contains some of the changes already.
-    :param resolve: makes a :class:`Version` from a Relation message and the table's version before it (it asks the catalog and the
-        registry); None for a table that is not the pipeline's.
+    :param resolve: makes a :class:`Version` from a Relation message and the table's version before it (it asks the
+        catalog and the registry); None for a table that is not the pipeline's.
     :param batch_bytes: bytes at which a batch ends, at the next commit.
     :param largest_transaction: bytes at which a single transaction is cut.
     :param again: asks the registry again for the schema of a version to which it was refused.
-    :param unknown: makes the error for a change of a table that is not the pipeline's; None if the table's changes are to be left out.
-    :param aside: is told of a table whose changes cannot be published, and are left out from now on, and why. It may raise an error instead.
+    :param unknown: makes the error for a change of a table that is not the pipeline's; None if the table's changes are
+        to be left out.
+    :param aside: is told of a table whose changes cannot be published, and are left out from now on, and why. It may
+        raise an error instead.
     :ivar position: the end of the last batch, P at first.
     """
 
@@ -126,8 +128,8 @@ class TransactionAssembler:
         return message if place == self.next_place else None
 
     def give_up(self) -> Batch:
-        """All changes that have come, as a batch, and none of those that are left of the transaction that has begun to come: the next
-        session is to begin behind it."""
+        """All changes that have come, as a batch, and none of those that are left of the transaction that has begun to
+        come: the next session is to begin behind it."""
         batch = self._batch(int(self._state.count), int(self._state.bytes), Position(int(self._state.final_lsn) + 1, 0))
         self.restart()
         return batch
@@ -144,7 +146,8 @@ class TransactionAssembler:
 
     @property
     def skipped_by_table(self) -> dict[str, int]:
-        """For each table, how many transactions had changes that were left out: at the boundary, or because it is not followed."""
+        """For each table, how many transactions had changes that were left out: at the boundary, or because it is not
+        followed."""
         skipped = {row["oid"]: int(row["skipped_transactions"]) for row in self._tables if row["skipped_transactions"]}
         return {f"{(m := self._messages[oid]).schema}.{m.name}": count for oid, count in skipped.items()}
 
@@ -156,7 +159,8 @@ class TransactionAssembler:
             number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
             self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0)], dtype=TABLE))
         if oid in self._left_out:
-            # also if it could be published again: what was left out before is read again, for which the stream begins anew
+            # also if it could be published again: what was left out before is read again, for which the stream begins
+            # anew
             self._tables[at]["version"] = LEFT_OUT
         else:
             self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, -1)
@@ -167,7 +171,8 @@ class TransactionAssembler:
         self._block, self._state.next = block, 0
 
     def cut(self) -> Batch | None:
-        """The next full batch, or None when the block is used up; what is left of it waits for the next block or :meth:`flush`.
+        """The next full batch, or None when the block is used up; what is left of it waits for the next block or
+        :meth:`flush`.
 
         :raises ProtocolError: PostgreSQL sent something that is not expected.
         """
@@ -198,8 +203,8 @@ class TransactionAssembler:
                 self._leave_out(int.from_bytes(self._payload()[1:5], "big"))
             elif why == UNEXPECTED:
                 raise ProtocolError(
-                    f"PostgreSQL sent a message of kind {chr(self._payload()[0])!r}, which was not asked for and may change rows; nothing "
-                    "of it is published.",
+                    f"PostgreSQL sent a message of kind {chr(self._payload()[0])!r}, which was not asked for and may "
+                    "change rows; nothing of it is published.",
                     "A slot with two_phase sends such messages: make one without.",
                 )
             else:
@@ -239,7 +244,8 @@ class TransactionAssembler:
             version = self._resolve(message, None if current is None else self._versions[current])
             self._refused.pop(message.oid, None)
         except Refused as error:
-            # the changes that follow may all be left out: those of before a table was taken up again, with an earlier key
+            # the changes that follow may all be left out: those of before a table was taken up again, with an earlier
+            # key
             version, self._refused[message.oid] = None, error
         # not before: after an outage, the next session sends the same message, which is not resolved yet
         self._messages[message.oid] = message
@@ -289,7 +295,8 @@ class TransactionAssembler:
         return None
 
     def _leave_out(self, oid: int) -> None:
-        """Leave out the changes of a table from now on, if it is not one of the pipeline's, or they cannot be published.
+        """Leave out the changes of a table from now on, if it is not one of the pipeline's, or they cannot be
+        published.
 
         :raises BottledWaterError: they must not be left out, and cannot be published.
         """

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 _IDLE, _BESIDE = 0.2, 0.01
 #: seconds between two log lines with the stream's position
 _LOG_INTERVAL = 10.0
-#: seconds in which P moves if there is something to publish: half of the default of transaction_timeout, in which a batch is committed or
-#: given up
+#: seconds in which P moves if there is something to publish: half of the default of transaction_timeout, in which a
+#: batch is committed or given up
 _STALLED = 30.0
 #: seconds between two looks whether open dead letters are to be logged again
 _TELL_LETTERS = 60.0
@@ -53,11 +53,12 @@ _TELL_LETTERS = 60.0
 
 @contextmanager
 def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None = None) -> Iterator[Controller]:
-    """Run a stream's work with a controller: it writes heartbeats while the work runs, and its outcome as the last status.
+    """Run a stream's work with a controller: it writes heartbeats while the work runs, and its outcome as the last
+    status.
 
     :param stopped: also set when the job is asked to stop.
-    :raises Outage: instead of :class:`CredentialsRefused`: the claim was made with the same credentials, so they were changed since;
-        when the job is submitted again, it gets the new ones.
+    :raises Outage: instead of :class:`CredentialsRefused`: the claim was made with the same credentials, so they were
+        changed since; when the job is submitted again, it gets the new ones.
     """
     controller = Controller(pipeline, start.cluster, start.job)
     if stopped is not None:
@@ -101,8 +102,8 @@ class StreamReport:
         self._told_letters = -math.inf
 
     def tell_letters(self, open_letters: Mapping[str, Mapping[str, int]], counters: Mapping[str, int]) -> None:
-        """Tell of the dead letters that nobody has settled, if they are others than before, and now and then: a live snapshot writes some
-        without a change of the stream's position.
+        """Tell of the dead letters that nobody has settled, if they are others than before, and now and then: a live
+        snapshot writes some without a change of the stream's position.
 
         :param counters: see :meth:`update`.
         """
@@ -120,8 +121,8 @@ class StreamReport:
         """Report that the stream is at ``position``.
 
         :param counters: how many records of each kind are published since the slot was created.
-        :param skipped_by_table: how many transactions had changes of a table that were left out: at the boundary, or because it is not
-            followed.
+        :param skipped_by_table: how many transactions had changes of a table that were left out: at the boundary, or
+            because it is not followed.
         """
         self.position = position
         status = self._controller.status
@@ -141,11 +142,11 @@ class StreamReport:
 def follow(
     pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
 ) -> dict[str, int]:
-    """Stream with a slot that is claimed already; returns the counters. It begins at P and with the tables as the state has them now,
-    which may be further than at the claim, if an earlier attempt has worked since.
+    """Stream with a slot that is claimed already; returns the counters. It begins at P and with the tables as the state
+    has them now, which may be further than at the claim, if an earlier attempt has worked since.
 
-    :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead of running
-        until stopped.
+    :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead
+        of running until stopped.
     """
     stopped = stopped or threading.Event()
     with (
@@ -185,7 +186,8 @@ class _Follower:
         self._watch.close()
 
     def _tell(self) -> str:
-        """Before each heartbeat: tell what keeps the stream from moving, and what is wrong with its topics; returns the job's state."""
+        """Before each heartbeat: tell what keeps the stream from moving, and what is wrong with its topics; returns the
+        job's state."""
         if self._publisher is not None:
             self._problems.tell("topics", self._publisher.expiring)
         return "waiting" if self._movement.look() else "streaming"

@@ -1,4 +1,5 @@
-"""Publishes the stream's batches: each in one Kafka transaction, together with the position P as the record of progress."""
+"""Publishes the stream's batches: each in one Kafka transaction, together with the position P as the record of
+progress."""
 
 from __future__ import annotations
 
@@ -46,10 +47,12 @@ _OPS = {pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}
 
 
 class StreamPublisher:
-    """Publishes batches under the stream's transactional id. It keeps no position of its own: P is in the session's state only.
+    """Publishes batches under the stream's transactional id. It keeps no position of its own: P is in the session's
+    state only.
 
     :param start: the claimed stream.
-    :param known: the pipeline's tables and topics; if the state has others by now (:attr:`state`), they must not be published with.
+    :param known: the pipeline's tables and topics; if the state has others by now (:attr:`state`), they must not be
+        published with.
     :ivar live: the live snapshots, which are published between two batches.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     """
@@ -131,8 +134,8 @@ class StreamPublisher:
         :raises StopRequested: the job is to end, and a part of the batch is left.
         :raises TakenOver: another job has claimed the slot.
         :raises StaleBatch: P is neither the batch's start nor its end, nor at one of its changes.
-        :raises RecordError: a row or a TRUNCATE stops the stream (``on_error = exit``, ``on_truncate = stop``); everything before its
-            transaction was published.
+        :raises RecordError: a row or a TRUNCATE stops the stream (``on_error = exit``, ``on_truncate = stop``);
+            everything before its transaction was published.
         """
         self._refused = {}
         while True:
@@ -175,8 +178,8 @@ class StreamPublisher:
         return encoded.batch.end
 
     def _paced(self, part: Batch, programs: Programs) -> Batch:
-        """The leading part of a batch that Kafka takes in one transaction: whole source transactions if one fits, else a part of the first,
-        and at least one change."""
+        """The leading part of a batch that Kafka takes in one transaction: whole source transactions if one fits, else
+        a part of the first, and at least one change."""
         limit = self._session.pace.limit
         if limit < math.inf:
             part = part.leading(int(np.searchsorted(np.cumsum(part.changes["length"]), limit, side="right")))

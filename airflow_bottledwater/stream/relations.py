@@ -35,8 +35,8 @@ _ASK_AGAIN = 10.0
 
 
 class Resolver:
-    """Makes relation versions from Relation messages: what a message does not contain is read from the catalog, and new schemas are
-    registered.
+    """Makes relation versions from Relation messages: what a message does not contain is read from the catalog, and new
+    schemas are registered.
 
     :param pinned: the pipeline's tables by oid.
     :param via_root: whether partitioned tables are published as one.
@@ -56,14 +56,16 @@ class Resolver:
         self._refused_at: dict[int, float] = {}
         self._read: dict[int, Table] = {}
         self._read_at = -math.inf
-        # the replica identities that partitioned tables had when their last messages came, and the tables of partitions by oid
+        # the replica identities that partitioned tables had when their last messages came, and the tables of partitions
+        # by oid
         self._identities: dict[int, str] = {}
         self._roots: dict[int, int] = {}
         self._roots_read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
-        """The version that a message describes; ``current`` or the pinned one if columns and name are the same. None if the table is not
-        in the pipeline: it may be a partition, whose message comes with the root's although its changes are sent as the root's.
+        """The version that a message describes; ``current`` or the pinned one if columns and name are the same. None if
+        the table is not in the pipeline: it may be a partition, whose message comes with the root's although its
+        changes are sent as the root's.
 
         :param current: the table's version before; None if this is its first message.
         :raises Refused: the table's key changed, or a column's type does not exist any more.
@@ -82,8 +84,8 @@ class Resolver:
             table = self._table(message, pinned, {c.name: c for c in known.columns})
         if table.key and not pinned.table.key:
             log.warning(
-                "%s has a key now (%s). The records of its topic have none, and stay so. To publish the table with its key, drop the slot and "
-                "start again with a snapshot under another topic prefix.",
+                "%s has a key now (%s). The records of its topic have none, and stay so. To publish the table with "
+                "its key, drop the slot and start again with a snapshot under another topic prefix.",
                 table.qualified, ", ".join(table.key),
             )  # fmt: skip
         table = pinned.check_key(table)
@@ -94,8 +96,8 @@ class Resolver:
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
 
     def again(self, version: Version) -> Version:
-        """A version whose schema was refused, with the registry's answer of now: whoever can mend it does so while the stream goes on. It is
-        asked every few seconds.
+        """A version whose schema was refused, with the registry's answer of now: whoever can mend it does so while the
+        stream goes on. It is asked every few seconds.
 
         :raises Outage: the registry does not answer, or takes no schemas now.
         """
@@ -110,10 +112,11 @@ class Resolver:
         return found
 
     def _registered(self, version: Version) -> Version:
-        """The version with its value's schema registered, or with the reason why that is refused: then each of its rows is a record error,
-        for which ``on_error`` decides.
+        """The version with its value's schema registered, or with the reason why that is refused: then each of its rows
+        is a record error, for which ``on_error`` decides.
 
-        :raises SchemasLost: the registry does not have the schemas of before: what it would give now are the ids of another one.
+        :raises SchemasLost: the registry does not have the schemas of before: what it would give now are the ids of
+            another one.
         """
         if self._registry is None:
             return version
@@ -128,8 +131,9 @@ class Resolver:
             return replace(version, refused=str(error))
 
     def _check_partition(self, message: pgoutput.RelationMessage) -> None:
-        """Say so if old rows of a partition are not those of its table, whose message has come before. The catalog of today need not show
-        it: its replica identity may have been set back. If the key changes then, the old key stays in the topic."""
+        """Say so if old rows of a partition are not those of its table, whose message has come before. The catalog of
+        today need not show it: its replica identity may have been set back. If the key changes then, the old key stays
+        in the topic."""
         root = self._pinned.get(self._root_of(message.oid))
         if root is None or not root.table.identifiable:
             return
@@ -137,9 +141,9 @@ class Resolver:
         columns = [column.name for column in message.columns if column.key]
         if not partitions.agrees(identity, root.table.key, message.identity, columns):
             log.error(
-                "Partition %s.%s had another replica identity than %s when rows of it were changed: keys of deleted rows may stay in the "
-                "topic. When the stream is past these changes, bring the topic to the table again with a live snapshot with sweep "
-                "(bottledwater snapshot --tables %s --sweep).",
+                "Partition %s.%s had another replica identity than %s when rows of it were changed: keys of deleted "
+                "rows may stay in the topic. When the stream is past these changes, bring the topic to the table "
+                "again with a live snapshot with sweep (bottledwater snapshot --tables %s --sweep).",
                 message.schema, message.name, root.table.qualified, root.table.qualified,
             )  # fmt: skip
 
@@ -156,33 +160,35 @@ class Resolver:
         return self._roots.get(oid, 0)
 
     def unknown(self, message: pgoutput.RelationMessage) -> BottledWaterError | None:
-        """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which is logged.
+        """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which
+        is logged.
 
-        That loses nothing: whenever the table is taken in, its rows are read under a snapshot that shows all that was left out.
+        That loses nothing: whenever the table is taken in, its rows are read under a snapshot that shows all that was
+        left out.
 
         :param message: of that table.
         """
         name, new_tables = f"{message.schema}.{message.name}", self._pipeline.new_tables
         if not self._covers(message.oid):
             why = (
-                "is not one of the tables that the settings name. If it is to be published, name it in tables or schemas, and start the "
-                "stream again; otherwise take it out of the publication, if you can"
+                "is not one of the tables that the settings name. If it is to be published, name it in tables or "
+                "schemas, and start the stream again; otherwise take it out of the publication, if you can"
             )
         elif new_tables == "stop":
             return Refused(
                 f"{name} was created since the slot was, and new_tables is stop.",
-                "Run create_slot and the snapshot again (or start the command again), which take it in with all its rows; or set new_tables "
-                "to add or ignore.",
+                "Run create_slot and the snapshot again (or start the command again), which take it in with all its "
+                "rows; or set new_tables to add or ignore.",
             )
         elif new_tables == "ignore":
             why = (
-                "was created since the slot was, and new_tables is ignore. Stop the stream and run create_slot and the snapshot again (or "
-                "start the command again), which take it in with all its rows"
+                "was created since the slot was, and new_tables is ignore. Stop the stream and run create_slot and "
+                "the snapshot again (or start the command again), which take it in with all its rows"
             )
         else:
             why = (
-                "is not followed yet. It is taken in with all its rows as soon as that can be done; if it cannot, the pipeline's status says "
-                "why"
+                "is not followed yet. It is taken in with all its rows as soon as that can be done; if it cannot, the "
+                "pipeline's status says why"
             )
         log.warning("The publication sends changes of %s, which are left out: it %s.", name, why)
         return None
@@ -200,7 +206,8 @@ class Resolver:
             today = {c.name: c for t in tables for c in t.columns}
             declared = []
             texts = connection.execute(
-                "SELECT format_type(oid, typmod) FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY t(oid, typmod, n) ORDER BY n",
+                "SELECT format_type(oid, typmod) FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY t(oid, typmod, n) "
+                "ORDER BY n",
                 ([c.type_oid for c in message.columns], [c.typmod for c in message.columns]),
             ).fetchall()
             for column, (text,) in zip(message.columns, texts, strict=True):
@@ -246,8 +253,9 @@ class Resolver:
             ) from None
 
     def _as_read(self, message: pgoutput.RelationMessage) -> Table | None:
-        """The table of a message as it was read from the catalog together with all others, a moment ago; None if the message has other
-        columns. A stream that starts gets a message for each table, and so one query is enough for all of them."""
+        """The table of a message as it was read from the catalog together with all others, a moment ago; None if the
+        message has other columns. A stream that starts gets a message for each table, and so one query is enough for
+        all of them."""
         if message.identity == "f":
             return None  # its key must be read from the catalog each time
         if time.monotonic() - self._read_at > _ONE_READING:
@@ -270,7 +278,8 @@ class Resolver:
         key_of_today: tuple[str, ...] | None = None,
     ) -> Table:
         flagged = {c.name for c in message.columns if c.key}
-        # the message flags the key's columns without their order; under FULL it flags all columns, and the catalog has the key
+        # the message flags the key's columns without their order; under FULL it flags all columns, and the catalog has
+        # the key
         key = pinned.table.key
         if message.identity in "di" and flagged != set(key):
             key = tuple(c.name for c in message.columns if c.key)
@@ -291,8 +300,9 @@ class Resolver:
 
 
 def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) -> None:
-    """Check whether values do not fit their types because a type was altered, which the stream does not report. The job then has to
-    read the definitions anew, as it does at its start: a column has the type that it was declared with, as that type is today.
+    """Check whether values do not fit their types because a type was altered, which the stream does not report. The job
+    then has to read the definitions anew, as it does at its start: a column has the type that it was declared with, as
+    that type is today.
 
     :param table: the relation version.
     :param columns: its columns with values that do not fit, by number.

@@ -1,4 +1,5 @@
-"""The stream's source: a replication connection and a :class:`TransactionAssembler`; it reconnects at the assembler's position."""
+"""The stream's source: a replication connection and a :class:`TransactionAssembler`; it reconnects at the assembler's
+position."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ from airflow_bottledwater.stream.start import Start
 
 log = logging.getLogger(__name__)
 
-#: seconds that a new session has to last before an outage counts as over, if no batch comes and no transaction has begun to: an idle
-#: server sends none
+#: seconds that a new session has to last before an outage counts as over, if no batch comes and no transaction has
+#: begun to: an idle server sends none
 _LASTS = 60.0
 #: seconds for which a row is looked for that PostgreSQL cannot send
 _LOOK_FOR = 30.0
@@ -60,10 +61,10 @@ class ChangeSource:
     """Reads batches from the slot, from P on, and reconnects after outages.
 
     :param position: P; A if nothing was streamed yet.
-    :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is called when
-        the slot seems unusable, since another job may be the reason.
-    :ivar set_aside: the tables whose changes are left out since they cannot be published, with the reasons, by oid. Whoever publishes
-        a batch records that before.
+    :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is
+        called when the slot seems unusable, since another job may be the reason.
+    :ivar set_aside: the tables whose changes are left out since they cannot be published, with the reasons, by oid.
+        Whoever publishes a batch records that before.
     """
 
     def __init__(
@@ -118,8 +119,8 @@ class ChangeSource:
             self.set_aside[oid] = why.what
 
     def acknowledge(self, position: Position) -> None:
-        """Confirm to PostgreSQL that everything up to P is committed in Kafka, so that it need not keep it. Positions inside a
-        transaction are not confirmed."""
+        """Confirm to PostgreSQL that everything up to P is committed in Kafka, so that it need not keep it. Positions
+        inside a transaction are not confirmed."""
         if position.ordinal == 0 and position > self._confirmed:
             self._confirmed = position
             if self._stream is not None:
@@ -128,7 +129,8 @@ class ChangeSource:
     def next(self, timeout: float, *, flush_empty: bool = False) -> Batch | None:
         """The next batch; None if none begins within ``timeout`` seconds. Outages are waited out.
 
-        :param flush_empty: whether to ask the server for its position, and to return an empty batch that only moves the position.
+        :param flush_empty: whether to ask the server for its position, and to return an empty batch that only moves the
+            position.
         :raises BottledWaterError: an error that does not pass by waiting.
         """
         deadline = time.monotonic() + timeout
@@ -173,7 +175,8 @@ class ChangeSource:
                 self._assembler.add(block)
 
     def _behind(self, error: MessageTooLarge) -> Batch:
-        """The batch that passes a change that PostgreSQL cannot send, if a person has decided that with ``skip_position``.
+        """The batch that passes a change that PostgreSQL cannot send, if a person has decided that with
+        ``skip_position``.
 
         :raises RecordError: nobody has.
         """
@@ -184,15 +187,18 @@ class ChangeSource:
         row = self._large_row(message)
         if str(position) == self._pipeline.skip_position.upper():
             log.error(
-                "The change%s at %s, which PostgreSQL cannot send, and those behind it in its transaction are left out%s.",
+                "The change%s at %s, which PostgreSQL cannot send, and those behind it in its transaction are left "
+                "out%s.",
                 of, position, f"; it may be {row}" if row else "",
             )  # fmt: skip
             return self._assembler.give_up()
         raise RecordError(
-            f"The change{of} at {position} cannot be sent by PostgreSQL: {error.what}{f' It may be {row}.' if row else ''}",
-            f"Everything before its transaction is published. PostgreSQL fails at it whenever it is read. Make the row smaller or delete it, "
-            f"and start again with skip_position = {position}: the change, and those behind it in its transaction, are left out. Then "
-            "take a live snapshot with --sweep of the tables that the transaction changed.",
+            f"The change{of} at {position} cannot be sent by PostgreSQL: "
+            f"{error.what}{f' It may be {row}.' if row else ''}",
+            "Everything before its transaction is published. PostgreSQL fails at it whenever it is read. Make the row "
+            f"smaller or delete it, and start again with skip_position = {position}: the change, and those behind it "
+            "in its transaction, are left out. Then take a live snapshot with --sweep of the tables that the "
+            "transaction changed.",
             position=str(position),
         )
 
@@ -223,7 +229,8 @@ class ChangeSource:
                 reached = self._reached()
                 if reached is not None and reached > self._assembler.position:
                     raise StaleBatch(
-                        f"Another attempt of this job has published up to {reached}; this one was at {self._assembler.position}."
+                        f"Another attempt of this job has published up to {reached}; this one was at "
+                        f"{self._assembler.position}."
                     ) from error
                 raise
             if found is not None and found.active_pid is not None:

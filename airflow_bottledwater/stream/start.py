@@ -42,10 +42,11 @@ class Start:
 def begin(pipeline: Pipeline) -> Start:
     """Claim the slot, and check that the stream can continue at the position in the state.
 
-    :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or changes may be
-        missing from the stream.
+    :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or
+        changes may be missing from the stream.
     :raises SlotError: the slot is not the one that the state describes.
-    :raises Refused: P is inside a transaction that PostgreSQL would send differently now; or the registry has lost the id of a key.
+    :raises Refused: P is inside a transaction that PostgreSQL would send differently now; or the registry has lost the
+        id of a key.
     """
     with session(pipeline.postgres, "Starting the stream") as connection:
         cluster = identify(connection)
@@ -82,20 +83,21 @@ def begin(pipeline: Pipeline) -> Start:
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
-    """Check that the server would send the same changes again, if P is inside a transaction: only then its ordinal means the same.
+    """Check that the server would send the same changes again, if P is inside a transaction: only then its ordinal
+    means the same.
 
     :raises Refused: it might not.
     """
     stored, today = known.reached, fingerprint(known, cluster)
     if stored is not None and stored.ordinal and (stored.fingerprint or today) != today:
         raise Refused(
-            "The stream stopped inside a large transaction, and since then the tables or the server's version changed: it cannot be "
-            "continued there.",
+            "The stream stopped inside a large transaction, and since then the tables or the server's version "
+            "changed: it cannot be continued there.",
             "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot.",
         )
 
 
 def fingerprint(known: PipelineState, cluster: Cluster) -> str:
-    """Identifies what decides which changes a transaction has: PostgreSQL's major version and the tables. If it differs, ordinals inside a
-    transaction have another meaning."""
+    """Identifies what decides which changes a transaction has: PostgreSQL's major version and the tables. If it
+    differs, ordinals inside a transaction have another meaning."""
     return f"{cluster.version // 10000}:{','.join(map(str, sorted(known.tables)))}"

@@ -1,4 +1,5 @@
-"""Which change of a batch ends the stream: the first TRUNCATE or rejected row that the settings do not allow to pass."""
+"""Which change of a batch ends the stream: the first TRUNCATE or rejected row that the settings do not allow to
+pass."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
         return None
     position = position_of(change)
     return RecordError(
-        f"TRUNCATE of {batch.versions[int(change['relation'])].table.qualified} at {position}, and on_truncate is stop.",
-        f"Everything before its transaction is published. Set on_truncate to event to go on, or skip_position to {position} to "
-        "let this one pass.",
+        f"TRUNCATE of {batch.versions[int(change['relation'])].table.qualified} at {position}, and on_truncate is "
+        "stop.",
+        "Everything before its transaction is published. Set on_truncate to event to go on, or skip_position to "
+        f"{position} to let this one pass.",
         position=str(position),
     )
 
@@ -42,9 +44,11 @@ def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs
     relation, position = int(change["relation"]), position_of(change)
     topic = encoded.batch.versions[relation].topic
     return RecordError(
-        f"The change of {programs.tables[relation].qualified} at {position} cannot be published to topic {topic!r}: {first.reason}.",
-        "Everything before its transaction is published. Mend the cause and start again; or go on with on_error = log, which "
-        f"writes it to the dead-letter topic; or with skip_position = {position}, which does so with this change alone.",
+        f"The change of {programs.tables[relation].qualified} at {position} cannot be published to topic {topic!r}: "
+        f"{first.reason}.",
+        "Everything before its transaction is published. Mend the cause and start again; or go on with on_error = "
+        f"log, which writes it to the dead-letter topic; or with skip_position = {position}, which does so with this "
+        "change alone.",
         position=str(position),
         topic=topic,
     )

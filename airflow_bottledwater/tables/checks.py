@@ -68,7 +68,8 @@ def refused(error: BottledWaterError) -> Unfit:
 
 
 def _blame(check: Check, by_topic: dict[str, Table]) -> dict[str, list[str]]:
-    """By topic, the problems that a check has with a table: of all together, and if there are some, of one half after the other."""
+    """By topic, the problems that a check has with a table: of all together, and if there are some, of one half after
+    the other."""
     if not by_topic:
         return {}
     try:
@@ -86,8 +87,8 @@ def _in_source(
 ) -> list[str]:
     if not table.keyed:
         unkeyed = (
-            "without a key, its rows can only be read while the stream does not run. Give it a primary key; or stop the stream, then run "
-            "create_slot and the snapshot again (or start the command again)."
+            "without a key, its rows can only be read while the stream does not run. Give it a primary key; or stop "
+            "the stream, then run create_slot and the snapshot again (or start the command again)."
         )
         keyed = f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."
         return [unkeyed if pipeline.allow_unkeyed else keyed]

@@ -1,4 +1,5 @@
-"""One look at the catalog: everything that decides which tables are followed, and whether it may have changed since the last look."""
+"""One look at the catalog: everything that decides which tables are followed, and whether it may have changed since the
+last look."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
-#: changes with every statement that may change the result of a look: the catalog rows of such an object are written anew, as the
-#: transaction (xmin) shows that wrote them. VACUUM and ANALYZE write theirs in place. Tables of single sessions do not count
+#: changes with every statement that may change the result of a look: the catalog rows of such an object are written
+#: anew, as the transaction (xmin) shows that wrote them. VACUUM and ANALYZE write theirs in place. Tables of single
+#: sessions do not count
 _SUM = "SELECT sum((xmin::text::bigint * 1000003 + {}::bigint) % 2147483647)::text FROM {}"
 _MARKS = (
     _SUM.format("oid", "pg_class WHERE relkind IN ('r', 'p') AND relpersistence <> 't'"),
@@ -40,9 +42,11 @@ class Seen:
     :param coverage: how the publications cover the known tables.
     :param members: the oids of what is in the publication that sends updates and deletes, if the pipeline has made it.
     :param below: see :func:`airflow_bottledwater.state.coverage.below`.
-    :param attached: what was attached, and no live snapshot is to read yet (:func:`airflow_bottledwater.state.coverage.unread`).
+    :param attached: what was attached, and no live snapshot is to read yet
+        (:func:`airflow_bottledwater.state.coverage.unread`).
     :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
-    :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog is before it.
+    :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog
+        is before it.
     """
 
     wanted: frozenset[int]

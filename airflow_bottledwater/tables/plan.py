@@ -1,9 +1,10 @@
-"""The plan: compares what is known of a pipeline's tables with what the catalog shows, and says for each table what is to be done, or
-what is missing. It decides only; nothing here asks or changes anything.
+"""The plan: compares what is known of a pipeline's tables with what the catalog shows, and says for each table what is
+to be done, or what is missing. It decides only; nothing here asks or changes anything.
 
-A topic is found by the name that people see. So a topic belongs to the table that bears its name: a table that was renamed keeps its topic
-only as long as no other table that is followed bears the name that it had. Then the topic passes to that table, and the renamed one moves to
-the topic of its own name, or is not followed any more if the settings do not name it now.
+A topic is found by the name that people see. So a topic belongs to the table that bears its name: a table that was
+renamed keeps its topic only as long as no other table that is followed bears the name that it had. Then the topic
+passes to that table, and the renamed one moves to the topic of its own name, or is not followed any more if the
+settings do not name it now.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ NOT_FOLLOWED, NOT_COMPLETE = "not-followed", "not-complete"
 
 
 class Do(enum.Enum):
-    """What is done about a table. The first three publish it and have its rows read, with a sweep where its topic may have others."""
+    """What is done about a table. The first three publish it and have its rows read, with a sweep where its topic may
+    have others."""
 
     FOLLOW = "it is published from now on, and its rows are read"
     MOVE = "its topic is another one from now on, and its rows are read there"
@@ -53,7 +55,8 @@ class Step:
     :param remedy: where nothing can be done: what the reader can do, as a sentence.
     :param parts: what was attached and is to be read.
     :param root: as which its changes are sent from now on; empty if it is not below another table.
-    :param known: whether the pipeline has followed it until now, so that what it has published so far must be behind the stream.
+    :param known: whether the pipeline has followed it until now, so that what it has published so far must be behind
+        the stream.
     """
 
     oid: int
@@ -168,7 +171,8 @@ class _Planner:
             yield self._nothing(step, unfit)
 
     def _of_rest(self, oid: int) -> Iterator[Step]:
-        """A table that is followed although the settings do not name it, or that is dropped, or a partition of another one."""
+        """A table that is followed although the settings do not name it, or that is dropped, or a partition of another
+        one."""
         pinned = self._tables[oid]
         bearer = self._bearers.get(pinned.topic)
         if bearer is not None:
@@ -197,8 +201,8 @@ class _Planner:
         elif why and not pinned.table.keyed:
             lost = Unfit(
                 f"{why}: what was committed meanwhile is not in its topic, and cannot be brought there without a key",
-                "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another topic_prefix; or leave "
-                "the table out.",
+                "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another "
+                "topic_prefix; or leave the table out.",
             )
             yield self._nothing(step, lost)
         elif why and oid in self._unfit:

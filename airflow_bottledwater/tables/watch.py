@@ -1,5 +1,5 @@
-"""Looks at the catalog while a stream runs, in a thread of its own, and prepares what is to be done about its tables; the stream carries
-it out between two batches."""
+"""Looks at the catalog while a stream runs, in a thread of its own, and prepares what is to be done about its tables;
+the stream carries it out between two batches."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between two looks, and between two questions whether anything has changed since the last one
 INTERVAL, QUESTION = 10.0, 1.0
-#: seconds for which the reason of a step has to last before it is carried out while the stream runs: helper tables of migrations live for
-#: seconds, and names are exchanged in several statements
+#: seconds for which the reason of a step has to last before it is carried out while the stream runs: helper tables of
+#: migrations live for seconds, and names are exchanged in several statements
 LASTS = 3.0
 #: seconds after which a live snapshot whose rows are owed, and that has failed, is tried again
 AGAIN = 30.0
@@ -44,7 +44,8 @@ class TableWatch:
     :param known: the state when the stream was claimed.
     :param problems: receives what is wanted and not followed, or not as it is meant.
     :param patient: whether a reason has to last before something is done about it (:data:`LASTS`).
-    :ivar unfollowed: the names of the tables that are not followed, and of partitions of which PostgreSQL has sent nothing.
+    :ivar unfollowed: the names of the tables that are not followed, and of partitions of which PostgreSQL has sent
+        nothing.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class TableWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask the thread to end, without waiting for it: if it waits for a server that does not answer, it ends after that."""
+        """Ask the thread to end, without waiting for it: if it waits for a server that does not answer, it ends after
+        that."""
         self._ended.set()
 
     # ------------------------------------------------------------------ for the stream
@@ -98,8 +100,8 @@ class TableWatch:
         if self._new and self._pipeline.new_tables == "stop":
             raise Refused(
                 f"{', '.join(self._new)}: created since the slot was, and new_tables is stop.",
-                "Run create_slot and the snapshot again (or start the command again), which take them in with all their rows; or set "
-                "new_tables to add or ignore.",
+                "Run create_slot and the snapshot again (or start the command again), which take them in with all "
+                "their rows; or set new_tables to add or ignore.",
             )
         prepared = self._prepared
         if prepared is None or reached.ordinal or reached.lsn < prepared.lsn:
@@ -181,7 +183,8 @@ class TableWatch:
                 self._prepared = prepared
 
     def _prepare(self, connection: Connection, known: PipelineState, seen: Seen) -> tuple[list[Step], Prepared | None]:
-        """The plan, and what of it is due. What turns out to be unfit may change what is meant for others, which are planned anew."""
+        """The plan, and what of it is due. What turns out to be unfit may change what is meant for others, which are
+        planned anew."""
         unfit: dict[int, Unfit] = {}
         came_up: set[tuple[int, Do, str]] = set()
         while True:
@@ -203,7 +206,8 @@ class TableWatch:
             unfit |= prepared.unfit
 
     def _due(self, steps: Sequence[Step], known: PipelineState, seen: Seen) -> tuple[list[Step], int]:
-        """The steps whose reasons have lasted, those of new tables first, which wait for nothing; and where the stream has to be first."""
+        """The steps whose reasons have lasted, those of new tables first, which wait for nothing; and where the stream
+        has to be first."""
         now = time.monotonic()
         possible = {(step.oid, step.do, step.topic): step for step in steps if step.do is not Do.NOTHING}
         for key in possible:
@@ -248,15 +252,15 @@ class TableWatch:
         attached = {part.qualified for parts in seen.attached.values() for part in parts}
         for name in sorted(seen.unsent.keys() - attached - set(self.unfollowed)):
             log.warning(
-                "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the topic to the table again "
-                "with a live snapshot with sweep of the whole table.",
+                "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the "
+                "topic to the table again with a live snapshot with sweep of the whole table.",
                 name,
                 seen.unsent[name],
             )
         if self._pipeline.new_tables == "ignore" and (new := sorted(set(found) - set(self._new))):
             log.warning(
-                "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the command "
-                "again), which take them in with all their rows.",
+                "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the "
+                "command again), which take them in with all their rows.",
                 ", ".join(new),
             )
         self._new = found

@@ -1,9 +1,10 @@
-"""Carries a plan out, in two parts: what may take time is made beside the stream (publications, topics, schemas), and what the stream goes
-by is recorded between two of its batches, all of it at once.
+"""Carries a plan out, in two parts: what may take time is made beside the stream (publications, topics, schemas), and
+what the stream goes by is recorded between two of its batches, all of it at once.
 
-A table of which changes were not sent, or were left out, or that gets a topic in which another table's rows are, needs no boundary: the
-stream publishes all of its changes from the position on at which that is recorded, and a live snapshot, which is recorded in the same
-transaction, brings the topic to what the table holds, and removes what it does not hold (docs/guarantees.md).
+A table of which changes were not sent, or were left out, or that gets a topic in which another table's rows are, needs
+no boundary: the stream publishes all of its changes from the position on at which that is recorded, and a live
+snapshot, which is recorded in the same transaction, brings the topic to what the table holds, and removes what it does
+not hold (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Prepared:
     :param partitions: the records of the partitions of these.
     :param covered: how the publications cover the tables that are recorded anew.
     :param swept: the oids of the tables whose live snapshots remove what their topics have and they do not.
-    :param lsn: the stream has to be here first: everything that was committed before the steps' reasons came up is before it.
+    :param lsn: the stream has to be here first: everything that was committed before the steps' reasons came up is
+        before it.
     :param retry: whether live snapshots that have failed, and whose rows are owed, are tried again.
     :param unfit: the tables for which nothing could be made, and why.
     """
@@ -85,8 +87,8 @@ class Prepared:
 
 
 def set_aside(connection: Connection, pipeline: Pipeline, seen: Seen) -> list[str]:
-    """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, since the application's
-    UPDATE and DELETE fail on them as long as they are in there; returns their names.
+    """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, since
+    the application's UPDATE and DELETE fail on them as long as they are in there; returns their names.
 
     :raises Outage: other sessions had locks on a table.
     """
@@ -97,8 +99,8 @@ def set_aside(connection: Connection, pipeline: Pipeline, seen: Seen) -> list[st
     for table in gone:
         publication.remove(connection, name, table, timeout=pipeline.create_slot_timeout)
         log.warning(
-            "%s has neither a key nor the full old row any more (%s): it was taken out of publication %r, since UPDATE and DELETE fail on "
-            "such a table while it is published.",
+            "%s has neither a key nor the full old row any more (%s): it was taken out of publication %r, since "
+            "UPDATE and DELETE fail on such a table while it is published.",
             table.qualified, table.key_problem, name,
         )  # fmt: skip
     return [table.qualified for table in gone]
@@ -112,8 +114,8 @@ def prepare(
     seen: Seen,
     steps: Sequence[Step],
 ) -> Prepared:
-    """Make what the steps need: tables are added to the publication, topics and schemas are made. Nothing of it changes what the stream
-    does: changes of a table that it does not know are left out, and read later.
+    """Make what the steps need: tables are added to the publication, topics and schemas are made. Nothing of it changes
+    what the stream does: changes of a table that it does not know are left out, and read later.
 
     :param steps: those that are due.
     :raises Outage: a server does not answer.
@@ -171,7 +173,8 @@ def _as_known(known: PipelineState, table: Table) -> Table:
 def _pin(
     pipeline: Pipeline, cluster: Cluster, topics: dict[str, Table], oldest_xid: int
 ) -> tuple[dict[int, PinnedTable], dict[int, Unfit]]:
-    """Pin tables together, if that can be done; otherwise one half after the other, so that only what is unfit is left out."""
+    """Pin tables together, if that can be done; otherwise one half after the other, so that only what is unfit is left
+    out."""
     if not topics:
         return {}, {}
     try:
@@ -265,8 +268,8 @@ class _Lives:
         self._lives[request_id] = self.changed[live_key(request_id)] = progress
 
     def read(self, oid: int, *, sweep: bool) -> None:
-        """Let a table be read, by a live snapshot of its own, which none waits for: the one that was to read it already, from its start, if
-        there is one."""
+        """Let a table be read, by a live snapshot of its own, which none waits for: the one that was to read it
+        already, from its start, if there is one."""
         again = [
             each
             for each, progress in self._lives.items()
@@ -284,7 +287,8 @@ class _Lives:
             self._set(each, progress)
 
     def stop(self, oid: int) -> None:
-        """Let the live snapshots of a table go on with the one that has its topic now; one that read nothing else has ended."""
+        """Let the live snapshots of a table go on with the one that has its topic now; one that read nothing else has
+        ended."""
         successor = self._taken.get(self._known.tables[oid].topic)
         for each, progress in list(self._lives.items()):
             if oid not in progress.tables:

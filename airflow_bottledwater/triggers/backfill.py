@@ -93,7 +93,8 @@ class BackfillTrigger(PipelineTrigger):
         return BackfillWatch(await self.pipeline(), self.name, self.request_id, lambda line: log.info("%s", line))
 
     async def on_kill(self) -> None:
-        """Cancel the live snapshot when a user has marked or cleared the task or its DAG run; what it has published stays."""
+        """Cancel the live snapshot when a user has marked or cleared the task or its DAG run; what it has published
+        stays."""
         if self.owed:
             return
         looking = asyncio.create_task(self.pipeline_at_end())

@@ -68,8 +68,8 @@ def _end(pipeline: Pipeline | None, identity: Identity, replace: bool) -> None:
 
 
 class JobTrigger(PipelineTrigger):
-    """Waits for the end of a job, or for its deadline; stops the job when a user ends the task. The job may be on any host: it is watched
-    through Kafka.
+    """Waits for the end of a job, or for its deadline; stops the job when a user ends the task. The job may be on any
+    host: it is watched through Kafka.
 
     :param identity: the job's identity.
     :param postgres_conn_id: connection of type Postgres, with which the slot is freed.
@@ -147,12 +147,14 @@ class JobTrigger(PipelineTrigger):
             self.identity,
             start_timeout=self.start_timeout,
             write=lambda level, line: log.log(level, "%s", line),
-            # only the last part of an existing log: it may be months long, and another triggerer may have passed it on already
+            # only the last part of an existing log: it may be months long, and another triggerer may have passed it on
+            # already
             past=64 << 10,
         )
 
     async def on_kill(self) -> None:
-        """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run; only then."""
+        """Stop the job and free the slot, which is kept, when a user has marked or cleared the task or its DAG run;
+        only then."""
         looking = asyncio.create_task(self.pipeline_at_end())
 
         async def end(fate: tasks.Fate) -> None:

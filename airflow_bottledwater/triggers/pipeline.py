@@ -13,7 +13,8 @@ from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger(__name__)
 
-#: seconds to look up the connections while Airflow ends a trigger, which has 30 s for everything ([triggerer] on_kill_timeout)
+#: seconds to look up the connections while Airflow ends a trigger, which has 30 s for everything ([triggerer]
+#: on_kill_timeout)
 _LOOK_UP_SECONDS = 5.0
 
 
@@ -50,8 +51,9 @@ class PipelineTrigger(BaseTrigger):
         return self._known
 
     async def pipeline_at_end(self) -> Pipeline | None:
-        """Like :meth:`pipeline`, while Airflow ends the trigger and may not answer it any more: then with the connections that were looked
-        up last; None if none were. It is looked up while Airflow is asked for the task's state, so that there is time left."""
+        """Like :meth:`pipeline`, while Airflow ends the trigger and may not answer it any more: then with the
+        connections that were looked up last; None if none were. It is looked up while Airflow is asked for the task's
+        state, so that there is time left."""
         try:
             async with asyncio.timeout(_LOOK_UP_SECONDS):
                 return await self.pipeline()

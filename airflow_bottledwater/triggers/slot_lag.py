@@ -26,7 +26,8 @@ LAG_SQL = (
 def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
     """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, so that it has to be read again.
 
-    :param row: wal_status, lag and retained bytes, and whether it may be being created; None if the slot does not exist.
+    :param row: wal_status, lag and retained bytes, and whether it may be being created; None if the slot does not
+        exist.
     """
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
@@ -54,7 +55,8 @@ def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
 
 
 class SlotLagTrigger(BaseTrigger):
-    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot does not exist or is lost, or when the stream's task has ended.
+    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot does not exist or is lost, or when the
+    stream's task has ended.
 
     :param postgres_conn_id: connection of type Postgres: the source.
     :param slot: name of the replication slot.

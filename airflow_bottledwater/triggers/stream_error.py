@@ -33,11 +33,11 @@ from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, Watching
 
 log = logging.getLogger(__name__)
 
-#: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its first report,
-#: and one that failed for a transient reason is submitted again after a pause
+#: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its
+#: first report, and one that failed for a transient reason is submitted again after a pause
 _HEARTBEATS, _OUTAGES = 10, 2
-#: seconds for which nobody continues a job that was stopped with its task, before that counts as the stream's end: a task that was cleared
-#: submits another one
+#: seconds for which nobody continues a job that was stopped with its task, before that counts as the stream's end: a
+#: task that was cleared submits another one
 _CONTINUED = 60.0
 #: seconds between two lines in the log about a stream of which nothing but its position and its counters has changed
 _TELL = 600.0
@@ -46,7 +46,8 @@ _ORPHANS = 60.0
 
 
 def limit(pipeline: Pipeline, max_silence: float) -> float:
-    """Seconds without a report after which a stream counts as dead: at least ``max_silence``, see :class:`StreamErrorSensor`."""
+    """Seconds without a report after which a stream counts as dead: at least ``max_silence``, see
+    :class:`StreamErrorSensor`."""
     return max(max_silence, _HEARTBEATS * pipeline.heartbeat_interval, _OUTAGES * pipeline.outage_timeout)
 
 
@@ -63,10 +64,12 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """The event for a status; None if there is nothing to report yet, so that it has to be fetched again.
 
-    A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an earlier job, or of
-    one that was stopped with its task or to be replaced. They count when nothing else was reported for a while.
+    A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an
+    earlier job, or of one that was stopped with its task or to be replaced. They count when nothing else was reported
+    for a while.
 
-    :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are not used.
+    :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are
+        not used.
     :param longest: seconds that a silence may last.
     :param earlier: the id of the job whose end was known before the watch began; empty for none.
     :param max_dead_letters: more open dead letters than these are an error; None: any number is allowed.
@@ -77,8 +80,8 @@ def evaluate(
             return None
         last = "No job has ever reported." if status is None else f"The last report is of a {status.job.kind} job."
         return _failed(
-            f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not start; check that "
-            "this task has the same slot and connections."
+            f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not "
+            "start; check that this task has the same slot and connections."
         )
     if max_dead_letters is not None and status.open_dead_letters > max_dead_letters:
         why = problems.summary(each for each in status.problems if each.kind == letters.KIND)
@@ -92,8 +95,8 @@ def evaluate(
             return None
         job = status.job
         return _failed(
-            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for {silent:.0f} s: "
-            "it was killed, or its host is gone. Start the stream again, it goes on where it was.",
+            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for "
+            f"{silent:.0f} s: it was killed, or its host is gone. Start the stream again, it goes on where it was.",
             status.position,
         )
     if status.job.id == earlier and not late:
@@ -206,7 +209,8 @@ def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[St
 
 
 async def stop_orphans(pipeline: Pipeline, name: str) -> None:
-    """Stop the jobs of a pipeline whose tasks have ended: a task was marked while no triggerer ran, so that nobody was told.
+    """Stop the jobs of a pipeline whose tasks have ended: a task was marked while no triggerer ran, so that nobody was
+    told.
 
     :param name: the pipeline's.
     """
@@ -223,7 +227,8 @@ async def stop_orphans(pipeline: Pipeline, name: str) -> None:
 
 
 class StreamErrorTrigger(PipelineTrigger):
-    """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report any more.
+    """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report
+    any more.
 
     :param cluster: the source's :class:`Cluster` as a dictionary, which the sensor has read.
     :param earlier: the id of the job whose end was known before the sensor began; empty for none.

@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 #: seconds between two looks at a job, at most: a silence of it counts only while Kafka has answered for all of it, see
 #: :class:`airflow_bottledwater.jobs.shared_records.SharedRecords`
 LONGEST_PAUSE = 10.0
-#: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of the deferring
-#: process for the end of the task
+#: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of
+#: the deferring process for the end of the task
 SETTLED = 5.0
 
 
@@ -31,8 +31,9 @@ class Watch(Protocol):
 
 
 class Watching:
-    """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the connections as they are then,
-    since a password may have been changed. All calls are made in threads, not in the triggerer's event loop.
+    """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the
+    connections as they are then, since a password may have been changed. All calls are made in threads, not in the
+    triggerer's event loop.
 
     :param begin: begins to watch.
     :param what: is watched, for the log.

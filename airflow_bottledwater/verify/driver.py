@@ -65,7 +65,8 @@ def run(
 
     :param advance: publishes what is committed, where no stream runs and none is about to; None: that is an error.
     :param stopped: set when the job is to end.
-    :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was pinned.
+    :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was
+        pinned.
     :raises Outage: the stream does not come up to the snapshot in time, or a server does not answer.
     :raises Refused: a table is gone, or its key changed.
     :raises StopRequested: it was asked to stop.
@@ -156,13 +157,15 @@ def _not_comparable(connection: Connection, known: PipelineState) -> dict[int, s
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
         elif left := [name for child, name in children.get(oid, {}).items() if child not in known.tables]:
             found[oid] = (
-                f"rows of it are in tables that inherit from it and are not followed ({', '.join(left[:3])}): they are in no topic"
+                f"rows of it are in tables that inherit from it and are not followed ({', '.join(left[:3])}): they are "
+                "in no topic"
             )
     return found
 
 
 def _to_be_read(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
-    """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see :func:`check_complete`."""
+    """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see
+    :func:`check_complete`."""
     return {*coverage.attached(connection, pipeline, known), *coverage.moved(coverage.below(connection, known), known)}
 
 
@@ -232,18 +235,19 @@ class _Driver:
 
     @staticmethod
     def _judge_rows(result: TableResult, records: int, *, differing: int) -> None:
-        """Decide about a table without a key: rows and records are compared as multisets. Since its topic has inserts only, a difference
-        proves nothing: rows may have been updated or deleted."""
+        """Decide about a table without a key: rows and records are compared as multisets. Since its topic has inserts
+        only, a difference proves nothing: rows may have been updated or deleted."""
         result.verified = not differing
         result.reason = ""
         if differing:
             result.reason = (
-                f"it has no key, and the {result.rows:,} rows of the table are not the {records:,} records of its topic, which has inserts only: "
-                "rows were updated or deleted, or the topic differs"
+                f"it has no key, and the {result.rows:,} rows of the table are not the {records:,} records of its "
+                "topic, which has inserts only: rows were updated or deleted, or the topic differs"
             )
 
     def _sum_up_again(self) -> None:
-        """Sum up tables without a key again that differ from their topics: a commit may be published a moment before others see it."""
+        """Sum up tables without a key again that differ from their topics: a commit may be published a moment before
+        others see it."""
         for _ in range(_ROUNDS):
             differing = [oid for oid, pinned in self._wanted.items() if not self._results[oid].verified]
             if not differing:
@@ -306,7 +310,8 @@ class _Driver:
         """Decide about the keys that differ.
 
         :param ends: the topics' ends before the last writers had ended; None if they have not ended.
-        :param first: whether these buckets are looked at for the first time: later, only keys count that have differed before.
+        :param first: whether these buckets are looked at for the first time: later, only keys count that have differed
+            before.
         """
         result, search = self._results[oid], self._search[oid]
         result.older += compared.older if first else 0
@@ -335,7 +340,8 @@ class _Driver:
         return views
 
     def _read(self, moment: Moment, wanted: Mapping[int, list[int]]) -> list[tuple[bool, dict[int, Answer]]]:
-        """Read tables and topics, all or those of which buckets are wanted; returns what each task has found, and whether it read topics."""
+        """Read tables and topics, all or those of which buckets are wanted; returns what each task has found, and
+        whether it read topics."""
         views = self._views(moment, wanted)
         oids = list(wanted or views)
         lanes = self._pipeline.lanes

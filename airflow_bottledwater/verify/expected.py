@@ -1,6 +1,8 @@
-"""What a consumer must find for a row: each value as Avro or JSON gives it, made from PostgreSQL's own text of the value.
+"""What a consumer must find for a row: each value as Avro or JSON gives it, made from PostgreSQL's own text of the
+value.
 
-It is independent of the binary layouts and of the kernels that publish: the verification and the tests compare the kernels with it.
+It is independent of the binary layouts and of the kernels that publish: the verification and the tests compare the
+kernels with it.
 """
 
 from __future__ import annotations
@@ -147,7 +149,8 @@ _NESTED = {wire.OP_ARRAY, wire.OP_RECORD, wire.OP_RANGE, wire.OP_MULTIRANGE, wir
 
 
 def _nested(column: ColumnType, text: str, make: Callable[[ColumnType, str], Any], named: Callable[[str], str]) -> Any:
-    """What is made of other values, each of which ``make`` makes; attributes have the names that ``named`` gives them."""
+    """What is made of other values, each of which ``make`` makes; attributes have the names that ``named`` gives
+    them."""
     opcode = mapping(column).opcode
     if opcode == wire.OP_ARRAY:
         return _each(column, elements(column, text), make)
@@ -305,7 +308,8 @@ _JSON: dict[int, Callable[[ColumnType, str], Any]] = {
 
 
 def parsed(text: str | bytes) -> Any:
-    """A JSON text with its numbers as they are written, however many digits they have: Python makes no int of more than 4,300."""
+    """A JSON text with its numbers as they are written, however many digits they have: Python makes no int of more than
+    4,300."""
     return json.loads(
         text, parse_float=Decimal, parse_int=lambda digits: int(digits) if len(digits) < 4000 else Decimal(digits)
     )

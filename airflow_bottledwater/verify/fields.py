@@ -1,8 +1,8 @@
-"""Compiled hashes of rows and records of plain types, and of arrays of these: a row is the sum of its columns' hashes, each of the value in
-one canonical form. An array is a sequence of its elements' hashes and of its braces.
+"""Compiled hashes of rows and records of plain types, and of arrays of these: a row is the sum of its columns' hashes,
+each of the value in one canonical form. An array is a sequence of its elements' hashes and of its braces.
 
-What has no canonical form here (a number with too many digits, a record under an unknown schema) makes a hash that the other side does not
-have. Such a key is then looked at one by one, by the way that takes anything.
+What has no canonical form here (a number with too many digits, a record under an unknown schema) makes a hash that the
+other side does not have. Such a key is then looked at one by one, by the way that takes anything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from airflow_bottledwater.kafka.hashes import siphash, siphash_number
 #: the kinds of columns
 INT, BOOL, TEXT, DECIMAL, DATE, TIME, STAMP, FLOAT, SINGLE, BYTES = range(1, 11)
 
-#: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale of a decimal; of an
-#: array, the number of its dimensions and what stands between its elements in PostgreSQL's text: the kind is then that of the elements
+#: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale
+#: of a decimal; of an array, the number of its dimensions and what stands between its elements in PostgreSQL's text:
+#: the kind is then that of the elements
 FIELD = np.dtype([(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter")])
 #: dimensions that an array can have (MAXDIM, src/include/utils/array.h)
 MOST_DIMENSIONS = 6
@@ -124,7 +125,8 @@ def _decimal(text, start, end, scale):
 
 @compiled
 def _days(year, month, day):
-    """Days since 1970-01-01 of a date of the Gregorian calendar (https://howardhinnant.github.io/date_algorithms.html, days_from_civil)."""
+    """Days since 1970-01-01 of a date of the Gregorian calendar (https://howardhinnant.github.io/date_algorithms.html,
+    days_from_civil)."""
     year -= 1 if month <= 2 else 0
     era = year // 400
     of_era = year - era * 400
@@ -304,8 +306,8 @@ def _quoted(text, start, end, out):
 
 @compiled
 def _hash_array(text, start, end, field, seed, scratch, spare):
-    """(found, hash) of an array as array_out writes it (src/backend/utils/adt/arrayfuncs.c). It is not found if it has lower bounds, or
-    other dimensions than the column declares: the formats cannot hold it."""
+    """(found, hash) of an array as array_out writes it (src/backend/utils/adt/arrayfuncs.c). It is not found if it has
+    lower bounds, or other dimensions than the column declares: the formats cannot hold it."""
     state, level, deepest, elements, at = np.uint64(0), 0, 0, 0, start
     good = text[start] == _BRACE
     while good and at < end:

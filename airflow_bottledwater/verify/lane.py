@@ -1,5 +1,5 @@
-"""A task of the verification: reads block ranges of tables under the exported snapshot, or partitions of topics, and sums them up by
-buckets, or returns what is in the buckets that are wanted."""
+"""A task of the verification: reads block ranges of tables under the exported snapshot, or partitions of topics, and
+sums them up by buckets, or returns what is in the buckets that are wanted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from airflow_bottledwater.verify.scan import PlainScan, Scan, line
 from airflow_bottledwater.verify.task import Answer, Chunk, Found, Reading, Row, Version, View
 from airflow_bottledwater.verify.values import Expectation, Schemas, TopicReader, copied, select_list
 
-#: seconds that a task waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up first
+#: seconds that a task waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up
+#: first
 _LATER = 5.0
 
 
@@ -56,8 +57,8 @@ def schemas(pipeline: Pipeline) -> Schemas | None:
 
 
 def of_topic(schemas: Schemas | None, topic: str, prefix: str) -> Schemas | None:
-    """The same for a topic: an id that means the schema of other records has no schema there. The registry may have been emptied since, and
-    have given the id again.
+    """The same for a topic: an id that means the schema of other records has no schema there. The registry may have
+    been emptied since, and have given the id again.
 
     :param prefix: that of the topic.
     """
@@ -179,7 +180,8 @@ class _Work:
                 yield block
 
     def _sum_up_unkeyed(self, view: View, ends: list[int]) -> None:
-        """Sum up all records of a table without a key that the snapshot can show: its rows are compared as a multiset."""
+        """Sum up all records of a table without a key that the snapshot can show: its rows are compared as a
+        multiset."""
         places, scan = Places(view), self._scan(view)
         for block in self._blocks(view, ends):
             _, rows = scan.records(block)
@@ -193,7 +195,8 @@ class _Work:
             low = self._sum_up_range(view, ends, low)
 
     def _sum_up_range(self, view: View, ends: list[int], low: int) -> int:
-        """Sum up the keys whose hashes lie from ``low`` on, as many as memory is for; returns where those of the next reading begin."""
+        """Sum up the keys whose hashes lie from ``low`` on, as many as memory is for; returns where those of the next
+        reading begin."""
         places, scan = Places(view), self._scan(view)
         values, misplaced = LatestValues(sum(ends), low), Misplaced()
         for block in self._blocks(view, ends):

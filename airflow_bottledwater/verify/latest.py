@@ -13,7 +13,8 @@ from airflow_bottledwater.verify.buckets import Hashes
 #: what a record does to its key
 SKIP, TOMBSTONE, VALUE = 0, 1, 2
 
-#: the hash of the key's bytes, those of the key's value and of the row, and what the latest record is (0: the place is empty)
+#: the hash of the key's bytes, those of the key's value and of the row, and what the latest record is (0: the place is
+#: empty)
 _ENTRY = np.dtype([("identity", np.uint64), ("key", np.uint64), ("row", np.uint64), ("kind", np.int64)])
 
 
@@ -28,7 +29,8 @@ def _place(table, identity):
 
 @compiled
 def _note(table, used, records, start, low, high):
-    """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table is full."""
+    """Enter the records from ``start`` whose hash is in the range; returns (next record, entries), earlier if the table
+    is full."""
     identities, keys, rows, kinds = records
     limit = table.size // 8 * FULL
     for i in range(start, identities.size):

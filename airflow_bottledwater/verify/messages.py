@@ -101,7 +101,8 @@ def _avro_field(data, at, end, field, seed, scratch):
 
 @compiled
 def _avro_array(data, at, end, field, seed, scratch):
-    """Like :func:`_avro_field`, of an array of unions with null, as deep as the field says; blocks may be preceded by their size."""
+    """Like :func:`_avro_field`, of an array of unions with null, as deep as the field says; blocks may be preceded by
+    their size."""
     column, left = field.column, scratch[5]
     state, level = fold(np.uint64(0), OPEN, column, seed), 0
     left[0] = 0
@@ -197,7 +198,8 @@ def _plain(data, at, end):
 
 @compiled
 def _string(data, start, end, out):
-    """(next, size) of a string whose quote is before ``start``; next is -1 if it is not one, or has a surrogate without its other half."""
+    """(next, size) of a string whose quote is before ``start``; next is -1 if it is not one, or has a surrogate without
+    its other half."""
     at, size = start, 0
     while at < end and data[at] != _QUOTE:
         character = data[at]

@@ -1,4 +1,5 @@
-"""One moment at which tables and topics are compared: a snapshot, and topics in which everything is that the snapshot shows."""
+"""One moment at which tables and topics are compared: a snapshot, and topics in which everything is that the snapshot
+shows."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from airflow_bottledwater.verify.streaming import Streaming
 
 T = TypeVar("T")
 
-#: the mode in which whoever inserts, updates or deletes rows holds a table, until after the transaction is visible to others
+#: the mode in which whoever inserts, updates or deletes rows holds a table, until after the transaction is visible to
+#: others
 _WRITE = ("RowExclusiveLock",)
 #: seconds to wait for the transactions that write to a table
 _SETTLE = 30.0
@@ -168,9 +170,9 @@ class Moments:
         return found
 
     def settle(self, oids: Sequence[int]) -> bool:
-        """Wait until every transaction that writes to the tables now has ended, so that the next snapshot shows all that the topics have
-        now: a commit is in the WAL, and perhaps published, a moment before other sessions see it (with a synchronous standby that is
-        away, a long moment). Returns whether all have ended in time."""
+        """Wait until every transaction that writes to the tables now has ended, so that the next snapshot shows all
+        that the topics have now: a commit is in the WAL, and perhaps published, a moment before other sessions see it
+        (with a synchronous standby that is away, a long moment). Returns whether all have ended in time."""
         oids = [*oids, *partitions.names(self._connection, oids)]  # a partition may be written to under its own name
         writers = self._writers(oids)
         deadline = time.monotonic() + _SETTLE
@@ -182,8 +184,9 @@ class Moments:
 
     def _writers(self, oids: Sequence[int]) -> set[str]:
         rows = self._connection.execute(
-            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = ANY (%s::oid[])"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = ANY (%s) AND granted",
+            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = ANY "
+            "(%s::oid[]) AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = "
+            "ANY (%s) AND granted",
             (list(oids), list(_WRITE)),
         )
         return {row[0] for row in rows}
@@ -209,7 +212,8 @@ class Moments:
 def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], attached: Collection[int]) -> None:
     """Check that the snapshot of the tables is complete: before that, topics lack rows.
 
-    :param attached: the oids of tables whose rows the stream is going to read: partitions were attached below them, or they were detached.
+    :param attached: the oids of tables whose rows the stream is going to read: partitions were attached below them, or
+        they were detached.
     :raises StateError: it is not.
     :raises Outage: rows of a table that was added since, say, are still being read.
     """
@@ -223,7 +227,7 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], atta
     )
     if owed := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
         raise Outage(
-            f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that were added or detached, or "
-            "taken up again with another key.",
+            f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that "
+            "were added or detached, or taken up again with another key.",
             "Verify again when it has finished ('bottledwater snapshots' shows how far it is).",
         )

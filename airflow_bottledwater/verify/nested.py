@@ -13,12 +13,14 @@ class Unrepresentable(ValueError):
     """A value that the column's output type cannot hold."""
 
 
-#: the oid of box (src/include/catalog/pg_type.dat), and PostGIS's types whose delimiter differs (postgis.sql.in, geography.sql.in)
+#: the oid of box (src/include/catalog/pg_type.dat), and PostGIS's types whose delimiter differs (postgis.sql.in,
+#: geography.sql.in)
 _BOX, _POSTGIS = 603, {("postgis", "geometry"), ("postgis", "geography")}
 
 
 def delimiter(element: ColumnType) -> str:
-    """What stands between the elements of an array in PostgreSQL's text: ``pg_type.typdelim``, as types are made with it."""
+    """What stands between the elements of an array in PostgreSQL's text: ``pg_type.typdelim``, as types are made with
+    it."""
     if element.base_oid == _BOX:
         return ";"
     return ":" if (element.extension, element.label) in _POSTGIS else ","

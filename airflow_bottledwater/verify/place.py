@@ -1,4 +1,5 @@
-"""What a record is for its key by its place in the topic: whether the snapshot can show it, and whether the key belongs there."""
+"""What a record is for its key by its place in the topic: whether the snapshot can show it, and whether the key belongs
+there."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ class Places:
         self._truncated = Position.parse(view.truncated) if view.truncated else None
 
     def later(self, lsn: int) -> bool:
-        """Whether the transaction with this final LSN (0: none) committed after the snapshot. Nothing can have a position beyond the end
-        of the WAL: such a record is not one of the stream, and counts."""
+        """Whether the transaction with this final LSN (0: none) committed after the snapshot. Nothing can have a
+        position beyond the end of the WAL: such a record is not one of the stream, and counts."""
         return self._from <= lsn <= self._last
 
     def before_truncate(self, pos: str) -> bool:
-        """Whether a TRUNCATE deleted the row of a record with this position (see :class:`~airflow_bottledwater.verify.task.Version`); of a
-        record without one it is not known."""
+        """Whether a TRUNCATE deleted the row of a record with this position (see
+        :class:`~airflow_bottledwater.verify.task.Version`); of a record without one it is not known."""
         return self._truncated is not None and bool(pos) and Position.parse(pos) < self._truncated
 
     @property
@@ -44,7 +45,8 @@ class Places:
         found = np.where(block.messages["payload"] != 0, VALUE, TOMBSTONE).astype(np.int64)
         found[(lsns >= np.uint64(self._from)) & (lsns <= np.uint64(self._last))] = SKIP
         if (at := self._truncated) is not None:
-            # a TRUNCATE before the LSN that a row shows the table at came before the row was read: the two lock each other out
+            # a TRUNCATE before the LSN that a row shows the table at came before the row was read: the two lock each
+            # other out
             lsns = np.where(lsns == 0, records.shown(block), lsns)
             earlier = (lsns < np.uint64(at.lsn)) | ((lsns == np.uint64(at.lsn)) & (ordinals < np.uint64(at.ordinal)))
             found[earlier & (found == VALUE)] = TOMBSTONE

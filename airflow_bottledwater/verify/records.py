@@ -1,5 +1,5 @@
-"""What a record is at its place in a topic, beside its key and value: its position, what a row that was read again shows, and the
-partition that its key belongs to. Compiled, since every record of a topic is looked at."""
+"""What a record is at its place in a topic, beside its key and value: its position, what a row that was read again
+shows, and the partition that its key belongs to. Compiled, since every record of a topic is looked at."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def positions(block: Block) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint
 
 
 def shown(block: Block) -> npt.NDArray[np.uint64]:
-    """The LSN up to which each row that was read again shows the table, by its header ``snapshot``; 0 of every other record."""
+    """The LSN up to which each row that was read again shows the table, by its header ``snapshot``; 0 of every other
+    record."""
     lsns = np.zeros(len(block), dtype=np.uint64)
     _read_shown(block.addresses, _SNAPSHOT, np.zeros(3, dtype=np.int64), np.zeros(_LONGEST, dtype=np.uint8), lsns)
     return lsns

@@ -1,7 +1,8 @@
 """Hashes of rows and of records, by which both sides of a table are summed up and found again.
 
-The hash of a row is that of its key and of all its columns in canonical form (:func:`~airflow_bottledwater.verify.values.canonical`). This
-is the way that takes any type; :mod:`.program` is the compiled one for tables of plain types.
+The hash of a row is that of its key and of all its columns in canonical form
+(:func:`~airflow_bottledwater.verify.values.canonical`). This is the way that takes any type; :mod:`.program` is the
+compiled one for tables of plain types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Whether somebody publishes what a verification waits for; where nobody does, and nobody is about to, the verification does it itself."""
+"""Whether somebody publishes what a verification waits for; where nobody does, and nobody is about to, the verification
+does it itself."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Streaming:
         self._free_since = 0.0
 
     def catch_up(self) -> None:
-        """Where no stream runs, publish what is committed before any lock is taken: most of it, so that little is left under the snapshot.
+        """Where no stream runs, publish what is committed before any lock is taken: most of it, so that little is left
+        under the snapshot.
 
         :raises Outage: see :meth:`look`.
         """
@@ -44,7 +46,8 @@ class Streaming:
             pause(0.2)
 
     def look(self) -> None:
-        """Look whether a stream reads from the slot; if the last job has ended in order, publish what is committed in its place.
+        """Look whether a stream reads from the slot; if the last job has ended in order, publish what is committed in
+        its place.
 
         :raises Outage: no stream runs, and the last one did not end in order.
         """
@@ -62,8 +65,8 @@ class Streaming:
         if self._advance is None or (status is not None and not status.ended_in_order):
             why = f" The last job: {status.state}. {status.error}".rstrip() if status is not None else ""
             raise Outage(
-                f"The stream of slot {self._pipeline.slot!r} has not come to the rows that are to be verified, and no stream reads from the slot."
-                f"{why}",
+                f"The stream of slot {self._pipeline.slot!r} has not come to the rows that are to be verified, and no "
+                f"stream reads from the slot.{why}",
                 "Start the stream, or verify while it runs; its last error is in 'bottledwater status'.",
             )
         log.info("No stream runs, and the last one has ended in order: what is committed is published now.")

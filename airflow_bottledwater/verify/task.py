@@ -16,7 +16,8 @@ class View:
     :param ends: per partition of the topic, the high watermark that was read after the stream had passed L.
     :param insert_lsn: L: a record whose transaction has a final LSN from L on is not in the snapshot.
     :param last_lsn: the end of the WAL, read after the ends: no record can be later.
-    :param truncated: the position of the last TRUNCATE that the snapshot shows, as in the header ``pos``; empty if there is none.
+    :param truncated: the position of the last TRUNCATE that the snapshot shows, as in the header ``pos``; empty if
+        there is none.
     :param bits: keys are divided into so many buckets, as a power of two.
     :param wanted: the buckets whose keys are looked at one by one, as a bitmap; None: all are only summed up.
     """
@@ -80,7 +81,8 @@ class Version:
     """A record of a key.
 
     :param value: None for a tombstone.
-    :param pos: its header; of a row that was read again, the LSN at which it shows the table, and 0; empty if it has neither.
+    :param pos: its header; of a row that was read again, the LSN at which it shows the table, and 0; empty if it has
+        neither.
     """
 
     offset: int
@@ -110,7 +112,8 @@ class Answer:
     """What a task has read of one table.
 
     :param rows: how many rows, or keys with a value, it has seen; of the sample.
-    :param sums: the sums of the buckets, see :class:`~airflow_bottledwater.verify.buckets.Buckets`; empty if buckets are wanted.
+    :param sums: the sums of the buckets, see :class:`~airflow_bottledwater.verify.buckets.Buckets`; empty if buckets
+        are wanted.
     """
 
     rows: int = 0

@@ -1,7 +1,8 @@
-"""Both sides of a comparison, value by value: records as a consumer decodes them, rows as PostgreSQL's own text, both in one canonical
-text.
+"""Both sides of a comparison, value by value: records as a consumer decodes them, rows as PostgreSQL's own text, both
+in one canonical text.
 
-Nothing here is done once per record of a large topic, unless a column has a type that :mod:`.program` has no compiled form for.
+Nothing here is done once per record of a large topic, unless a column has a type that :mod:`.program` has no compiled
+form for.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ class Decoded:
     """A record's value.
 
     :param values: by column; only columns that the table has today.
-    :param older: columns that the record has under another schema than today's, or does not have at all: it was written before the
-        table was altered. JSON does not show another type, and neither does Avro where both types have the same schema.
+    :param older: columns that the record has under another schema than today's, or does not have at all: it was written
+        before the table was altered. JSON does not show another type, and neither does Avro where both types have the
+        same schema.
     """
 
     values: Mapping[str, Any]
@@ -86,8 +88,8 @@ class Decoded:
 
 
 class TopicReader:
-    """Decodes the keys and values of a table's topic as a consumer does: Avro by the schema whose id the record has, JSON with exact
-    numbers.
+    """Decodes the keys and values of a table's topic as a consumer does: Avro by the schema whose id the record has,
+    JSON with exact numbers.
 
     :param schemas: the registry's schemas; None for JSON.
     """
@@ -187,8 +189,8 @@ def _untold(column: ColumnType, *, top: bool = False) -> bool:
 
 
 def select_list(table: Table) -> sql.Composed:
-    """The columns for a COPY in text form, which uses the types' own output functions. A reg* that is published as its number is cast
-    to one, and what is published as GeoJSON is converted by PostGIS."""
+    """The columns for a COPY in text form, which uses the types' own output functions. A reg* that is published as its
+    number is cast to one, and what is published as GeoJSON is converted by PostGIS."""
     return sql.SQL(", ").join(_selected(column) for column in table.columns)
 
 
@@ -234,7 +236,8 @@ class Expectation:
     def difference(self, texts: Sequence[str | None], found: Decoded) -> tuple[str, str, str] | None:
         """The first column in which a record differs from a row, with both values as text; None if there is none.
 
-        A column that was altered since the record was written, as its schema shows, is not a difference: the topic is as the source was.
+        A column that was altered since the record was written, as its schema shows, is not a difference: the topic is
+        as the source was.
         """
         for i, column in self._compared:
             expected = self._value(column, texts[i])

@@ -1,4 +1,5 @@
-"""``python -m tests.benchmarks [NAME …]``: one JSON line per engine or variant on standard output, logs on standard error."""
+"""``python -m tests.benchmarks [NAME …]``: one JSON line per engine or variant on standard output, logs on standard
+error."""
 
 from __future__ import annotations
 

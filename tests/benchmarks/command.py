@@ -1,5 +1,6 @@
-"""``command``: seconds of ``bottledwater`` with a small table: from its start until the first row of the snapshot is visible to a
-strict consumer, from then until the first change is, and, started again on the live pipeline, until a waiting change is; medians.
+"""``command``: seconds of ``bottledwater`` with a small table: from its start until the first row of the snapshot is
+visible to a strict consumer, from then until the first change is, and, started again on the live pipeline, until a
+waiting change is; medians.
 
 Reference: an empty Spark job of the same configuration, from spark-submit until its one task is done.
 """

@@ -113,7 +113,8 @@ def _rounded(value: Any) -> Any:
 
 @contextmanager
 def servers() -> Iterator[DataStack]:
-    """PostgreSQL, a broker as in production (not the tests' quick-starting one) and a registry, in a folder of their own."""
+    """PostgreSQL, a broker as in production (not the tests' quick-starting one) and a registry, in a folder of their
+    own."""
     # neither time-outs of a paused walsender nor checkpoints and vacuums at random moments
     settings = {
         "wal_sender_timeout": 0, "autovacuum": False, "max_wal_size": "16GB", "checkpoint_timeout": "1h",
@@ -312,7 +313,8 @@ class Job:
 
 
 def empty_job() -> tuple[float, float]:
-    """Run a Spark job of one task: seconds from spark-submit until the task is done, and until the process has ended."""
+    """Run a Spark job of one task: seconds from spark-submit until the task is done, and until the process has
+    ended."""
     properties = [part for key, value in submit.conf_for(MASTER).items() for part in ("--conf", f"{key}={value}")]
     environment = submit.environment()
     started = time.time()
@@ -371,7 +373,8 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Resident bytes of a process, of which each page counts for its share only if others have it, too; 0 when it is gone."""
+    """Resident bytes of a process, of which each page counts for its share only if others have it, too; 0 when it is
+    gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -456,7 +459,8 @@ def recvlogical(source: Workload, slot: str, end: str) -> float:
 
 
 def consumer(source: Workload, topic: str, *, committed: bool = True, start: int | None = None) -> Consumer:
-    """A consumer of a one-partition topic, from its present end on unless said otherwise, that is told what there is soon."""
+    """A consumer of a one-partition topic, from its present end on unless said otherwise, that is told what there is
+    soon."""
     found = Consumer(
         {
             **source.pipeline.kafka,

@@ -1,7 +1,7 @@
 """``encode``: rows/s from COPY's binary bytes, already in memory, to Avro key and value, in one process.
 
-References: draining the same COPY from PostgreSQL over one connection, and psycopg's rows encoded by fastavro (which reads
-from PostgreSQL, too; compare it with ``with_copy``, which is reading and encoding here).
+References: draining the same COPY from PostgreSQL over one connection, and psycopg's rows encoded by fastavro (which
+reads from PostgreSQL, too; compare it with ``with_copy``, which is reading and encoding here).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""``executors``: a snapshot over 1, 2 and 4 executors of a standalone cluster, with a publisher that throws the rows away after they are
-encoded. So what is measured is what can stand in its own way: reading under one exported snapshot, encoding, one transaction of
-progress for each range, Spark.
+"""``executors``: a snapshot over 1, 2 and 4 executors of a standalone cluster, with a publisher that throws the rows
+away after they are encoded. So what is measured is what can stand in its own way: reading under one exported snapshot,
+encoding, one transaction of progress for each range, Spark.
 
-The value is rows/s with the most executors; ``by_executors`` has for each number the rows/s of the job's own time, and the CPU seconds
-for a million rows of all its Python workers. Where there are fewer cores than executors, the rows/s cannot grow any more; then the CPU
-seconds show whether executors hinder one another.
+The value is rows/s with the most executors; ``by_executors`` has for each number the rows/s of the job's own time, and
+the CPU seconds for a million rows of all its Python workers. Where there are fewer cores than executors, the rows/s
+cannot grow any more; then the CPU seconds show whether executors hinder one another.
 
 Reference: draining the same COPY raw over as many connections, just before and after.
 """

@@ -1,5 +1,5 @@
-"""``first_use``: seconds until a new worker process has all compiled code, with a warm cache; references: with a cold one, the
-slower of two cold ones that start at once, and an interpreter that imports numpy."""
+"""``first_use``: seconds until a new worker process has all compiled code, with a warm cache; references: with a cold
+one, the slower of two cold ones that start at once, and an interpreter that imports numpy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``latency``: 200 transactions a second of one to three rows, from just before each commit until a ``read_committed`` consumer
-has its last row; ``*_uncommitted_ms`` until a ``read_uncommitted`` one has. ``cpu`` has the seconds of processor time meanwhile, and
-``broker_ms_per_commit`` what of it the broker takes for each Kafka transaction, the two consumers' requests included.
+"""``latency``: 200 transactions a second of one to three rows, from just before each commit until a ``read_committed``
+consumer has its last row; ``*_uncommitted_ms`` until a ``read_uncommitted`` one has. ``cpu`` has the seconds of
+processor time meanwhile, and ``broker_ms_per_commit`` what of it the broker takes for each Kafka transaction, the two
+consumers' requests included.
 
 Reference: a plain script that receives and publishes in Kafka transactions, and does nothing else.
 """
@@ -116,8 +117,8 @@ def measure(
 def observe(
     source: Workload, topic: str, identify: Callable[[bytes], int], first: int, job: Job | None, *, table: str
 ) -> tuple[dict[str, Any], Delays, Delays]:
-    """Run the module's transactions, and see when they arrive; returns what was used meanwhile, and for a ``read_committed`` and a
-    ``read_uncommitted`` consumer the time of each commit and the milliseconds from then on.
+    """Run the module's transactions, and see when they arrive; returns what was used meanwhile, and for a
+    ``read_committed`` and a ``read_uncommitted`` consumer the time of each commit and the milliseconds from then on.
 
     :param topic: the topic of the table that they insert into.
     :param identify: the id in the bytes of a key.

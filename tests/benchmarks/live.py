@@ -1,6 +1,6 @@
-"""``live``: a live snapshot of a table beside a stream of 200 transactions a second of another table. The value is the snapshot's rows/s;
-``ratio_p99`` is the latency of the transactions that are committed while it runs (``p99_ms``) against the same without it, measured just
-before.
+"""``live``: a live snapshot of a table beside a stream of 200 transactions a second of another table. The value is the
+snapshot's rows/s; ``ratio_p99`` is the latency of the transactions that are committed while it runs (``p99_ms``)
+against the same without it, measured just before.
 
 Reference: draining the same COPY raw over one connection, before both.
 """

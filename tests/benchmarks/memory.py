@@ -1,5 +1,6 @@
-"""``memory``: peak resident memory of the stream job, the JVM and all Python processes summed: idle, under a backlog, and with
-one large transaction. The value is the last one's; its difference to the backlog's is what a transaction's size costs.
+"""``memory``: peak resident memory of the stream job, the JVM and all Python processes summed: idle, under a backlog,
+and with one large transaction. The value is the last one's; its difference to the backlog's is what a transaction's
+size costs.
 
 Resident sets count pages that processes share once for each; ``proportional`` counts them once.
 """

@@ -1,5 +1,5 @@
-"""``parse``: seconds of the processor that a DAG processor takes for the file that makes the DAGs of 50 pipelines from a folder of YAML
-files, in a process of its own, with everything that it imports besides Airflow.
+"""``parse``: seconds of the processor that a DAG processor takes for the file that makes the DAGs of 50 pipelines from
+a folder of YAML files, in a process of its own, with everything that it imports besides Airflow.
 
 Reference: a file with one empty DAG.
 """

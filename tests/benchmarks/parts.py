@@ -1,7 +1,8 @@
-"""``parts``: where the time of a row goes, path by path: each stage alone, on what the stage before it gives, in one process.
+"""``parts``: where the time of a row goes, path by path: each stage alone, on what the stage before it gives, in one
+process.
 
-No target: it explains the others. A stage has nanoseconds a row on the clock (``wall``) and of CPU: this process with all its
-threads (``cpu``), PostgreSQL and broker. The value is the sum of the clock's, as if nothing ran side by side.
+No target: it explains the others. A stage has nanoseconds a row on the clock (``wall``) and of CPU: this process with
+all its threads (``cpu``), PostgreSQL and broker. The value is the sum of the clock's, as if nothing ran side by side.
 """
 
 from __future__ import annotations

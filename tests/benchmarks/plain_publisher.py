@@ -1,7 +1,8 @@
-"""The latency's reference: source transactions into Kafka transactions, and nothing else (no schema, state or recovery).
+"""The latency's reference: source transactions into Kafka transactions, and nothing else (no schema, state or
+recovery).
 
-What has arrived goes into one Kafka transaction: one for each source transaction would fall behind whenever the broker takes
-longer for a commit than the source between two.
+What has arrived goes into one Kafka transaction: one for each source transaction would fall behind whenever the broker
+takes longer for a commit than the source between two.
 
 ``python plain_publisher.py DSN SLOT PUBLICATION BOOTSTRAP TOPIC``
 """

@@ -1,5 +1,5 @@
-"""``relations``: seconds in which a stream that has just started puts the first transaction together, with a row of each of 10,000
-partitions, whose definitions it reads from the catalog.
+"""``relations``: seconds in which a stream that has just started puts the first transaction together, with a row of
+each of 10,000 partitions, whose definitions it reads from the catalog.
 
 Reference: ``pg_recvlogical`` of the same transaction, to /dev/null.
 """

@@ -1,5 +1,6 @@
-"""``several``: proportional MB of memory that each of several pipelines takes on one host, run by the command, some seconds after each
-has published a backlog; pages that processes share are divided among them. ``by_process`` says what each process of one takes.
+"""``several``: proportional MB of memory that each of several pipelines takes on one host, run by the command, some
+seconds after each has published a backlog; pages that processes share are divided among them. ``by_process`` says what
+each process of one takes.
 
 Reference: the same of the first pipeline, before there are others.
 """
@@ -20,7 +21,8 @@ from tests.support.waiting import until
 
 _PIPELINES = 3
 _CHANGES = 200_000
-#: until a stream has given back what it does not need while it rests, and Spark has ended idle workers of the snapshot (after a minute)
+#: until a stream has given back what it does not need while it rests, and Spark has ended idle workers of the snapshot
+#: (after a minute)
 _REST_SECONDS = 80.0
 _MB = 1_000_000
 #: words of the command lines of Python processes, in the order of the search

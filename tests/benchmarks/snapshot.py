@@ -1,7 +1,8 @@
-"""``snapshot``: a table into Kafka, end to end. The value is rows/s of the job's own time, from its claim of the slot to the
-record of completion; ``with_start`` also counts spark-submit's start and end.
+"""``snapshot``: a table into Kafka, end to end. The value is rows/s of the job's own time, from its claim of the slot
+to the record of completion; ``with_start`` also counts spark-submit's start and end.
 
-Reference: draining the same COPY raw over two connections, half of the table's blocks each, just before and after: their mean.
+Reference: draining the same COPY raw over two connections, half of the table's blocks each, just before and after:
+their mean.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tests.benchmarks.common import RUNNER, Cpu, Job, Workload, consumer, drain,
 from tests.support import running
 
 _ROWS = 2_000_000
-#: snapshots before the measured ones: a broker takes about five million rows until its JVM has compiled what it runs, and a broker
-#: that one publishes to in earnest has long done so
+#: snapshots before the measured ones: a broker takes about five million rows until its JVM has compiled what it runs,
+#: and a broker that one publishes to in earnest has long done so
 _WARMING = 3
 #: of each engine; the one in the middle, by its ratio, counts
 _REPEAT = 3
@@ -37,7 +38,8 @@ def _raw(source: Workload, rows: int) -> float:
 
 
 def _progress(source: Workload) -> dict[str, float]:
-    """What the ranges' records say of the time: from the first to the last of them, and until completion was recorded."""
+    """What the ranges' records say of the time: from the first to the last of them, and until completion was
+    recorded."""
     reader = consumer(source, source.state_topic, start=0)
     at: dict[str, list[float]] = {}
     while (message := reader.poll(2.0)) is not None:

@@ -1,7 +1,8 @@
-"""``start``: seconds from spark-submit until the first record is visible to a strict consumer; the median of some starts.
+"""``start``: seconds from spark-submit until the first record is visible to a strict consumer; the median of some
+starts.
 
-Reference: an empty Spark job of the same configuration, from spark-submit until its one task is done; ``empty_job_exit`` is
-when its process has ended.
+Reference: an empty Spark job of the same configuration, from spark-submit until its one task is done;
+``empty_job_exit`` is when its process has ended.
 """
 
 from __future__ import annotations

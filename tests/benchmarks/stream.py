@@ -1,13 +1,13 @@
-"""``stream``: a backlog of row changes (60 % inserts, 30 % updates, 10 % deletes; 1,000 a transaction, and one), from the slot's position
-until all is visible to a strict consumer.
+"""``stream``: a backlog of row changes (60 % inserts, 30 % updates, 10 % deletes; 1,000 a transaction, and one), from
+the slot's position until all is visible to a strict consumer.
 
-Several backlogs of one size. The first waits when the job is submitted: ``with_start`` is its rows/s from spark-submit on,
-``from_first_position`` those from the first position on (of what follows it; by then the receiver has read ahead). Each other
-piles up before the running job, whose walsender stands still meanwhile. The value is the rows/s of the last, from when that goes on;
-``cold`` has those of the others, with which the broker becomes warm.
+Several backlogs of one size. The first waits when the job is submitted: ``with_start`` is its rows/s from spark-submit
+on, ``from_first_position`` those from the first position on (of what follows it; by then the receiver has read ahead).
+Each other piles up before the running job, whose walsender stands still meanwhile. The value is the rows/s of the last,
+from when that goes on; ``cold`` has those of the others, with which the broker becomes warm.
 
-References, on the last backlog: ``pg_recvlogical`` to /dev/null, and the package's own receiver to nowhere; the first is measured
-before and after the other, and its mean counts.
+References, on the last backlog: ``pg_recvlogical`` to /dev/null, and the package's own receiver to nowhere; the first
+is measured before and after the other, and its mean counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from tests.benchmarks.common import (
 )
 
 _CHANGES, _SINGLE_CHANGES = 1_000_000, 300_000
-#: backlogs before the measured one: a broker that has just been started needs twice the processor time until its JVM has compiled its code
+#: backlogs before the measured one: a broker that has just been started needs twice the processor time until its JVM
+#: has compiled its code
 _WARMING = 2
 
 

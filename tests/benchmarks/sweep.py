@@ -1,5 +1,5 @@
-"""``sweep``: after a lost slot, keys a second of a topic with two records of most of 2 million keys, and one in ten that the source
-no longer has, until all of those are deleted; ``memory`` is what the process grows by.
+"""``sweep``: after a lost slot, keys a second of a topic with two records of most of 2 million keys, and one in ten
+that the source no longer has, until all of those are deleted; ``memory`` is what the process grows by.
 
 Reference: the same topic read by the client's own consumer, with a dictionary of all keys.
 """

@@ -1,5 +1,5 @@
-"""``tables``: of 500 small tables, seconds in which slot, topics, schemas and records are made (``create``), and those for which the
-snapshot holds its locks before the first row is read (``locks``).
+"""``tables``: of 500 small tables, seconds in which slot, topics, schemas and records are made (``create``), and those
+for which the snapshot holds its locks before the first row is read (``locks``).
 
 Reference: as many pairs of schemas, registered one after the other by the registry's own client.
 """

@@ -1,6 +1,6 @@
-"""``toast``: changes/s of a backlog of updates that leave an out-of-line value of 8 kB unchanged, under the default replica identity,
-1,000 a transaction, until all is visible to a strict consumer; ``key`` is the type of the key: one that is compared with an operator of
-an extension is found by its index, too.
+"""``toast``: changes/s of a backlog of updates that leave an out-of-line value of 8 kB unchanged, under the default
+replica identity, 1,000 a transaction, until all is visible to a strict consumer; ``key`` is the type of the key: one
+that is compared with an operator of an extension is found by its index, too.
 
 Reference: ``pg_recvlogical`` to /dev/null, which gets none of the values; then a COPY of the same rows, whole.
 """

@@ -1,5 +1,5 @@
-"""``verify``: a table and its topic, compared by a Spark job while the stream runs. The value is rows/s of the job's own time, without
-spark-submit's start.
+"""``verify``: a table and its topic, compared by a Spark job while the stream runs. The value is rows/s of the job's
+own time, without spark-submit's start.
 
 Reference: the same of the snapshot of the same table, just before.
 """

@@ -1,6 +1,7 @@
 """Pipelines whose every version is known, and jobs that die where they are told to.
 
-``BOTTLEDWATER_FAULTS`` says how often every named point is hit (once in ``make test``), ``BOTTLEDWATER_SEED`` begins the seeds.
+``BOTTLEDWATER_FAULTS`` says how often every named point is hit (once in ``make test``), ``BOTTLEDWATER_SEED`` begins
+the seeds.
 """
 
 from __future__ import annotations

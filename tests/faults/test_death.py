@@ -1,4 +1,5 @@
-"""Jobs and servers die at named points and at random moments, under writers; in the end everything is there exactly once."""
+"""Jobs and servers die at named points and at random moments, under writers; in the end everything is there exactly
+once."""
 
 from __future__ import annotations
 
@@ -282,7 +283,8 @@ def test_a_snapshot_that_lost_its_servers_is_resumed(
         job.stopped_at_its_point()
         if fault == "holder":
             ended = flow.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater snapshot holder'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater "
+                "snapshot holder'"
             )
             assert len(ended) == 1
         elif fault == "postgres":

@@ -1,5 +1,5 @@
-"""The host of a job is lost, or cut off and back again, while Airflow's host can only look into Kafka. Executors that are lost are in
-``tests/system/clusters/test_pipeline_on_standalone.py``, which ``make test-faults`` runs, too."""
+"""The host of a job is lost, or cut off and back again, while Airflow's host can only look into Kafka. Executors that
+are lost are in ``tests/system/clusters/test_pipeline_on_standalone.py``, which ``make test-faults`` runs, too."""
 
 from __future__ import annotations
 

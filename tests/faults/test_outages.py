@@ -1,5 +1,5 @@
-"""Time-outs are not taken for take-overs, lost answers not for failures; a source is never harmed; a slot that was set back
-replays silently, one that was exchanged is refused."""
+"""Time-outs are not taken for take-overs, lost answers not for failures; a source is never harmed; a slot that was set
+back replays silently, one that was exchanged is refused."""
 
 from __future__ import annotations
 

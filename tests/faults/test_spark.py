@@ -111,7 +111,8 @@ def _more(reader: LiveReader, job: SparkJob, count: int = 50, seconds: float = 1
 
 @contextlib.contextmanager
 def _streaming(make_flow: MakeFlow, submitted: Submitted) -> Iterator[tuple[Flow, LiveReader, SparkJob]]:
-    """A stream job that publishes what writers do; behind it the rest is streamed, and everything must be there once."""
+    """A stream job that publishes what writers do; behind it the rest is streamed, and everything must be there
+    once."""
     flow = make_flow(tables=TABLES)
     make_tables(flow, TABLES, ROWS)
     flow.create()
@@ -227,7 +228,8 @@ def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, subm
         until(lambda: _ranges(flow) > 2 or not supervise.running(job.run), "the first ranges", 120)
         if victim == "holder":
             flow.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater snapshot holder'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater "
+                "snapshot holder'"
             )
         else:
             for process in job.processes(victim):

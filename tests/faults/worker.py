@@ -1,8 +1,8 @@
 """Jobs in processes of their own that kill or stop themselves at named points; the product knows nothing of it.
 
 Run as a script it serves: jobs come as JSON lines on standard input, each is a fork (which saves the imports), and what
-becomes of it is told on standard output. In the fork the functions around one named point are replaced; at its nth hit a line
-is appended to a log, synced, and the process kills (or stops) itself.
+becomes of it is told on standard output. In the fork the functions around one named point are replaced; at its nth hit
+a line is appended to a log, synced, and the process kills (or stops) itself.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Random statements of every kind that change a catalog, under a running stream and writers: each wanted table that can be followed has its
-rows in its topic soon after the last of them, each other one is told with its reason, and no statement fails because of the pipeline.
+"""Random statements of every kind that change a catalog, under a running stream and writers: each wanted table that can
+be followed has its rows in its topic soon after the last of them, each other one is told with its reason, and no
+statement fails because of the pipeline.
 
 ``BOTTLEDWATER_SEEDS`` says how many, ``BOTTLEDWATER_SEED`` which is the first.
 """
@@ -60,8 +61,9 @@ ON_TABLE: dict[str, Statements] = {
         f" WHERE conrelid = '{t}'::regclass AND contype = 'p'); END $$"
     ],
     "change key": lambda dice, t, _: [
-        f"DO $$ BEGIN EXECUTE (SELECT 'ALTER TABLE {t} DROP CONSTRAINT ' || conname || ', ADD PRIMARY KEY ({dice.choice(('id', 'other'))})'"
-        f" FROM pg_constraint WHERE conrelid = '{t}'::regclass AND contype = 'p'); END $$"
+        f"DO $$ BEGIN EXECUTE (SELECT 'ALTER TABLE {t} DROP CONSTRAINT ' || conname || ', ADD PRIMARY KEY "
+        f"({dice.choice(('id', 'other'))})' FROM pg_constraint WHERE conrelid = '{t}'::regclass AND contype = 'p'); "
+        "END $$"
     ],
     "key type": lambda dice, t, _: [f"ALTER TABLE {t} ALTER id TYPE {dice.choice(('int', 'bigint'))}"],
     "full": lambda dice, t, _: [f"ALTER TABLE {t} REPLICA IDENTITY FULL"],
@@ -153,8 +155,9 @@ class Application:
     def tables(self, connection: psycopg.Connection) -> list[str]:
         """The tables, by their names, without the schema public."""
         rows = connection.execute(
-            "SELECT CASE nspname WHEN 'public' THEN relname ELSE nspname || '.' || relname END FROM pg_class c"
-            " JOIN pg_namespace n ON n.oid = relnamespace WHERE relkind = 'r' AND nspname IN ('public', 'extra', 'archive') ORDER BY 1"
+            "SELECT CASE nspname WHEN 'public' THEN relname ELSE nspname || '.' || relname END FROM pg_class c JOIN "
+            "pg_namespace n ON n.oid = relnamespace WHERE relkind = 'r' AND nspname IN ('public', 'extra', 'archive') "
+            "ORDER BY 1"
         )
         return [row[0] for row in rows if row[0] in NAMES]
 
@@ -214,7 +217,8 @@ def _wrong(flow: Flow) -> list[str]:
         pinned = known.tables.get(table.oid)
         if table.keyed and table.qualified not in unreadable and table.qualified in told:
             found.append(
-                f"{table.qualified} can be followed, and is told: {[p.reason for p in job.problems if p.subject == table.qualified]}"
+                f"{table.qualified} can be followed, and is told: "
+                f"{[p.reason for p in job.problems if p.subject == table.qualified]}"
             )  # type: ignore[union-attr]
         elif table.qualified in told:
             continue
@@ -268,7 +272,8 @@ def test_whatever_happens_to_tables_is_followed_or_told(
                 history = "\n".join(application.done)
                 raise AssertionError(f"seed {seed}: {errors} {_wrong(flow)} after\n{history}") from None
         assert not errors and not application.harmed
-        # of no key, a record of a table is behind one of its successor: the last value is that of the table that is there
+        # of no key, a record of a table is behind one of its successor: the last value is that of the table that is
+        # there
         flow.stream()
         assert not [each for each in _wrong(flow) if "is told" not in each]
     finally:

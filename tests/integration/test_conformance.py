@@ -1,9 +1,11 @@
-"""The conformance files: literals of every type, by way of the snapshot and of the stream, to the records that they must be.
+"""The conformance files: literals of every type, by way of the snapshot and of the stream, to the records that they
+must be.
 
-``tests/conformance/types.jsonl`` has a case a line: ``type``, ``literal``, ``avro`` (what fastavro reads, see :func:`shown`),
-``json`` (the text of the value in the record, to the byte). Perhaps ``forms`` (other than the defaults), ``refused`` (the formats
-that cannot hold it: a verdict, for on_error), ``from`` (the first server version that has it), ``extension`` (that makes the
-type), ``if`` (a query that a server without it refuses). ``tables.jsonl`` has tables: statements, and the records of their rows.
+``tests/conformance/types.jsonl`` has a case a line: ``type``, ``literal``, ``avro`` (what fastavro reads, see
+:func:`shown`), ``json`` (the text of the value in the record, to the byte). Perhaps ``forms`` (other than the
+defaults), ``refused`` (the formats that cannot hold it: a verdict, for on_error), ``from`` (the first server version
+that has it), ``extension`` (that makes the type), ``if`` (a query that a server without it refuses). ``tables.jsonl``
+has tables: statements, and the records of their rows.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ def named(schema: Any) -> dict[str, Any]:
 
 
 def shown(schema: Any, value: Any, names: dict[str, Any]) -> Any:
-    """A value that fastavro read without logical types, as the file has it: decimals as their digits, bytes in hexadecimal, floats
-    that JSON cannot say as words."""
+    """A value that fastavro read without logical types, as the file has it: decimals as their digits, bytes in
+    hexadecimal, floats that JSON cannot say as words."""
     schema = names.get(schema, schema) if isinstance(schema, str) else schema
     if isinstance(schema, list):
         return None if value is None else shown(next(s for s in schema if s != "null"), value, names)

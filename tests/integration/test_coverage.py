@@ -1,4 +1,5 @@
-"""Publications that change under a pipeline: a table that was not published for a while is noticed, what is harmless is not."""
+"""Publications that change under a pipeline: a table that was not published for a while is noticed, what is harmless is
+not."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def prepare(server: PostgresServer, columns: str, key: str, expression: str, fir
             pytest.skip(str(error))
         for statement in (
             f"CREATE TABLE t ({columns}, v int, w text, PRIMARY KEY ({key}))",
-            f"INSERT INTO t SELECT {expression}, i, CASE WHEN i % 2 = 0 THEN 'w' || i END FROM generate_series(1, 3000) i",
+            f"INSERT INTO t SELECT {expression}, i, CASE WHEN i % 2 = 0 THEN 'w' || i END FROM generate_series(1, "
+            "3000) i",
             "VACUUM ANALYZE t",
         ):
             connection.execute(statement)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Dead letters are heard of: counted by table and writer, open until they are re-driven or dismissed, and kept until then."""
+"""Dead letters are heard of: counted by table and writer, open until they are re-driven or dismissed, and kept until
+then."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, lanes=2)
     flow.execute(
         "INSERT INTO a VALUES (1, 'x', 1), (2, repeat('x', 30000), 2), (-3, repeat('x', 30000), 3)",
-        "INSERT INTO b VALUES ('b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'NaN', '2026-01-02 03:04:05', repeat('x', 30000))",
+        "INSERT INTO b VALUES ('b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'NaN', '2026-01-02 03:04:05', repeat('x', "
+        "30000))",
     )
     flow.create()
     taken = flow.snapshot()

@@ -136,7 +136,8 @@ def test_a_change_of_columns_or_types_is_published_or_a_record_error(
 def test_a_type_that_changes_while_the_stream_runs_is_read_anew(
     make_flow: MakeFlow, registry: SchemaRegistry, change: str
 ) -> None:
-    """Nothing in the stream says so: no Relation message comes, and a value that does not fit is the first that is heard of it."""
+    """Nothing in the stream says so: no Relation message comes, and a value that does not fit is the first that is
+    heard of it."""
     statement, row, expected, _ = CHANGES[change]
     flow = snapshotted(make_flow, registry, "BACKWARD")
     with flow.streaming() as errors:
@@ -326,7 +327,8 @@ def test_a_key_whose_values_get_other_texts_is_another_key(
     assert flow.compare("k").equal and len([m for m in flow.read("k") if m.value is None]) == 1
 
 
-# ---------------------------------------------------------------------- keys under REPLICA IDENTITY FULL, of which the stream says nothing
+# ---------------------------------------------------------------------- keys under REPLICA IDENTITY FULL, of which the
+# stream says nothing
 _NEW_KEY = ("ALTER TABLE k DROP CONSTRAINT k_pkey", "ALTER TABLE k ADD PRIMARY KEY (other)")
 
 

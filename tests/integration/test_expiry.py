@@ -39,7 +39,8 @@ def _make(flow: Flow, table: str, **config: str) -> None:
 
 
 def _late(flow: Flow) -> tuple[int, int]:
-    """Commit a row in each table, and publish it later; returns the milliseconds since 1970 of the commit and of the publishing."""
+    """Commit a row in each table, and publish it later; returns the milliseconds since 1970 of the commit and of the
+    publishing."""
     flow.execute("INSERT INTO k VALUES (1, 1)", "INSERT INTO u VALUES (1)")
     committed = int(time.time() * 1000)
     time.sleep(1.5)

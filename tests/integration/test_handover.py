@@ -1,7 +1,8 @@
-"""Every clause of the hand-over from snapshot to stream (docs/guarantees.md), each at the one moment that it is there for.
+"""Every clause of the hand-over from snapshot to stream (docs/guarantees.md), each at the one moment that it is there
+for.
 
-Random writers rarely hit these moments. Here statements run between two statements of the snapshot's holder, commits stall
-between their record and their visibility, and servers crash, so that the same happens in every run.
+Random writers rarely hit these moments. Here statements run between two statements of the snapshot's holder, commits
+stall between their record and their visibility, and servers crash, so that the same happens in every run.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ FLUSH_LSN = "SELECT pg_current_wal_flush_lsn()::text"
 
 
 def before_the_holders(patch: pytest.MonkeyPatch, **acts: Callable[[], object]) -> list[str]:
-    """ErrorAction once before the holder's first statement of a kind (a name of the constants above); gives what was done."""
+    """ErrorAction once before the holder's first statement of a kind (a name of the constants above); gives what was
+    done."""
     usual, done = pg.connect, list[str]()
 
     def before(query: str) -> None:

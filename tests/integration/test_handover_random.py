@@ -20,15 +20,16 @@ from tests.support.writers import PARTED, Writers, audit, make_tables
 
 FIRST = int(os.environ.get("BOTTLEDWATER_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "6")))
-#: a seed that has not seen so many transactions in progress at the boundary, left out and published after it proves nothing
+#: a seed that has not seen so many transactions in progress at the boundary, left out and published after it proves
+#: nothing
 IN_PROGRESS, SKIPPED, AFTER = 5, 50, 50
 TABLES = ("a", "b", "c", PARTED)
 ROWS = 1500
 
 
 class _Watched:
-    """The holder's session, which draws the boundary when enough transactions are in progress; with time between its steps, in which
-    others commit: between lock, boundary and L above all.
+    """The holder's session, which draws the boundary when enough transactions are in progress; with time between its
+    steps, in which others commit: between lock, boundary and L above all.
 
     :param dice: None: no time.
     """

@@ -1,4 +1,5 @@
-"""Whose is what: clusters of one name on one Kafka, tables that swap their names or are made again, servers set back in time."""
+"""Whose is what: clusters of one name on one Kafka, tables that swap their names or are made again, servers set back in
+time."""
 
 from __future__ import annotations
 
@@ -177,7 +178,8 @@ def test_tables_that_swap_their_names_swap_their_topics_behind_what_was_committe
 # ---------------------------------------------------------------------- clusters
 @pytest.fixture
 def staging(source: Source, small: Source) -> Iterator[Source]:
-    """Another cluster with the same database, table and settings as the production that ``source`` is, and the same Kafka."""
+    """Another cluster with the same database, table and settings as the production that ``source`` is, and the same
+    Kafka."""
     database = conninfo_to_dict(source.dsn)["dbname"]
     small.execute(f"CREATE DATABASE {database}")
     small.dsn = small.server.dsn(database)

@@ -1,5 +1,5 @@
-"""Jobs on another host, as far as Airflow's host can see: watched, stopped in order, fenced when they do not answer, and the end of
-one that was killed."""
+"""Jobs on another host, as far as Airflow's host can see: watched, stopped in order, fenced when they do not answer,
+and the end of one that was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A row that PostgreSQL cannot send, since its message would have more than 1 GB: it is named, and there is a way past it."""
+"""A row that PostgreSQL cannot send, since its message would have more than 1 GB: it is named, and there is a way past
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from tests.support.topics import Flow, MakeFlow
 
 pytestmark = pytest.mark.long
 
-#: a row of 1.2 GB: twice a value of 600 MB that is stored compressed, since PostgreSQL does not make such a row of new values
+#: a row of 1.2 GB: twice a value of 600 MB that is stored compressed, since PostgreSQL does not make such a row of new
+#: values
 _LARGE = "INSERT INTO a SELECT {}, v, v FROM s"
 
 

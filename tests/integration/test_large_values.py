@@ -12,7 +12,8 @@ from tests.support.topics import MakeFlow
 
 MIB = 1 << 20
 
-#: one value, encoded as a lane and as the stream do it; prints the verdict, and by how much the peak grew, as a multiple of its size
+#: one value, encoded as a lane and as the stream do it; prints the verdict, and by how much the peak grew, as a
+#: multiple of its size
 ENCODE = """
 import resource, struct, sys
 import numpy as np

@@ -1,4 +1,5 @@
-"""Live snapshots in the order of the keys: each row once, whatever the key is made of, and wherever its reading is interrupted."""
+"""Live snapshots in the order of the keys: each row once, whatever the key is made of, and wherever its reading is
+interrupted."""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def test_with_another_order_of_the_keys_it_begins_again(make_flow: MakeFlow) -> 
     flow = make_flow(tables="t")
     flow.execute(
         'CREATE TABLE t (k text COLLATE "C" PRIMARY KEY, text text)',
-        "INSERT INTO t SELECT chr(CASE g % 2 WHEN 0 THEN 65 ELSE 97 END + g % 26) || g, 'row' FROM generate_series(1, 10000) g",
+        "INSERT INTO t SELECT chr(CASE g % 2 WHEN 0 THEN 65 ELSE 97 END + g % 26) || g, 'row' FROM generate_series(1, "
+        "10000) g",
     )
     asked = _interrupted(flow, 'ALTER TABLE t ALTER k TYPE text COLLATE "POSIX"')
     again = [m.key["k"] for m in flow.read("t") if m.snapshot.startswith(asked)]
@@ -160,8 +162,8 @@ def test_keys_that_are_sorted_in_a_way_of_their_own_are_refused(make_flow: MakeF
     flow = make_flow(tables="t")
     flow.execute(
         "CREATE FUNCTION backwards(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT btint4cmp($2, $1)'",
-        "CREATE OPERATOR CLASS backwards FOR TYPE int USING btree AS OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, OPERATOR 4 <=, "
-        "OPERATOR 5 <, FUNCTION 1 backwards(int, int)",
+        "CREATE OPERATOR CLASS backwards FOR TYPE int USING btree AS OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, "
+        "OPERATOR 4 <=, OPERATOR 5 <, FUNCTION 1 backwards(int, int)",
         "CREATE TABLE t (k int NOT NULL)",
         "CREATE UNIQUE INDEX t_k ON t (k backwards)",
         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_k",

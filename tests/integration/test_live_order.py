@@ -203,7 +203,8 @@ def test_after_too_many_changes_to_note_rows_are_read_again(
 
 
 def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete that the rows show already, and that is not published yet: the sweep is to find its tombstone in the topic."""
+    """A delete that the rows show already, and that is not published yet: the sweep is to find its tombstone in the
+    topic."""
     looked: list[str] = []
     ends = reading.Topics.ends
 
@@ -290,7 +291,8 @@ def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
 def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, ddl: str
 ) -> None:
-    """It reads the keys in ranges of blocks. Rows of the last blocks get to the first ones, which it has read by then."""
+    """It reads the keys in ranges of blocks. Rows of the last blocks get to the first ones, which it has read by
+    then."""
     rows = 400
     monkeypatch.setattr(reading, "_SWEPT_BLOCKS", 1)
     monkeypatch.setattr(reading, "_SWEPT_SECONDS", 0.0)

@@ -1,5 +1,5 @@
-"""Live snapshots under concurrent writers on the very rows that are read, with random seeds, while tables are truncated, altered and
-rewritten: each proves something or fails.
+"""Live snapshots under concurrent writers on the very rows that are read, with random seeds, while tables are
+truncated, altered and rewritten: each proves something or fails.
 
 ``BOTTLEDWATER_SEEDS`` says how many, ``BOTTLEDWATER_SEED`` which is the first.
 """
@@ -34,7 +34,8 @@ UPSETS = ((), ("truncate",), ("alter",), ("truncate", "alter", "rewrite"))
 
 
 class _Slow:
-    """The session that reads, with time between its steps, in which others commit: between lock, snapshot and L above all."""
+    """The session that reads, with time between its steps, in which others commit: between lock, snapshot and L above
+    all."""
 
     def __init__(self, connection: Any, dice: random.Random) -> None:
         self._connection, self._dice = connection, dice
@@ -103,7 +104,8 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
     alone, within = check_rows(flow, TABLES, asked, upheaval.done)
     counted = audit(flow, TABLES).check().statistics
     print(
-        f"seed {seed} ({', '.join(kinds)}): {counted}, {alone} rows left alone, {within} of {len(upheaval.done)} within a reading"
+        f"seed {seed} ({', '.join(kinds)}): {counted}, {alone} rows left alone, {within} of {len(upheaval.done)} "
+        "within a reading"
     )
     assert counted.live_rows >= 300, f"seed {seed} proves nothing: {counted}"
     left_out = sum(flow.reported(each.id).newer for each in asked)

@@ -119,7 +119,8 @@ def _in_small_chunks(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Fl
 
 
 def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows leave the slice, join it, and move to other places between the chunks; the stream has published what the chunks do not show."""
+    """Rows leave the slice, join it, and move to other places between the chunks; the stream has published what the
+    chunks do not show."""
     flow = _in_small_chunks(make_flow, monkeypatch)
     dice, original, steps = random.Random(1), reading.Reading._step, [0]
 

@@ -94,7 +94,8 @@ def test_a_slice(flow: Flow) -> None:
 def test_beside_a_stream_without_changes_it_may_take_all_the_time(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a hundredth of it, each of the hundred chunks would be followed by a second in which nothing is published."""
+    """With a hundredth of it, each of the hundred chunks would be followed by a second in which nothing is
+    published."""
     monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
     monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
     flow = _make(make_flow(tables="items", live_share=0.01), 15000)
@@ -244,7 +245,8 @@ def test_a_commit_that_was_published_before_others_can_see_it_is_not_undone(tmp_
             assert "older than it" in flow.reported(request_id).what
             assert _again(flow, request_id) == []
             flow.execute(
-                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = "
+                "'client backend'"
             )
             until(lambda: flow.reported(request_id).state == "finished", "it ends", 30, failed=errors)
         waits.join(10)
@@ -489,7 +491,8 @@ def test_a_server_that_ends_while_the_condition_is_tried_is_an_outage(
 def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The limits of a topic were changed, say: a new producer compares them. Or a limit that only the broker knows is met by a batch."""
+    """The limits of a topic were changed, say: a new producer compares them. Or a limit that only the broker knows is
+    met by a batch."""
     for number in range(100):
         flow.damage("items", {"id": 90_000 + number}, {"id": 90_000 + number, "name": "not there"})
     transact, publish, rule_out = PublishSession.transact, LiveSnapshots._publish, live_snapshots.rule_out

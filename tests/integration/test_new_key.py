@@ -225,7 +225,8 @@ def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_
 
 
 def test_older_transactions_are_waited_for(make_flow: MakeFlow) -> None:
-    """They may have written to a successor before it was published: what is not in the WAL as a change must be in the boundary."""
+    """They may have written to a successor before it was published: what is not in the WAL as a change must be in the
+    boundary."""
     flow = _make(make_flow)
     flow.execute("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)")
     flow.change(create_slot_timeout=2.0)
@@ -240,7 +241,8 @@ def test_older_transactions_are_waited_for(make_flow: MakeFlow) -> None:
 
 @pytest.mark.parametrize("how", ["another key", "a successor"])
 def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str) -> None:
-    """Nothing would ever remove a record of the earlier key; and a tombstone of the table before would remove its successor's row."""
+    """Nothing would ever remove a record of the earlier key; and a tombstone of the table before would remove its
+    successor's row."""
     flow = _make(make_flow, on_error="log", topic_config={"max.message.bytes": "20000"})
     flow.execute("UPDATE t SET text = repeat('x', 30000), id = 500 WHERE id = 5")
     flow.stream()
@@ -379,8 +381,8 @@ def _foreign(flow: Flow) -> None:
 def _sorted_backwards(flow: Flow) -> None:
     flow.execute(
         "CREATE FUNCTION backwards(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT btint4cmp($2, $1)'",
-        "CREATE OPERATOR CLASS backwards FOR TYPE int USING btree AS OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, OPERATOR 4 <=, "
-        "OPERATOR 5 <, FUNCTION 1 backwards(int, int)",
+        "CREATE OPERATOR CLASS backwards FOR TYPE int USING btree AS OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, "
+        "OPERATOR 4 <=, OPERATOR 5 <, FUNCTION 1 backwards(int, int)",
         "CREATE UNIQUE INDEX backwards ON t (other backwards)",
         "ALTER TABLE t DROP CONSTRAINT t_pkey",
         "ALTER TABLE t REPLICA IDENTITY USING INDEX backwards",

@@ -69,7 +69,8 @@ def flow_statements() -> tuple[str, ...]:
 def everything(flow: Flow) -> None:
     """Each kind of change, in each kind of partition."""
     flow.execute(
-        "INSERT INTO p SELECT g, (ARRAY['a', 'b', 'c', 'old', 'new'])[g % 5 + 1], 'late ' || g FROM generate_series(1001, 1100) g",
+        "INSERT INTO p SELECT g, (ARRAY['a', 'b', 'c', 'old', 'new'])[g % 5 + 1], 'late ' || g FROM "
+        "generate_series(1001, 1100) g",
         "UPDATE p SET v = v || '!' WHERE id % 3 = 0",
         "UPDATE p SET id = id + 5000 WHERE id % 10 = 1",
         "DELETE FROM p WHERE id % 7 = 0",
@@ -268,7 +269,8 @@ ATTACHED = {
             "CREATE TABLE later (v text, big text, region text NOT NULL, id int NOT NULL) PARTITION BY LIST (region)",
             "CREATE TABLE later_1 PARTITION OF later FOR VALUES IN ('later')",
             "CREATE TABLE later_2 PARTITION OF later FOR VALUES IN ('latest')",
-            "INSERT INTO later SELECT 'before', repeat('x', 4000), (ARRAY['later', 'latest'])[g % 2 + 1], g FROM generate_series(1, 80) g",
+            "INSERT INTO later SELECT 'before', repeat('x', 4000), (ARRAY['later', 'latest'])[g % 2 + 1], g FROM "
+            "generate_series(1, 80) g",
             "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later', 'latest')",
         ],
         80,
@@ -726,7 +728,8 @@ IDENTITIES = {
     "a leaf is FULL": ("ALTER TABLE p_b REPLICA IDENTITY FULL", "ALTER TABLE p_b REPLICA IDENTITY DEFAULT"),
     "a leaf is NOTHING": ("ALTER TABLE p_b REPLICA IDENTITY NOTHING", "ALTER TABLE p_b REPLICA IDENTITY DEFAULT"),
     "a leaf has another index": (
-        "ALTER TABLE p_b ALTER v SET NOT NULL; CREATE UNIQUE INDEX other ON p_b (v); ALTER TABLE p_b REPLICA IDENTITY USING INDEX other",
+        "ALTER TABLE p_b ALTER v SET NOT NULL; CREATE UNIQUE INDEX other ON p_b (v); ALTER TABLE p_b REPLICA IDENTITY "
+        "USING INDEX other",
         "ALTER TABLE p_b REPLICA IDENTITY DEFAULT",
     ),
 }
@@ -885,20 +888,23 @@ def test_it_is_known_which_partitions_were_made_empty(each_postgres: PostgresSer
     with connect(each_postgres.createdb(name)) as connection:
         connection.execute("SET search_path = public")
         for statement in (
-            "CREATE TABLE q (id int, v text DEFAULT 'x', n numeric CHECK (n > 0), CONSTRAINT k CHECK (id > 1), PRIMARY KEY (id))"
-            " PARTITION BY LIST (id)",
-            "CREATE TABLE yes_1 PARTITION OF q (v DEFAULT 'z', CONSTRAINT z CHECK (id < 1000), CHECK (n <> 7)) FOR VALUES IN (1)",
+            "CREATE TABLE q (id int, v text DEFAULT 'x', n numeric CHECK (n > 0), CONSTRAINT k CHECK (id > 1), "
+            "PRIMARY KEY (id)) PARTITION BY LIST (id)",
+            "CREATE TABLE yes_1 PARTITION OF q (v DEFAULT 'z', CONSTRAINT z CHECK (id < 1000), CHECK (n <> 7)) FOR "
+            "VALUES IN (1)",
             "CREATE TABLE yes_default PARTITION OF q DEFAULT",
             "CREATE TABLE yes_2 PARTITION OF q FOR VALUES IN (2, 3) PARTITION BY LIST (id)",
             "CREATE TABLE yes_2_2 PARTITION OF yes_2 FOR VALUES IN (2)",
             "BEGIN; SELECT 1; CREATE TABLE yes_4 PARTITION OF q FOR VALUES IN (4); INSERT INTO q VALUES (4); COMMIT",
             "CREATE TABLE no_5 (LIKE q)",
-            "ALTER TABLE no_5 ADD PRIMARY KEY (id), ADD CONSTRAINT q_n_check CHECK (n > 0), ADD CONSTRAINT k CHECK (id > 1)",
+            "ALTER TABLE no_5 ADD PRIMARY KEY (id), ADD CONSTRAINT q_n_check CHECK (n > 0), ADD CONSTRAINT k CHECK "
+            "(id > 1)",
             "ALTER TABLE q ATTACH PARTITION no_5 FOR VALUES IN (5)",
             "CREATE TABLE r (id int, v text) PARTITION BY LIST (id)",
             "BEGIN; CREATE TABLE no_1 (id int, v text); INSERT INTO no_1 VALUES (1);"
             " ALTER TABLE r ATTACH PARTITION no_1 FOR VALUES IN (1); COMMIT",
-            "BEGIN; CREATE TABLE no_2 AS SELECT 2 AS id, 'x'::text AS v; ALTER TABLE r ATTACH PARTITION no_2 FOR VALUES IN (2); COMMIT",
+            "BEGIN; CREATE TABLE no_2 AS SELECT 2 AS id, 'x'::text AS v; ALTER TABLE r ATTACH PARTITION no_2 FOR "
+            "VALUES IN (2); COMMIT",
             "VACUUM FULL pg_inherits",
             "VACUUM FREEZE pg_attribute",
             "ALTER TABLE yes_1 ADD CONSTRAINT w CHECK (id < 999)",

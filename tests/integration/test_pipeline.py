@@ -77,7 +77,8 @@ def test_avro_through_the_registry_equals_the_table(make_flow: MakeFlow, registr
     flow = make_flow(registry)
     flow.execute(
         "CREATE TABLE t (a text, b int, c numeric(12,3), d timestamptz, e int[], f inet, g bytea, PRIMARY KEY (b, a))",
-        "INSERT INTO t SELECT 'k' || g, g, g / 7.0, now(), ARRAY[g, NULL], '::1', '\\x00ff' FROM generate_series(1, 500) g",
+        "INSERT INTO t SELECT 'k' || g, g, g / 7.0, now(), ARRAY[g, NULL], '::1', '\\x00ff' FROM generate_series(1, "
+        "500) g",
     )
     flow.create()
     flow.snapshot()
@@ -355,7 +356,8 @@ def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlo
         target = flow.execute("SELECT pg_current_wal_flush_lsn()")[0][0]
         until(
             lambda: flow.execute(
-                f"SELECT confirmed_flush_lsn >= '{target}' FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
+                f"SELECT confirmed_flush_lsn >= '{target}' FROM pg_replication_slots WHERE slot_name = "
+                f"'{flow.pipeline.slot}'"
             )[0][0],
             "the slot's position passes what was not published",
             failed=errors,
@@ -525,8 +527,8 @@ def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_h
         sizes = iter(range(100_000, 10_000, -1000))
 
         def aborted() -> bool:
-            """A transaction of which the broker takes the larger part and refuses a record; it is published again without that. A limit
-            that the stream knows, it keeps itself: it is lowered each time."""
+            """A transaction of which the broker takes the larger part and refuses a record; it is published again
+            without that. A limit that the stream knows, it keeps itself: it is lowered each time."""
             letters, limit = status.report(flow.pipeline).counters["dead_letters"], next(sizes)
             limit_records(flow, "b", limit)
             flow.transaction(
@@ -551,8 +553,8 @@ def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_h
 
 
 def test_names_of_any_kind_are_quoted_wherever_they_stand(make_flow: MakeFlow) -> None:
-    """Schema, tables, columns, types, attributes and publications, from the slot to the last change: in the snapshot, in values that are
-    looked up or converted, in a table that is added later, and in what is dropped."""
+    """Schema, tables, columns, types, attributes and publications, from the slot to the last change: in the snapshot,
+    in values that are looked up or converted, in a table that is added later, and in what is dropped."""
     schema, table, later, kind = (
         name + "x" * (63 - len(name.encode())) for name in ('Sch"ä.', 'T\'\\{0}%s "ä".', 'Later "ü".', 'Typ"ö.')
     )

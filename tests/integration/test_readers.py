@@ -1,5 +1,5 @@
-"""What readers make of records when they have another schema than the writer: Avro's own reader in Java, for each two types that this
-package publishes."""
+"""What readers make of records when they have another schema than the writer: Avro's own reader in Java, for each two
+types that this package publishes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def conversions(avro: Any) -> Any:
 
 
 def read(avro: Any, data: Any, written: Any, reader: Any, value: bytes) -> Any:
-    """The value as Java reads it; None if it raises an error. A number is a number whatever its class, and so is a text."""
+    """The value as Java reads it; None if it raises an error. A number is a number whatever its class, and so is a
+    text."""
     one, other = (getattr(avro, "Schema$Parser")().parse(schema(each)) for each in (written, reader))
     decoder = avro.io.DecoderFactory.get().binaryDecoder(value, None)
     try:

@@ -1,5 +1,5 @@
-"""What a person can do after something went wrong: skip one position, re-drive dead letters, sweep after a lost slot, go on
-without the facts; and what passes by itself."""
+"""What a person can do after something went wrong: skip one position, re-drive dead letters, sweep after a lost slot,
+go on without the facts; and what passes by itself."""
 
 from __future__ import annotations
 
@@ -469,7 +469,8 @@ def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow)
     with pytest.raises(SlotError, match="changes between would be missing"):
         assume_complete(flow.pipeline, Position(1))
     confirmed = flow.execute(
-        f"SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
+        "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = "
+        f"'{flow.pipeline.slot}'"
     )
     assume_complete(flow.pipeline, max(last, Position(confirmed[0][0])))
     flow.stream()

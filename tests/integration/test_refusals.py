@@ -241,7 +241,8 @@ def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_a
     flow.change(kafka={**flow.pipeline.kafka, "compression.type": "none"})
     flow.create()
     _without_limits(monkeypatch)
-    # the first needs its value from the table; gone there, it is left out, and what follows has other numbers in the batch
+    # the first needs its value from the table; gone there, it is left out, and what follows has other numbers in the
+    # batch
     flow.transaction(
         "UPDATE a SET n = 1 WHERE id = 1",
         f"INSERT INTO a VALUES (2, {_large(40000)}, 0)",

@@ -1,5 +1,5 @@
-"""A registry that is read-only, that changes its mind, that was emptied, or is another one under the same URL: at the start and while a
-stream runs. Its own answers are real; those that Apicurio has not are a front's."""
+"""A registry that is read-only, that changes its mind, that was emptied, or is another one under the same URL: at the
+start and while a stream runs. Its own answers are real; those that Apicurio has not are a front's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def everything(flow: Flow) -> list[Any]:
 
 
 def readable(flow: Flow) -> set[int]:
-    """The rows whose latest records a consumer can read, as the registry is now. Records that are overwritten do not count."""
+    """The rows whose latest records a consumer can read, as the registry is now. Records that are overwritten do not
+    count."""
     registry, latest, found = Registry(flow.pipeline.registry), dict[bytes, bytes | None](), set[int]()
     for message in everything(flow):
         latest[message.key()] = message.value()
@@ -345,8 +346,9 @@ def test_a_live_snapshot_publishes_no_id_that_is_lost(
 def test_whatever_it_forgets_each_row_can_be_read_in_the_end(
     make_flow: MakeFlow, front: RegistryFront, seed: int
 ) -> None:
-    """Between runs of the stream the registry loses ids and subjects, takes nothing, or is away, and the table is altered. A stream that goes
-    on publishes what can be read; one that ends says that a key's id is lost, and goes on when the registry is restored."""
+    """Between runs of the stream the registry loses ids and subjects, takes nothing, or is away, and the table is
+    altered. A stream that goes on publishes what can be read; one that ends says that a key's id is lost, and goes on
+    when the registry is restored."""
     random, flow = Random(seed), followed(make_flow, front, outage_timeout=1.0)
     subjects, rows = [f"{flow.topic('t')}-{part}" for part in ("key", "value")], 1
 

@@ -17,8 +17,8 @@ TABLES = (
     "CREATE TYPE pair AS (a int, b numeric(5,1)[])",
     "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
     "CREATE DOMAIN many AS varchar(7)[]",
-    "CREATE TABLE a (id int PRIMARY KEY, n numeric(10,2) NOT NULL, t varchar(20), m mood, p pair, d positive, l int[][], x many,"
-    " z timestamptz(3), r int4range, e mood[], g int GENERATED ALWAYS AS (id * 2) STORED)",
+    "CREATE TABLE a (id int PRIMARY KEY, n numeric(10,2) NOT NULL, t varchar(20), m mood, p pair, d positive, l "
+    "int[][], x many, z timestamptz(3), r int4range, e mood[], g int GENERATED ALWAYS AS (id * 2) STORED)",
     "CREATE TABLE b (k2 text, k1 text, v int, PRIMARY KEY (k1, k2))",
     "CREATE TABLE c (id int NOT NULL, u uuid NOT NULL UNIQUE, v text)",
     "ALTER TABLE c REPLICA IDENTITY USING INDEX c_u_key",
@@ -42,12 +42,12 @@ def messages(dsn: str) -> list[pgoutput.RelationMessage]:
     """As the server would send them (logicalrep_write_attrs, src/backend/replication/logical/proto.c)."""
     with connect.connect(dsn) as connection:
         rows = connection.execute(
-            "SELECT c.oid::int8, c.relname, c.relreplident::text, array_agg(a.attname::text ORDER BY attnum),"
-            " array_agg(atttypid::int8 ORDER BY attnum), array_agg(atttypmod ORDER BY attnum),"
-            " array_agg(EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND (CASE c.relreplident WHEN 'i' THEN i.indisreplident"
-            "  ELSE i.indisprimary END) AND a.attnum = ANY (i.indkey)) OR c.relreplident = 'f' ORDER BY attnum)"
-            " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND attnum > 0 AND attgenerated = ''"
-            " WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace GROUP BY 1, 2, 3 ORDER BY 2"
+            "SELECT c.oid::int8, c.relname, c.relreplident::text, array_agg(a.attname::text ORDER BY attnum), "
+            "array_agg(atttypid::int8 ORDER BY attnum), array_agg(atttypmod ORDER BY attnum), array_agg(EXISTS "
+            "(SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND (CASE c.relreplident WHEN 'i' THEN "
+            "i.indisreplident  ELSE i.indisprimary END) AND a.attnum = ANY (i.indkey)) OR c.relreplident = 'f' ORDER "
+            "BY attnum) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND attnum > 0 AND attgenerated = "
+            "'' WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace GROUP BY 1, 2, 3 ORDER BY 2"
         ).fetchall()
     return [
         pgoutput.RelationMessage(

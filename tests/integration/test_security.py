@@ -1,4 +1,5 @@
-"""The whole path with TLS, passwords and the least rights: nothing more is needed, what is missing is named, nothing leaks.
+"""The whole path with TLS, passwords and the least rights: nothing more is needed, what is missing is named, nothing
+leaks.
 
 Every test also searches the log, the output, all errors and all topics for the passwords.
 """

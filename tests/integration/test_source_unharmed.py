@@ -104,7 +104,8 @@ FOREIGN = [
 
 @pytest.fixture
 def zoo(each_postgres: PostgresServer, kafka: KafkaBroker) -> Iterator[Flow]:
-    """A database with one relation of each kind, on each version; a pipeline over all of it, with partitions under their own names."""
+    """A database with one relation of each kind, on each version; a pipeline over all of it, with partitions under
+    their own names."""
     name = f"zoo_{uuid.uuid4().hex[:8]}"
     dsn = each_postgres.createdb(name)
     flow = Flow(dsn, kafka, None, allow_unkeyed=True, partitioned_tables="leaves")
@@ -126,7 +127,8 @@ def possible(flow: Flow) -> dict[str, str]:
         names = [
             row[0]
             for row in connection.execute(
-                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'f')"
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', "
+                "'v', 'm', 'f')"
             )
         ]
         for name in names:
@@ -266,8 +268,8 @@ def test_what_a_publication_sends_is_read_as_postgresql_does(zoo: Flow) -> None:
                 oid for oid, _, filtered in expected if filtered
             }, clause
             names = connection.execute(
-                "SELECT relid, ARRAY(SELECT attname FROM pg_attribute WHERE attrelid = relid AND attnum = ANY (attrs::int2[]) ORDER BY attnum)"
-                " FROM pg_get_publication_tables(%s) AS t",
+                "SELECT relid, ARRAY(SELECT attname FROM pg_attribute WHERE attrelid = relid AND attnum = ANY "
+                "(attrs::int2[]) ORDER BY attnum) FROM pg_get_publication_tables(%s) AS t",
                 (f"p{number}",),
             )
             sent = {oid: tuple(columns) for oid, columns in names if columns}

@@ -1,5 +1,5 @@
-"""A stop that is asked for between the end of a job and the first status of the one that continues it: it is neither lost nor answered
-for the wrong job."""
+"""A stop that is asked for between the end of a job and the first status of the one that continues it: it is neither
+lost nor answered for the wrong job."""
 
 from __future__ import annotations
 

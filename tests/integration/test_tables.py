@@ -1,5 +1,5 @@
-"""Tables that come, go and change under a running stream: what is followed is what bears a name that is wanted, by itself, and what is not
-is told with its reason."""
+"""Tables that come, go and change under a running stream: what is followed is what bears a name that is wanted, by
+itself, and what is not is told with its reason."""
 
 from __future__ import annotations
 

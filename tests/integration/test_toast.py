@@ -1,4 +1,5 @@
-"""Large values that an update left unchanged are not in the stream: where they are taken from, and where they are not."""
+"""Large values that an update left unchanged are not in the stream: where they are taken from, and where they are
+not."""
 
 from __future__ import annotations
 
@@ -216,14 +217,16 @@ def _type_without_binary_form(name: str, like: str, storage: str) -> list[str]:
     operators = {"<": "lt", "<=": "le", "=": "eq", ">=": "ge", ">": "gt"}
     for operator, function in operators.items():
         made += [
-            f"CREATE FUNCTION {name}_{function}({name}, {name}) RETURNS bool LANGUAGE internal IMMUTABLE STRICT AS 'int4{function}'",
+            f"CREATE FUNCTION {name}_{function}({name}, {name}) RETURNS bool LANGUAGE internal IMMUTABLE STRICT AS "
+            f"'int4{function}'",
             f"CREATE OPERATOR {operator} (LEFTARG = {name}, RIGHTARG = {name}, FUNCTION = {name}_{function})",
         ]
     places = ", ".join(f"OPERATOR {n} {operator}" for n, operator in enumerate(operators, 1))
     return [
         *made,
         f"CREATE FUNCTION {name}_cmp({name}, {name}) RETURNS int LANGUAGE internal IMMUTABLE STRICT AS 'btint4cmp'",
-        f"CREATE OPERATOR CLASS {name}_ops DEFAULT FOR TYPE {name} USING btree AS {places}, FUNCTION 1 {name}_cmp({name}, {name})",
+        f"CREATE OPERATOR CLASS {name}_ops DEFAULT FOR TYPE {name} USING btree AS {places}, FUNCTION 1 "
+        f"{name}_cmp({name}, {name})",
     ]
 
 
@@ -258,7 +261,8 @@ def test_values_that_do_not_fit_into_memory_are_published_in_parts_of_their_tran
     flow.execute(
         f"INSERT INTO w SELECT g, 0, {LARGE.format('o')} || g FROM generate_series(6, 100) g",
         "CREATE TABLE w2 (id int[] PRIMARY KEY, v int, big jsonb)",
-        "INSERT INTO w2 SELECT ARRAY[id], v, jsonb_build_object('big', (SELECT string_agg(md5(n::text), '') FROM generate_series(id, id + 500) n)) FROM w",
+        "INSERT INTO w2 SELECT ARRAY[id], v, jsonb_build_object('big', (SELECT string_agg(md5(n::text), '') FROM "
+        "generate_series(id, id + 500) n)) FROM w",
     )
     flow.create()
     statements = {

@@ -336,8 +336,8 @@ def load(connection: Connection, name: str, forms: TypeOptions = DEFAULT_TYPE_OP
 
 
 def parsed(table: Table, record: dict[str, Any]) -> dict[str, Any]:
-    """With float4 as the number that it stands for: its shortest text is not that of the double beside it; and exact numbers as
-    doubles (that they are exact is in the conformance file)."""
+    """With float4 as the number that it stands for: its shortest text is not that of the double beside it; and exact
+    numbers as doubles (that they are exact is in the conformance file)."""
     singles = {c.name for c in table.columns if c.type.base_oid == 700}
 
     def plain(name: str, value: Any) -> Any:
@@ -508,15 +508,16 @@ def test_a_database_in_another_encoding_delivers_utf_8(postgres: PostgresServer)
         connection.execute("CREATE TYPE public.mood AS ENUM ('übel', 'ok')")
         connection.execute('CREATE TYPE public."Größe" AS ("höhe" int, t text, v tsvector)')
         connection.execute(
-            'CREATE TABLE public."tä" ("ü" text PRIMARY KEY, m public.mood, j jsonb, g public."Größe", a text[], n name, c "char",'
+            'CREATE TABLE public."tä" ("ü" text PRIMARY KEY, m public.mood, j jsonb, g public."Größe", a text[], n '
+            'name, c "char",'
             " x json, v tsvector)"
         )
         connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
         follower = Follower(postgres.dsn(name))
         for text in ("grün", "\u00ff\u00a0", "plain", ""):
             connection.execute(
-                "INSERT INTO public.\"tä\" VALUES (%(t)s, 'übel', to_jsonb(%(t)s::text), ROW(1, %(t)s, to_tsvector(%(t)s)),"
-                " ARRAY[%(t)s, NULL], %(t)s::text, 'x', to_json(%(t)s::text), to_tsvector(%(t)s))",
+                "INSERT INTO public.\"tä\" VALUES (%(t)s, 'übel', to_jsonb(%(t)s::text), ROW(1, %(t)s, "
+                "to_tsvector(%(t)s)), ARRAY[%(t)s, NULL], %(t)s::text, 'x', to_json(%(t)s::text), to_tsvector(%(t)s))",
                 {"t": text},
             )
         table = load(connection, 'public."tä"')

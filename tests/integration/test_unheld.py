@@ -1,4 +1,5 @@
-"""A value that has no form in what its column is published as: what is said before and then, and the way that is named."""
+"""A value that has no form in what its column is published as: what is said before and then, and the way that is
+named."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ WRITERS = (*[Habit(open_for=(0.05, 0.3))] * 4, SHORT, SHORT, ASYNCHRONOUS, PREPA
 ROWS = 300
 TABLE = """CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric(12,2), at timestamptz, ok boolean, ratio float8)"""
 FILL = (
-    f"INSERT INTO items SELECT g, 'item ' || g, g / 7.0, timestamptz '2026-01-01' + g * interval '1.5 s', g % 3 = 0, g / 3.0"
-    f" FROM generate_series(1, {ROWS}) g"
+    "INSERT INTO items SELECT g, 'item ' || g, g / 7.0, timestamptz '2026-01-01' + g * interval '1.5 s', g % 3 = 0, g "
+    f"/ 3.0 FROM generate_series(1, {ROWS}) g"
 )
 
 

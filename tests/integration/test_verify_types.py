@@ -1,5 +1,5 @@
-"""Every type verifies as equal in both formats and in each form: what the kernels have encoded, against PostgreSQL's own text; by the
-way that takes any type, and by the compiled one where a type has it."""
+"""Every type verifies as equal in both formats and in each form: what the kernels have encoded, against PostgreSQL's
+own text; by the way that takes any type, and by the compiled one where a type has it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_values_that_are_made_of_texts_are_read_as_they_are_written(database: st
     with connect(database) as connection:
         connection.execute("CREATE TYPE public.several AS (a text, list text[], b text)")
         connection.execute(
-            "CREATE TABLE public.t (id int PRIMARY KEY, list text[], two text[][], one public.several, many public.several[])"
+            "CREATE TABLE public.t (id int PRIMARY KEY, list text[], two text[][], one public.several, many "
+            "public.several[])"
         )
         (oid,) = connection.execute("SELECT 'public.t'::regclass::oid::bigint").fetchone() or (0,)
         (table,) = catalog.load(connection, [oid])
@@ -132,7 +133,8 @@ def test_values_that_are_made_of_texts_are_read_as_they_are_written(database: st
 def test_what_cannot_be_verified_is_named(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as admin:
         admin.execute(
-            "CREATE TYPE named AS (a regclass, b int); CREATE TABLE t (id int PRIMARY KEY, a regclass, b regclass[], c named)"
+            "CREATE TYPE named AS (a regclass, b int); CREATE TABLE t (id int PRIMARY KEY, a regclass, b regclass[], "
+            "c named)"
         )
     with connect(database) as connection:
         (oid,) = connection.execute("SELECT 'public.t'::regclass::oid::bigint").fetchone() or (0,)

@@ -223,7 +223,8 @@ def test_a_replication_connection_that_has_died_unnoticed_is_an_outage(
     for _ in range(20):
         follower.stream.take(0.1)  # the server still serves it, for all that we know
     direct.execute(
-        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND database = current_database()"
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND database = "
+        "current_database()"
     )
     started = time.monotonic()
     with pytest.raises(Outage, match="no longer serves the job's connection"):

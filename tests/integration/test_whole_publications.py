@@ -1,4 +1,5 @@
-"""Publications that have all tables, or whole schemas: tables that are not followed come along, and do not stop the stream."""
+"""Publications that have all tables, or whole schemas: tables that are not followed come along, and do not stop the
+stream."""
 
 from __future__ import annotations
 

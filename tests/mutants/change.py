@@ -1,13 +1,15 @@
 """What a mutant does to the package, and where: a clause of a function, found by syntax tree.
 
-A **place** is the dotted end of a function's, class's or constant's name (``Claim.check``, ``claim.check``, ``ERROR_ACTIONS``), so that files can
-move. A **clause** is an expression or some statements, compared as syntax: line breaks, comments and brackets do not count. In it
+A **place** is the dotted end of a function's, class's or constant's name (``Claim.check``, ``claim.check``,
+``ERROR_ACTIONS``), so that files can move. A **clause** is an expression or some statements, compared as syntax: line
+breaks, comments and brackets do not count. In it
 
 * ``...`` stands for any expression, any run of arguments (of keywords, too) or any run of statements (and ``else``),
 * ``{key: value}`` stands for a dictionary that has this entry among others.
 
-A clause that is not there as it is written may have other names for its variables, if only one place of the function is like that. If the function
-has another name now, or the clause is in another function, it is looked for in the whole package, as it is written.
+A clause that is not there as it is written may have other names for its variables, if only one place of the function is
+like that. If the function has another name now, or the clause is in another function, it is looked for in the whole
+package, as it is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The mutants: a rule, the clause that keeps it, what stands there without it (:mod:`tests.mutants.change`), and the test that must then fail."""
+"""The mutants: a rule, the clause that keeps it, what stands there without it (:mod:`tests.mutants.change`), and the
+test that must then fail."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ MUTANTS = (
         "the topic of a table that was dropped goes to the one that bears its name",
         "_Planner._of_followed",
         drop("owner is not None"),
-        "tests/unit/tables/test_plan.py::test_a_topic_goes_to_the_table_that_bears_its_name[a staging table takes the name]",
+        "tests/unit/tables/test_plan.py::test_a_topic_goes_to_the_table_that_bears_its_name[a staging table takes the "
+        "name]",
     ),
     Mutant(
         "a topic that had rows is never forgotten",
@@ -349,7 +351,8 @@ MUTANTS = (
         "SnapshotExporter._try",
         swap(
             "try:\n    ...\nexcept locks.BUSY:\n    ...\nexcept psycopg.errors.UndefinedTable:\n    ...",
-            "execute('SELECT pg_current_snapshot()')\ntry:\n    ...\nexcept locks.BUSY:\n    ...\nexcept psycopg.errors.UndefinedTable:\n    ...",
+            "execute('SELECT pg_current_snapshot()')\ntry:\n    ...\nexcept locks.BUSY:\n    ...\nexcept "
+            "psycopg.errors.UndefinedTable:\n    ...",
         ),
         f"{_HANDOVER}::test_a_rewrite_that_commits_while_the_holder_opens_does_not_empty_the_snapshot",
     ),
@@ -525,7 +528,8 @@ MUTANTS = (
         "PublishSession.transact",
         swap(
             "for record in self.progress_records(progress) if piece is None else ():\n    ...",
-            "with self._publisher.transaction():\n    for record in self.progress_records(progress) if piece is None else ():\n        ...",
+            "with self._publisher.transaction():\n    for record in self.progress_records(progress) if piece is None "
+            "else ():\n        ...",
         ),
         f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
     ),
@@ -780,7 +784,8 @@ MUTANTS = (
         "a job does not claim its slot again that another one has claimed",
         "Claim._claim",
         never(
-            "(ours := _job.last_claim if _job is not None else '') and (before.claim is None or before.claim.id != ours)"
+            "(ours := _job.last_claim if _job is not None else '') and (before.claim is None or before.claim.id != "
+            "ours)"
         ),
         "tests/integration/test_new_tables.py::test_a_job_does_not_take_its_slot_back",
     ),
@@ -856,7 +861,8 @@ MUTANTS = (
         drop("held is None or held.allows(records, i)"),
         f"{_RECOVERY}::test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_back",
     ),
-    # ------------------------------------------------------------------ the source is not harmed, and waits have a bound
+    # ------------------------------------------------------------------ the source is not harmed, and waits have a
+    # bound
     Mutant(
         "a table is published without those that inherit from it",
         "_only",
@@ -943,7 +949,8 @@ MUTANTS = (
         "only who has the slot is terminated",
         "slot.release",
         swap(
-            "connection.execute('SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active_pid = %s', (name, found.active_pid))",
+            "connection.execute('SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = "
+            "%s AND active_pid = %s', (name, found.active_pid))",
             "connection.execute('SELECT pg_terminate_backend(%s)', (found.active_pid,))",
         ),
         "tests/integration/test_waits.py::test_only_who_has_the_slot_is_terminated",
@@ -1275,7 +1282,8 @@ MUTANTS = (
         "an Airflow that does not answer has not ended a task",
         "tasks.fate",
         swap(
-            "log.warning('Airflow does not say whether the task was ended (%s).', type(error).__name__)\nreturn Fate.UNKNOWN",
+            "log.warning('Airflow does not say whether the task was ended (%s).', type(error).__name__)\nreturn "
+            "Fate.UNKNOWN",
             "return Fate.ENDED",
         ),
         "tests/unit/triggers/test_triggers.py::test_a_job_goes_on_if_airflow_never_says_that_its_task_was_ended",
@@ -1589,8 +1597,10 @@ MUTANTS = (
         "a table is locked before rows that are read again are looked at",
         "begin_reading",
         swap(
-            "try:\n    ...\nexcept locks.BUSY as error:\n    ...\nexcept (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:\n    ...",
-            "connection.execute('SELECT pg_current_snapshot()')\ntry:\n    ...\nexcept locks.BUSY as error:\n    ...\nexcept (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:\n    ...",
+            "try:\n    ...\nexcept locks.BUSY as error:\n    ...\nexcept (psycopg.errors.UndefinedTable, "
+            "psycopg.errors.InvalidSchemaName) as error:\n    ...",
+            "connection.execute('SELECT pg_current_snapshot()')\ntry:\n    ...\nexcept locks.BUSY as error:\n    "
+            "...\nexcept (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:\n    ...",
         ),
         f"{_LIVE_ORDER}::test_the_table_is_locked_before_the_snapshot_is_taken",
     ),
@@ -1975,7 +1985,8 @@ MUTANTS = (
         "TransactionAssembler._take_relation",
         swap(
             "if message.oid in self._refused or message.oid in self._boundaries:\n    ...",
-            "self._leave_out(message.oid)\nraise AssertionError\nif message.oid in self._refused or message.oid in self._boundaries:\n    ...",
+            "self._leave_out(message.oid)\nraise AssertionError\nif message.oid in self._refused or message.oid in "
+            "self._boundaries:\n    ...",
         ),
         f"{_PARTITIONS}::test_a_row_that_moves_is_a_tombstone_and_then_the_row",
     ),
@@ -2019,7 +2030,8 @@ MUTANTS = (
         "rows that a partition had before it was attached are noticed",
         "partitions._BELOW",
         text("0 AND u.xmin = s.xmin AND u.cmin = s.cmin),", "0),"),
-        f"{_PARTITIONS}::test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot[attached where it was made]",
+        f"{_PARTITIONS}::test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot[attached where it "
+        "was made]",
     ),
     Mutant(
         "rows of a partition that was attached are read",
@@ -2079,7 +2091,8 @@ MUTANTS = (
         "a sweep does not keep the table locked until its end",
         "Reading._find_keys",
         never("time.monotonic() - began > _SWEPT_SECONDS"),
-        f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[ALTER TABLE items ALTER name SET DEFAULT 0]",
+        f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[ALTER TABLE items "
+        "ALTER name SET DEFAULT 0]",
     ),
     Mutant(
         "a sweep reads a table that was rewritten meanwhile from its start",
@@ -2169,7 +2182,8 @@ MUTANTS = (
         "what is below an attached partition was attached with it",
         "partitions.attached",
         drop("each.parent in found"),
-        f"{_PARTITIONS}::test_the_rows_of_a_partition_that_is_attached_are_read_and_no_others[of two levels, its columns in another order]",
+        f"{_PARTITIONS}::test_the_rows_of_a_partition_that_is_attached_are_read_and_no_others[of two levels, its "
+        "columns in another order]",
     ),
     Mutant(
         "what is known of other partitions stays when one is attached",

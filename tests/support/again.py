@@ -84,8 +84,8 @@ def left_alone(log: Sequence[Change], asked: Asked) -> set[tuple[str, int]]:
 
 
 def check_rows(flow: Flow, tables: Sequence[str], asked: Sequence[Asked], done: Sequence[Upset]) -> tuple[int, int]:
-    """Rows that were left alone are there, and each has the columns that its table had when it was read. Returns how many were left
-    alone, and how many things were done to whole tables while they were read."""
+    """Rows that were left alone are there, and each has the columns that its table had when it was read. Returns how
+    many were left alone, and how many things were done to whole tables while they were read."""
     log = read_log(flow)
     found = read_all(flow.kafka, [flow.topic(table) for table in tables])
     rows = [(table, m) for table in tables for m in found[flow.topic(table)] if m.snapshot]

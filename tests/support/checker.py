@@ -1,7 +1,7 @@
 """Exactly once, in order, transactions whole: topics against a log that knows every committed version of every row.
 
-The log (``fix_writers``) is written inside the transactions that it tells of, so it is as durable as they are. This is the
-comparison only: plain values in, a report out.
+The log (``fix_writers``) is written inside the transactions that it tells of, so it is as durable as they are. This is
+the comparison only: plain values in, a report out.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ class Checker:
     :param oldest_xid: X0, for the statistics.
     :param complete: everything that was committed must be there; otherwise transactions may be missing, but not parts.
     :param superseded: how many versions the stream says that it left out.
-    :param cut_from: transactions of so many changes may be cut (0: none), and with ``cut_from_large``, those of so many changes of rows with
-        large values, which an update does not bring along.
+    :param cut_from: transactions of so many changes may be cut (0: none), and with ``cut_from_large``, those of so many
+        changes of rows with large values, which an update does not bring along.
     :param positions: every P that was committed, where they are known.
     :param truncations: of the events topic.
     """
@@ -360,7 +360,8 @@ class Checker:
                 self._wrong("stale", record, f"{record} ends with the large value {record.large}, not {change.large}")
 
     def _check_view(self, records: Sequence[Record]) -> None:
-        """A consumer that follows the rules (docs/message-format.md) has the table: what a TRUNCATE deletes has no tombstone."""
+        """A consumer that follows the rules (docs/message-format.md) has the table: what a TRUNCATE deletes has no
+        tombstone."""
         emptied = {t: max(x.pos for x in self._truncations if x.table == t) for t in self._emptied}
         view: dict[tuple[str, int], Record] = {}
         for record in sorted(records, key=lambda r: r.offset):
@@ -407,7 +408,8 @@ class Checker:
                 candidates += [c for c in changes if c.n in lost]
                 tombstones |= bare
         for change in candidates:
-            # a value that had to be read again when the row was gone: a later change of the key, or a TRUNCATE, has come instead
+            # a value that had to be read again when the row was gone: a later change of the key, or a TRUNCATE, has
+            # come instead
             key = (change.table, change.new if change.new is not None else -1)
             if (
                 change.op in (UPDATE, MOVE)
@@ -456,8 +458,8 @@ class Checker:
     def _check_live(
         self, records: Sequence[Record], found: Mapping[tuple[int, int, str], tuple[Record, _Expected]]
     ) -> None:
-        """A row that is read again is what its topic has already: neither older nor newer, and no row that was deleted. (Newer it may
-        be than a version that was left out since it had to be read again.)"""
+        """A row that is read again is what its topic has already: neither older nor newer, and no row that was deleted.
+        (Newer it may be than a version that was left out since it had to be read again.)"""
         numbers = {id(record): expected.change.n for record, expected in found.values()}
         by_version = {(c.table, c.version): c for c in self._log if c.version}
         left_out = {(f.table, f.version) for f in self._report.superseded}
@@ -488,8 +490,8 @@ class Checker:
     def _check_whole(
         self, records: Sequence[Record], found: Mapping[tuple[int, int, str], tuple[Record, _Expected]]
     ) -> None:
-        """A transaction's records are in one Kafka transaction: nothing (no marker, no aborted record) lies between them in a
-        partition, and no P lies inside it."""
+        """A transaction's records are in one Kafka transaction: nothing (no marker, no aborted record) lies between
+        them in a partition, and no P lies inside it."""
         offsets: dict[tuple[str, int], set[int]] = defaultdict(set)
         for record in records:
             offsets[record.table, record.partition].add(record.offset)
@@ -544,7 +546,8 @@ def _finding(kind: str, record: Record, text: str) -> Finding:
 
 
 def _deleted(record: Record, truncate: str) -> bool:
-    """Whether the row of a record is one of those that a TRUNCATE at this position has deleted, as docs/message-format.md says."""
+    """Whether the row of a record is one of those that a TRUNCATE at this position has deleted, as
+    docs/message-format.md says."""
     if not truncate:
         return False
     if record.pos:

@@ -1,4 +1,5 @@
-"""Whether a topic is its table, for a table of any types in either format: its records against PostgreSQL's own text of the rows."""
+"""Whether a topic is its table, for a table of any types in either format: its records against PostgreSQL's own text of
+the rows."""
 
 from __future__ import annotations
 

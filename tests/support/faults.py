@@ -1,4 +1,5 @@
-"""Jobs in processes of their own (``faults/worker.py``), watched from the test, and a broker behind a proxy that loses answers."""
+"""Jobs in processes of their own (``faults/worker.py``), watched from the test, and a broker behind a proxy that loses
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The fixtures of all tests: servers, started when a test first asks for one; a database for each test; pipelines over them."""
+"""The fixtures of all tests: servers, started when a test first asks for one; a database for each test; pipelines over
+them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class Source:
             outage_timeout=10.0,
             create_slot_timeout=20.0,
         )
-        #: data and state of earlier tests, in which the broker may still end a transaction that one of them has left open
+        #: data and state of earlier tests, in which the broker may still end a transaction that one of them has left
+        #: open
         self._others = {
             name for name in self._topics() if not name.startswith("_bottledwater") or name.startswith("_bottledwater.")
         }

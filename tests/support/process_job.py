@@ -1,4 +1,5 @@
-"""A job with a real job's entry point, in one process without Spark: ``python -m tests.support.process_job stream --pipeline FILE --job ID``."""
+"""A job with a real job's entry point, in one process without Spark: ``python -m tests.support.process_job stream
+--pipeline FILE --job ID``."""
 
 from __future__ import annotations
 

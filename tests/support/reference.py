@@ -1,6 +1,7 @@
 """The readable twin of the kernels: what a row must look like, from PostgreSQL's own text of its values.
 
-The values are those that the verification compares topics with (``airflow_bottledwater/verify/expected.py``); here they become records.
+The values are those that the verification compares topics with (``airflow_bottledwater/verify/expected.py``); here they
+become records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A front before a real schema registry: under one URL it leads to one registry or another, and gives answers that those cannot give."""
+"""A front before a real schema registry: under one URL it leads to one registry or another, and gives answers that
+those cannot give."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class RegistryFront:
     :ivar registry: whom it asks.
     :ivar answer: what it answers itself.
     :ivar asked: methods and paths of all requests.
-    :ivar lost: ids that it does not know any more, as if the subjects had been deleted for good. What is registered again gets another id,
-        or in the mode IMPORT, in which only schemas with ids are taken, the same.
+    :ivar lost: ids that it does not know any more, as if the subjects had been deleted for good. What is registered
+        again gets another id, or in the mode IMPORT, in which only schemas with ids are taken, the same.
     :ivar instead: ids that mean the schema of another id.
     :ivar importing: whether it is in the mode IMPORT.
     """

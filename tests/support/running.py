@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 def run_stream(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
     """Claim the slot and stream, as the Spark job does; returns the counters.
 
-    :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead of running
-        until stopped.
+    :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead
+        of running until stopped.
     """
     while True:
         with stoppable(stopped):

@@ -1,4 +1,5 @@
-"""Servers that ask who is there: TLS with checked names, SCRAM, ACLs and grants, basic authentication; and a pipeline on them."""
+"""Servers that ask who is there: TLS with checked names, SCRAM, ACLs and grants, basic authentication; and a pipeline
+on them."""
 
 from __future__ import annotations
 

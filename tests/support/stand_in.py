@@ -1,4 +1,5 @@
-"""A job in place of Spark's, with a real job's entry point: it reports to nobody. Run as a module, it waits to be stopped."""
+"""A job in place of Spark's, with a real job's entry point: it reports to nobody. Run as a module, it waits to be
+stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is done to whole tables beside writers and readers: TRUNCATE, columns that come, go and get other types, rewrites."""
+"""What is done to whole tables beside writers and readers: TRUNCATE, columns that come, go and get other types,
+rewrites."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _WIDEN = "ALTER TABLE {table} ALTER n TYPE bigint"
 class Upset:
     """Something that was done to a whole table, and committed.
 
-    :param lsn: of a moment at which nobody else could read the table (but for a rewrite): what others read of it is from before if they have read an
-        LSN up to this one, under their lock on the table, and from behind it otherwise.
+    :param lsn: of a moment at which nobody else could read the table (but for a rewrite): what others read of it is
+        from before if they have read an LSN up to this one, under their lock on the table, and from behind it
+        otherwise.
     :param extra: whether the table has the column ``extra`` then.
     """
 

@@ -28,7 +28,8 @@ def start_command(flow: Flow) -> subprocess.Popen[str]:
 
 
 def ended_equal(process: subprocess.Popen[str]) -> Verification:
-    """What the command has found, which must be that every topic is its table, and that there was something to compare."""
+    """What the command has found, which must be that every topic is its table, and that there was something to
+    compare."""
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, output + errors
     found = msgspec.json.decode(output, type=Verification)
@@ -42,7 +43,8 @@ def verified_by_command(flow: Flow) -> Verification:
 
 
 def verified_beside_a_stream(flow: Flow) -> Verification:
-    """Verify with the command's driver in this process, while what is left is streamed in it: for pipelines whose job has ended."""
+    """Verify with the command's driver in this process, while what is left is streamed in it: for pipelines whose job
+    has ended."""
     with flow.streaming() as errors:
         found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
     assert not errors, errors
@@ -82,7 +84,8 @@ def verified_in_airflow(client: AirflowClient, conf: Mapping[str, Any]) -> dict[
 
 
 def found_equal(client: AirflowClient, run: str, *, dag: str = VERIFY) -> dict[str, Any]:
-    """Wait for the end of a run of the watch, which must find every topic equal to its table; returns the task's result."""
+    """Wait for the end of a run of the watch, which must find every topic equal to its table; returns the task's
+    result."""
     state, result, log = watched(client, run, dag=dag)
     assert state == "success", log[-3000:]
     assert result["equal"] and result["rows"] > 0, result
@@ -91,7 +94,8 @@ def found_equal(client: AirflowClient, run: str, *, dag: str = VERIFY) -> dict[s
 
 
 def holds_snapshot(execute: Callable[[str], list[tuple[Any, ...]]], table: str) -> bool:
-    """Whether a verification holds its snapshot, and with it a lock on the table: what is committed later is not compared.
+    """Whether a verification holds its snapshot, and with it a lock on the table: what is committed later is not
+    compared.
 
     :param execute: runs a statement on the source, and returns its rows.
     """

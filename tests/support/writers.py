@@ -26,11 +26,13 @@ from tests.support.topics import Flow, read, read_all
 _SCHEMA = (
     "CREATE SEQUENCE checker_n",
     "CREATE SEQUENCE checker_version",
-    "CREATE TABLE checker_log (n bigint, xid bigint, tbl text, old bigint, new bigint, op text, version bigint, large bigint)",
+    "CREATE TABLE checker_log (n bigint, xid bigint, tbl text, old bigint, new bigint, op text, version bigint, large "
+    "bigint)",
 )
 #: the log's line of each row that ``c`` returns: numbered when the row is written, and so while it is locked
 _LOG = (
-    " INSERT INTO checker_log SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {old}, {new}, '{op}',"
+    " INSERT INTO checker_log SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {old}, "
+    "{new}, '{op}',"
     " version, large FROM c"
 )
 #: a value that is stored out of line, and by what it is known
@@ -44,7 +46,8 @@ _INSERT = (
     f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="NULL", new="id", op="c")
 )
 _UPDATE = (
-    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1{large} WHERE id BETWEEN {first} AND {last}"
+    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1{large} WHERE id BETWEEN {first} AND "
+    "{last}"
     f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="id", new="id", op="u")
 )
 _DELETE = "WITH c AS (DELETE FROM {table} WHERE id = {first} RETURNING id, 0 AS version, 0 AS large)" + _LOG.format(
@@ -60,11 +63,12 @@ _MOVE_ACROSS = (
     "WITH c AS (UPDATE {table} SET id = {last}, version = nextval('checker_version') WHERE id = {first}"
     f" AND NOT EXISTS (SELECT FROM {{table}} WHERE id = {{last}}) RETURNING id, version, {_KNOWN_BY})"
     " INSERT INTO checker_log"
-    " SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {first}, NULL, 'd', 0, 0 FROM c UNION ALL"
+    " SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', {first}, NULL, 'd', 0, 0 FROM c "
+    "UNION ALL"
     " SELECT nextval('checker_n'), pg_current_xact_id()::text::bigint, '{table}', NULL, id, 'c', version, large FROM c"
 )
-#: the name of a partitioned table, and the keys at which its partitions begin, but for the first; a third of the rows are in each of the
-#: first three, and new keys in the last two
+#: the name of a partitioned table, and the keys at which its partitions begin, but for the first; a third of the rows
+#: are in each of the first three, and new keys in the last two
 PARTED = "parted"
 _BEGIN = (500, 1000, 10_000_000, 90_000_000)
 #: what other writers or a stopping server do to a transaction; it is rolled back
@@ -98,7 +102,8 @@ def _partitions() -> Iterator[str]:
     yield f"ALTER TABLE {PARTED}_1 DROP COLUMN gone, ALTER large SET STORAGE EXTERNAL"
     yield f"ALTER TABLE {PARTED} ATTACH PARTITION {PARTED}_1 FOR VALUES FROM ({limits[1]}) TO ({limits[2]})"
     yield (
-        f"CREATE TABLE {PARTED}_new PARTITION OF {PARTED} FOR VALUES FROM ({limits[3]}) TO ({limits[5]}) PARTITION BY RANGE (id)"
+        f"CREATE TABLE {PARTED}_new PARTITION OF {PARTED} FOR VALUES FROM ({limits[3]}) TO ({limits[5]}) PARTITION BY "
+        "RANGE (id)"
     )
     for number, parent in ((0, PARTED), (2, PARTED), (3, f"{PARTED}_new"), (4, f"{PARTED}_new")):
         bounds = f"FROM ({limits[number]}) TO ({limits[number + 1]})"
@@ -131,8 +136,8 @@ CROWD = (*[LONG] * 16, SHORT, ASYNCHRONOUS, PREPARING)
 
 @dataclass(slots=True)
 class Writers:
-    """Sessions beside the block: inserts, updates, deletes, key changes, savepoints, roll-backs, prepared transactions. Keys that
-    were given up are used again, by other rows too, and large values are mostly left as they are.
+    """Sessions beside the block: inserts, updates, deletes, key changes, savepoints, roll-backs, prepared transactions.
+    Keys that were given up are used again, by other rows too, and large values are mostly left as they are.
 
     They survive the server's death: the log says what became of their transactions.
 
@@ -390,9 +395,9 @@ def audit(
 def _check_uncommitted(everything: Sequence[Record], committed: Sequence[Record]) -> None:
     """A reader of uncommitted records, who compares positions, comes to the same history.
 
-    But for changes whose large value was read from the table afterwards: an attempt that was aborted may have found the row, which is
-    gone for the next (the change is superseded then), or the other way round. Whatever came of them, the last change of each key is
-    the same.
+    But for changes whose large value was read from the table afterwards: an attempt that was aborted may have found the
+    row, which is gone for the next (the change is superseded then), or the other way round. Whatever came of them, the
+    last change of each key is the same.
     """
     reread = {(r.table, r.key, r.pos) for r in everything if r.reread}
     seen = {(r.table, r.key, r.pos) for r in uncommitted_rule(everything) if r.pos}

@@ -1,5 +1,6 @@
-"""Scheduled backfills in a real Airflow: ten days that are created at once, each published again once, while the stream runs; a damaged
-topic that the watch finds and a backfill mends; and a slice that waits for the next bounded run. All DAGs have the defaults of their forms."""
+"""Scheduled backfills in a real Airflow: ten days that are created at once, each published again once, while the stream
+runs; a damaged topic that the watch finds and a backfill mends; and a slice that waits for the next bounded run. All
+DAGs have the defaults of their forms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The DAG in a real Airflow over real servers: whole runs, and everything that users and crashes do to a running stream.
+"""The DAG in a real Airflow over real servers: whole runs, and everything that users and crashes do to a running
+stream.
 
-Each step asks the machine itself who lives (``/proc``), the source whether the slot exists and is in use, and the topics whether
-every change came, once.
+Each step asks the machine itself who lives (``/proc``), the source whether the slot exists and is in use, and the
+topics whether every change came, once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def until(what: str, found: Callable[[], Any], timeout: float = 60.0) -> Any:
 
 # ------------------------------------------------------------------ who lives
 class Watch(threading.Thread):
-    """Looks at all processes several times a second: more than one stream job at once, or the marker where it must not be."""
+    """Looks at all processes several times a second: more than one stream job at once, or the marker where it must not
+    be."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(daemon=True)
@@ -227,7 +229,8 @@ class System:
     def why(self, run_id: str) -> str:
         """The ends of the logs of tasks that did not succeed: for a test that failed."""
         return "\n".join(
-            f"--- {t['task_id']} {t['state']}\n{self.client.task_log(DAG, run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
+            f"--- {t['task_id']} "
+            f"{t['state']}\n{self.client.task_log(DAG, run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
             for t in self.client.task_instances(DAG, run_id)
             if t["state"] in ("failed", "up_for_retry", "deferred")
         )
@@ -296,7 +299,8 @@ class Writers(threading.Thread):
                     many = 1 + new % 5
                     with connection.transaction():
                         connection.execute(
-                            f"INSERT INTO public.orders SELECT g, 'order ' || g FROM generate_series({new}, {new + many - 1}) g"
+                            f"INSERT INTO public.orders SELECT g, 'order ' || g FROM generate_series({new}, "
+                            f"{new + many - 1}) g"
                         )
                         connection.execute(f"UPDATE public.ticks SET n = n + 1 WHERE id = {new % 10}")
                     self.written = new + many - 1
@@ -352,7 +356,8 @@ class Stream:
         self.system.client.clear(DAG, self.run_id, ["stream"], downstream=True)
 
     def deferred(self, but: str = "", timeout: float = 240) -> str:
-        """Wait until a job (but not this one) reads from the slot and the task is deferred; returns the job's folder."""
+        """Wait until a job (but not this one) reads from the slot and the task is deferred; returns the job's
+        folder."""
 
         def found() -> str | None:
             state = self.state
@@ -614,7 +619,8 @@ def test_another_run_goes_on_and_always_drops_a_slot_that_is_in_use(system: Syst
 
 @pytest.mark.long
 def test_the_password_is_nowhere(system: System, stream: Stream) -> None:
-    """In no log, no row of Airflow's database, no argument or environment of a job; of files only where it has to be."""
+    """In no log, no row of Airflow's database, no argument or environment of a job; of files only where it has to
+    be."""
     assert system.watch.looks > 100
     assert system.watch.leaks == set() and system.watch.doubles == []
     # every table: rendered templates, XCom, task state, triggers, serialized DAGs, the audit log

@@ -116,7 +116,8 @@ def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_p
 
 
 def test_a_retry_in_another_pod_goes_on(flow: Flow, pod: Pod, tmp_path: Path) -> None:
-    """Airflow has kept which job the task had, in a pod that is gone: it has ended in order, or could not say anything any more."""
+    """Airflow has kept which job the task had, in a pod that is gone: it has ended in order, or could not say anything
+    any more."""
     kept = None
     for number, at_once in enumerate((False, True), start=1):
         evicted = pod(kept)

@@ -1,4 +1,5 @@
-"""docker-compose.yaml: valid by the specification's schema, and consistent in itself and with the DAG. It is not run."""
+"""docker-compose.yaml: valid by the specification's schema, and consistent in itself and with the DAG. It is not
+run."""
 
 from __future__ import annotations
 

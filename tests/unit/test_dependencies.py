@@ -1,4 +1,5 @@
-"""What pyproject declares is what is imported, and where: the base for the control part, each extra for the rooms that need it."""
+"""What pyproject declares is what is imported, and where: the base for the control part, each extra for the rooms that
+need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/examples: valid by what can be checked without a service manager, a container platform or a cluster. None of them is run."""
+"""docs/examples: valid by what can be checked without a service manager, a container platform or a cluster. None of
+them is run."""
 
 from __future__ import annotations
 
@@ -228,7 +229,8 @@ def test_airflows_chart_gets_executor_image_and_secrets_by_volume() -> None:
     assert VALUES["workers"]["kubernetes"]["terminationGracePeriodSeconds"] > ENDING
 
 
-#: the parameters of the chart that are used here, by their place; its own schema is too large to be kept, and refuses any other name
+#: the parameters of the chart that are used here, by their place; its own schema is too large to be kept, and refuses
+#: any other name
 CHART = {
     "": {"airflowVersion", "executor", "images", "config", "workers", "triggerer"},
     "images": {"airflow"},

@@ -132,7 +132,8 @@ def form(folder: Path, name: str) -> dict[str, Any]:
     code = (
         "import json, runpy, sys\nparams = runpy.run_path(sys.argv[1])['dag'].params\n"
         "fields = {n: params.get_param(n) for n in params}\n"
-        "print(json.dumps({n: {**p.schema, 'description': p.description, 'default': p.value} for n, p in fields.items()}))"
+        "print(json.dumps({n: {**p.schema, 'description': p.description, 'default': p.value} for n, p in "
+        "fields.items()}))"
     )
     return dict(json.loads(python(code, folder, str(ROOT / "dags" / f"{name}.py")).splitlines()[-1]))
 

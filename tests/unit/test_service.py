@@ -132,7 +132,8 @@ def test_after_a_stop_it_is_not_done_again(clock: Clock) -> None:
     assert (work.done, clock.pauses) == (1, [])
 
 
-# ------------------------------------------------------------------ the same in processes, with a job in place of Spark's
+# ------------------------------------------------------------------ the same in processes, with a job in place of
+# Spark's
 _COMMAND = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -362,7 +363,8 @@ def test_a_line_has_its_time_where_nobody_watches(
     _log("Two [bold]words[/bold] :smile:\n%s", "and a long line, longer than the terminal is wide")
     stamp = "" if terminal else "2026-11-22T09:09:14.123Z "
     assert written.getvalue() == (
-        f"{stamp}[INFO] Two [bold]words[/bold] :smile:\n{stamp}[INFO] and a long line, longer than the terminal is wide\n"
+        f"{stamp}[INFO] Two [bold]words[/bold] :smile:\n{stamp}[INFO] and a long line, longer than the terminal is "
+        "wide\n"
     )
 
 

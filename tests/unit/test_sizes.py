@@ -1,4 +1,5 @@
-"""Files and functions stay small enough to be read: compiled functions may be longer, since a call costs what its arguments weigh."""
+"""Files and functions stay small enough to be read: compiled functions may be longer, since a call costs what its
+arguments weigh."""
 
 from __future__ import annotations
 

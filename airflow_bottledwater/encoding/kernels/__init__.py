@@ -1,9 +1,10 @@
 """The compiled encoder: rows as ``COPY … (FORMAT binary)`` or pgoutput send them become Avro or JSON records.
 
-No Python object is made for a value. Every function that writes takes the output array and a position and returns the next
-position, or a negative code of :mod:`~airflow_bottledwater.encoding.wire`; none reads outside a row. From the bottom up:
-``reading`` and ``writing``; ``text``, ``floats`` and ``numeric``; ``to_avro`` and ``to_json`` for single values; ``nested`` for values
-that consist of others; ``fields`` of rows; ``rows``. The tests have a readable implementation of the same, to compare with.
+No Python object is made for a value. Every function that writes takes the output array and a position and returns the
+next position, or a negative code of :mod:`~airflow_bottledwater.encoding.wire`; none reads outside a row. From the
+bottom up: ``reading`` and ``writing``; ``text``, ``floats`` and ``numeric``; ``to_avro`` and ``to_json`` for single
+values; ``nested`` for values that consist of others; ``fields`` of rows; ``rows``. The tests have a readable
+implementation of the same, to compare with.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def read_copy_row(b, p, end, fields):
 
 @compiled
 def read_tuple(b, p, end, fields):
-    """Find the fields of a pgoutput TupleData; like :func:`read_copy_row`, but if it is well formed, the position is that of its end.
+    """Find the fields of a pgoutput TupleData; like :func:`read_copy_row`, but if it is well formed, the position is
+    that of its end.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData)
     """
@@ -91,9 +92,10 @@ def is_row(kind):
 def read_change(b, change, old, new):
     """Find the fields of an Insert, Update or Delete.
 
-    :param old: receives the fields of the old row, those of the key (K) or all (O); ``new`` receives those of the new row.
-    :returns: which rows there are (:data:`OLD`, :data:`NEW`), or 0 if the message is malformed; then the column and the position of
-        the error.
+    :param old: receives the fields of the old row, those of the key (K) or all (O); ``new`` receives those of the new
+        row.
+    :returns: which rows there are (:data:`OLD`, :data:`NEW`), or 0 if the message is malformed; then the column and the
+        position of the error.
     """
     p = change.offset + MESSAGE_HEADER
     end = change.offset + change.length
@@ -147,9 +149,11 @@ def _list_conversions(program, relation, is_key, fields, change, found, n):
 def find_conversions(b, changes, program, fields, found):
     """List the values that PostgreSQL has to convert to text, in the order in which :func:`encode_changes` uses them.
 
-    :param fields: scratch memory: two rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`, as wide as the widest relation.
+    :param fields: scratch memory: two rows of :data:`~airflow_bottledwater.encoding.layout.FIELD`, as wide as the
+        widest relation.
     :param found: receives rows of :data:`~airflow_bottledwater.encoding.layout.CONVERSION`.
-    :returns: how many there are; if these are more than fit into ``found``, it has to be called again with a larger one.
+    :returns: how many there are; if these are more than fit into ``found``, it has to be called again with a larger
+        one.
     """
     n = 0
     for i in range(changes.size):

@@ -16,7 +16,8 @@ _FIRST, _LAST = -292, 324
 
 
 def _powers() -> np.ndarray:
-    """The powers 10^k as 128 bits, of which the highest is set, rounded up; each row has the upper and the lower half."""
+    """The powers 10^k as 128 bits, of which the highest is set, rounded up; each row has the upper and the lower
+    half."""
     rows = []
     for k in range(_FIRST, _LAST + 1):
         shift = 127 - ((k * 1741647) >> 19)  # floor(log2(10^k))
@@ -114,8 +115,8 @@ def _decimal(significand, exponent, digits):
 
 @compiled
 def write_shortest(bits, digits, out, o):
-    """Write a finite float like ``%g`` with as many digits as it needs: with an exponent below 10^-4, and from 10^15 on (10^6 for a
-    float4), unless all places are digits."""
+    """Write a finite float like ``%g`` with as many digits as it needs: with an exponent below 10^-4, and from 10^15 on
+    (10^6 for a float4), unless all places are digits."""
     exponent_bits = 11 if digits == 52 else 8
     if (bits >> (digits + exponent_bits)) & 1:
         out[o] = MINUS

@@ -1,4 +1,5 @@
-"""Writes values that consist of others (arrays, composites, ranges), and with :func:`write_value` any value of any type."""
+"""Writes values that consist of others (arrays, composites, ranges), and with :func:`write_value` any value of any
+type."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ _EMPTY = np.frombuffer(b',"empty":', dtype=np.uint8)
 
 @compiled
 def _array_is_malformed(b, p, n):
-    """Whether an array is not in the layout of array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags and element
-    type; for each dimension int32 size and lower bound; then the elements, row by row."""
+    """Whether an array is not in the layout of array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags
+    and element type; for each dimension int32 size and lower bound; then the elements, row by row."""
     dimensions = i32(b, p) if n >= 12 else np.int64(-1)
     if dimensions < 0 or dimensions > 6 or n < 12 + 8 * dimensions or (dimensions == 0 and n != 12):
         return True
@@ -137,13 +138,13 @@ def single_value(program, node, b, p, n, out, o):
 def write_value(program, node, b, p, n, out, o):
     """Write one non-null value of any type, without its union branch.
 
-    All values that consist of others are handled by one loop over items, each an int32 length (-1: NULL) and a value: the elements of an
-    array, the attributes of a composite (record_send, src/backend/utils/adt/rowtypes.c: int32 count; before each its int32 type), the
-    bounds of a range (range_send, rangetypes.c: a byte of flags, then the bounds that are finite), the ranges of a multirange
-    (multirange_send, multirangetypes.c: int32 count).
+    All values that consist of others are handled by one loop over items, each an int32 length (-1: NULL) and a value:
+    the elements of an array, the attributes of a composite (record_send, src/backend/utils/adt/rowtypes.c: int32 count;
+    before each its int32 type), the bounds of a range (range_send, rangetypes.c: a byte of flags, then the bounds that
+    are finite), the ranges of a multirange (multirange_send, multirangetypes.c: int32 count).
 
-    It recurses only directly, and always with the same types of arguments: numba cannot cache functions that call each other in a
-    circle.
+    It recurses only directly, and always with the same types of arguments: numba cannot cache functions that call each
+    other in a circle.
 
     :param node: the value's row in the program's table of columns.
     """
@@ -189,8 +190,8 @@ def write_value(program, node, b, p, n, out, o):
         p += 4
         count = there
         if op == OP_RECORD:
-            # attributes that were added to the type after the value was written are NULL; if the value has more than are known, their
-            # names are not known
+            # attributes that were added to the type after the value was written are NULL; if the value has more than
+            # are known, their names are not known
             count = program.columns[node].argument
             if there > count:
                 return np.int64(CHANGED)

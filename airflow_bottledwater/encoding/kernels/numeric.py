@@ -19,8 +19,8 @@ from airflow_bottledwater.encoding.wire import (
 )
 
 _strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types.intp)
-#: a numeric with more decimal digits cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000, scales from -1000 to
-#: 1000)
+#: a numeric with more decimal digits cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000, scales
+#: from -1000 to 1000)
 _MAX_DECIMAL_DIGITS = 2100
 
 
@@ -135,7 +135,8 @@ def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
 
 @compiled
 def write_decimal(b, p, scale, out, o, cap):
-    """Write a numeric as an Avro decimal: its length, then the unscaled value in two's complement, most significant byte first.
+    """Write a numeric as an Avro decimal: its length, then the unscaled value in two's complement, most significant
+    byte first.
 
     It is as long as fastavro makes it (one bit more than the magnitude needs).
     https://avro.apache.org/docs/1.12.0/specification/#decimal

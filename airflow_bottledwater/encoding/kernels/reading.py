@@ -1,7 +1,7 @@
 """Reads big-endian integers, as PostgreSQL sends them, in compiled code.
 
-Positions are converted to unsigned here: a signed one could be negative and count from the array's end, and checking that for each byte
-would keep the compiler from reading a whole integer at once.
+Positions are converted to unsigned here: a signed one could be negative and count from the array's end, and checking
+that for each byte would keep the compiler from reading a whole integer at once.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def _field(program, column, field, b, texts, out, o):
 
 @compiled
 def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
-    """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the column of the error.
+    """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the
+    column of the error.
 
     No view of an array is made here, since its reference counting would cost more than the value.
     """
@@ -115,7 +116,8 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
 
 @compiled
 def _encode_row(program, relation, b, texts, fields, out, o):
-    """Write a row's key, if its table has one, and then the row; returns what :func:`_encode_columns` does, and the key's length or -1."""
+    """Write a row's key, if its table has one, and then the row; returns what :func:`_encode_columns` does, and the
+    key's length or -1."""
     key_length = np.int64(-1)
     value = np.int64(o)
     if relation.keys > 0:
@@ -252,9 +254,11 @@ def encode_copy(b, offsets, start, program, rel, fields, output):
 def encode_changes(b, changes, start, program, texts, cursor, fields, output):
     """Encode changes from ``start`` on; returns (next change, next text, bytes used, records, errors).
 
-    A change becomes no record (a delete without a key), one record, or two (an update of the key: a tombstone, then the row).
+    A change becomes no record (a delete without a key), one record, or two (an update of the key: a tombstone, then the
+    row).
 
-    :param texts: the texts of the values that :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions` has found.
+    :param texts: the texts of the values that :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions`
+        has found.
     :param cursor: the number of the next text.
     :param fields: scratch memory, see there.
     """

@@ -35,8 +35,8 @@ def uuid(b, p, out, o):
 
 @compiled
 def inet_is_malformed(b, p, n):
-    """Whether an address is not in the layout of network_send (src/backend/utils/adt/network.c): family, bits, whether it is a cidr,
-    number of address bytes, address."""
+    """Whether an address is not in the layout of network_send (src/backend/utils/adt/network.c): family, bits, whether
+    it is a cidr, number of address bytes, address."""
     if n < 4 or (b[p] != 2 and b[p] != 3):
         return True
     size = 4 if b[p] == 2 else 16
@@ -55,7 +55,8 @@ def _ipv4(b, p, out, o):
 
 @compiled
 def _ipv6(b, p, out, o):
-    """Write an IPv6 address as inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros as ``::``."""
+    """Write an IPv6 address as inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros
+    as ``::``."""
     best, best_size = -1, 1
     i = 0
     while i < 8:
@@ -113,8 +114,8 @@ def inet(b, p, out, o):
 def year_month_day(days, out, o):
     """Write the ISO 8601 date of days since 2000-01-01; years outside 0000-9999 have a sign and at least six digits.
 
-    The algorithm of Neri and Schneider (Euclidean affine functions and their application to calendar algorithms, 2022, figure 12), within
-    an era of 400 years (http://howardhinnant.github.io/date_algorithms.html).
+    The algorithm of Neri and Schneider (Euclidean affine functions and their application to calendar algorithms, 2022,
+    figure 12), within an era of 400 years (http://howardhinnant.github.io/date_algorithms.html).
     """
     z = days + EPOCH_DAYS + 719468
     era = np.int64(np.uint64(z) // np.uint64(146097)) if z >= 0 else z // 146097
@@ -208,15 +209,16 @@ def _part(v, unit, out, o):
 
 @compiled
 def _truncated(v, unit):
-    """Integer division that truncates towards zero, as in C; without negation, which the least integer does not have."""
+    """Integer division that truncates towards zero, as in C; without negation, which the least integer does not
+    have."""
     q = v // unit
     return q + 1 if v < 0 and q * unit != v else q
 
 
 @compiled
 def duration(months, days, micros, out, o):
-    """Write an interval as in ISO 8601 with designators, each number with its own sign (INTSTYLE_ISO_8601 in EncodeInterval,
-    src/backend/utils/adt/datetime.c)."""
+    """Write an interval as in ISO 8601 with designators, each number with its own sign (INTSTYLE_ISO_8601 in
+    EncodeInterval, src/backend/utils/adt/datetime.c)."""
     out[o] = 80
     if months == 0 and days == 0 and micros == 0:
         out[o + 1] = 84

@@ -1,4 +1,5 @@
-"""Writes single values in Avro's binary encoding (https://avro.apache.org/docs/1.12.0/specification/#binary-encoding)."""
+"""Writes single values in Avro's binary encoding
+(https://avro.apache.org/docs/1.12.0/specification/#binary-encoding)."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ from airflow_bottledwater.encoding.wire import (
 def _map(b, p, n, out, o, cap):
     """Write an hstore as a map of one block (https://avro.apache.org/docs/1.12.0/specification/#maps-1).
 
-    Its layout is that of hstore_send (contrib/hstore/hstore_io.c): int32 number of pairs; for each, int32 length and key, int32 length
-    (-1: NULL) and value.
+    Its layout is that of hstore_send (contrib/hstore/hstore_io.c): int32 number of pairs; for each, int32 length and
+    key, int32 length (-1: NULL) and value.
     """
     end = p + n
     count = i32(b, p) if n >= 4 else np.int64(-1)
@@ -104,8 +105,8 @@ def _map(b, p, n, out, o, cap):
 
 @compiled
 def _floats(width, b, p, n, out, o, cap):
-    """Write a vector or halfvec as an array of floats. The layout is that of vector_send and halfvec_send (pgvector, src/vector.c,
-    src/halfvec.c): int16 dimensions, int16 unused, the numbers."""
+    """Write a vector or halfvec as an array of floats. The layout is that of vector_send and halfvec_send (pgvector,
+    src/vector.c, src/halfvec.c): int16 dimensions, int16 unused, the numbers."""
     count = i16(b, p) if n >= 4 else np.int64(-1)
     if count < 0 or n != 4 + width * count:
         return np.int64(MALFORMED)
@@ -232,7 +233,8 @@ def _less_common(op, arg, b, p, n, out, o, cap):
 
 @inlined
 def avro_value(op, arg, b, p, n, out, o, cap):
-    """Write one non-null value, without its union branch. The most frequent types are handled here, the others in a function."""
+    """Write one non-null value, without its union branch. The most frequent types are handled here, the others in a
+    function."""
     if op == OP_TEXT or op == OP_BYTEA or op == OP_HEX:
         if cap - o < n + 10:
             return np.int64(SPACE)

@@ -1,8 +1,10 @@
-"""Completes rows with values that an update left unchanged and that are not in its message: they are found in the batch or looked up.
+"""Completes rows with values that an update left unchanged and that are not in its message: they are found in the batch
+or looked up.
 
-PostgreSQL does not send a value that is stored out of line (TOAST) if an update did not change it (``u`` in a TupleData). The old row has
-it, if that is sent; otherwise an earlier change of the same key in the batch may have it; otherwise it is looked up in the table as it is
-now. A value that was looked up belongs to the change that it was looked up for, and is never used for another one.
+PostgreSQL does not send a value that is stored out of line (TOAST) if an update did not change it (``u`` in a
+TupleData). The old row has it, if that is sent; otherwise an earlier change of the same key in the batch may have it;
+otherwise it is looked up in the table as it is now. A value that was looked up belongs to the change that it was looked
+up for, and is never used for another one.
 """
 
 from __future__ import annotations
@@ -89,8 +91,8 @@ def _is_key(program, relation, column):
 
 @compiled
 def _take_key(program, relation, row, old, has_old, key):
-    """Copy the fields of a row's key. A key value that is stored out of line is not sent again in the new row if it is unchanged; the
-    old key, which is sent then, has it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
+    """Copy the fields of a row's key. A key value that is stored out of line is not sent again in the new row if it is
+    unchanged; the old key, which is sent then, has it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
     for k in range(relation.keys):
         c = program.keys[relation.key + k]
         field = old[c] if has_old and row[c].kind == FIELD_UNCHANGED else row[c]
@@ -147,10 +149,12 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
     """List the changes that lack values, and for each value, where it is in the batch, if it is there.
 
     :param fields: scratch memory: five rows, as wide as the widest relation.
-    :param keys: receives, for each change, a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` with the key of its new row.
-    :param slots: zeros of :data:`~airflow_bottledwater.encoding.layout.SLOT`; their number is a power of two, and larger than that of
-        the changes.
-    :param index: tables to be filled: the changes that lack values, the values, and for each change its number in the first of these.
+    :param keys: receives, for each change, a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` with the key of
+        its new row.
+    :param slots: zeros of :data:`~airflow_bottledwater.encoding.layout.SLOT`; their number is a power of two, and
+        larger than that of the changes.
+    :param index: tables to be filled: the changes that lack values, the values, and for each change its number in the
+        first of these.
     """
     lacking, missing, number_of = index
     count = 0
@@ -177,12 +181,14 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
                 before = slots[at].latest - 1
         first = m
         was_read = False
-        # as _lacks counts them. An insert has all its values, unless a publication's row filter has made it of an update; it is an error
+        # as _lacks counts them. An insert has all its values, unless a publication's row filter has made it of an
+        # update; it is an error
         for c in range(relation.columns if rows & NEW and change.kind == MESSAGE_UPDATE else 0):
             if new[c].kind != FIELD_UNCHANGED:
                 continue
             kind, position, length = np.int64(FIELD_UNCHANGED), np.int64(0), np.int64(0)
-            # a large value that is still there was not NULL: that is the old row of a partition whose replica identity is only the key
+            # a large value that is still there was not NULL: that is the old row of a partition whose replica identity
+            # is only the key
             if (full or (has_old and _is_key(program, relation, c))) and old[c].kind != FIELD_NULL:
                 kind, position, length = old[c].kind, old[c].position, old[c].length
             if kind == FIELD_UNCHANGED and before >= 0:
@@ -237,7 +243,8 @@ def number_keys(b, changes, wanted, keys, n, slots, lookups):
 
 @compiled
 def write_array(b, fields, oid, out):
-    """Write values as an array in the binary form that PostgreSQL takes (array_recv, src/backend/utils/adt/arrayfuncs.c).
+    """Write values as an array in the binary form that PostgreSQL takes (array_recv,
+    src/backend/utils/adt/arrayfuncs.c).
 
     :param fields: the fields of the values, none of which is NULL.
     :param oid: the oid of their type.
@@ -305,8 +312,8 @@ def _value(field, b, values):
 
 @compiled
 def rebuild(b, values, changes, lacking, missing, program, fields, out):
-    """Write the messages of changes that lacked values anew, with the values that were found, and point the changes to them; returns
-    the bytes used. If ``out`` is empty, nothing is written, and the result is how many bytes are needed.
+    """Write the messages of changes that lacked values anew, with the values that were found, and point the changes to
+    them; returns the bytes used. If ``out`` is empty, nothing is written, and the result is how many bytes are needed.
 
     :param values: the values that were looked up.
     :param fields: scratch memory: two rows.

@@ -26,7 +26,8 @@ _TRUE, _FALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"true",
 
 @inlined
 def load_word(b, p):
-    """Eight bytes as a number, the first one in the lowest byte; ``p`` is unsigned, for the same reason as in reading.py."""
+    """Eight bytes as a number, the first one in the lowest byte; ``p`` is unsigned, for the same reason as in
+    reading.py."""
     word = np.uint64(0)
     for i in range(8):
         word |= np.uint64(b[p + np.uint64(i)]) << np.uint64(8 * i)
@@ -87,7 +88,8 @@ def boolean(v, out, o):
 
 @compiled
 def varint(v, out, o):
-    """Write an Avro long: zig-zag, seven bits in a byte (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
+    """Write an Avro long: zig-zag, seven bits in a byte
+    (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
     z = np.uint64((v << 1) ^ (v >> 63))
     at = np.uint64(o)
     while z >= np.uint64(128):

@@ -1,8 +1,9 @@
-"""The archive of a Python environment that a cluster unpacks for each application: this package, and what it needs with Spark.
+"""The archive of a Python environment that a cluster unpacks for each application: this package, and what it needs with
+Spark.
 
-It is what `venv-pack` makes of a new environment with `airflow-provider-bottledwater[spark]`, without the download: the files
-of the installed distributions, as they are. As there, the interpreter itself is a link to that of the machine. Spark brings
-pyspark and py4j along, so they are left out.
+It is what `venv-pack` makes of a new environment with `airflow-provider-bottledwater[spark]`, without the download: the
+files of the installed distributions, as they are. As there, the interpreter itself is a link to that of the machine.
+Spark brings pyspark and py4j along, so they are left out.
 """
 
 from __future__ import annotations

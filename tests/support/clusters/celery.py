@@ -1,7 +1,9 @@
-"""An Airflow with CeleryExecutor, as it is on several hosts: each worker and the triggerer have a host name and files of their own.
+"""An Airflow with CeleryExecutor, as it is on several hosts: each worker and the triggerer have a host name and files
+of their own.
 
-The broker is Redis where Debian's redis-server is installed, and else a database of the same PostgreSQL that has the metadata. A task
-whose worker died is found by the scheduler, which misses its heartbeats: neither broker delivers it again within a test.
+The broker is Redis where Debian's redis-server is installed, and else a database of the same PostgreSQL that has the
+metadata. A task whose worker died is found by the scheduler, which misses its heartbeats: neither broker delivers it
+again within a test.
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ class _Elsewhere(Component):
 class Worker(_Elsewhere):
     """A Celery worker.
 
-    :meth:`kill` is the end of its host, with all that its tasks have started; :meth:`pause` and :meth:`resume` freeze and
-    thaw it.
+    :meth:`kill` is the end of its host, with all that its tasks have started; :meth:`pause` and :meth:`resume` freeze
+    and thaw it.
     """
 
     def __init__(self, stack: AirflowStack, host: str, queues: str, one_at_a_time: threading.Lock) -> None:
@@ -95,7 +97,8 @@ class Worker(_Elsewhere):
         self._one_at_a_time = one_at_a_time
 
     def start(self) -> Self:
-        """Start it, after another one that is being started: the first makes the broker's tables, which two at once cannot."""
+        """Start it, after another one that is being started: the first makes the broker's tables, which two at once
+        cannot."""
         with self._one_at_a_time:
             return super().start()
 
@@ -110,10 +113,11 @@ class Worker(_Elsewhere):
 class CeleryAirflow(AirflowStack):
     """An Airflow with CeleryExecutor in `folder`.
 
-    Its `components` are api-server, scheduler and dag-processor on this machine, and the triggerer and the workers elsewhere:
-    each can be started, stopped, killed, paused and resumed.
+    Its `components` are api-server, scheduler and dag-processor on this machine, and the triggerer and the workers
+    elsewhere: each can be started, stopped, killed, paused and resumed.
 
-    :param postgres: runs already; the databases airflow and broker are created in it, the broker's for use without Redis.
+    :param postgres: runs already; the databases airflow and broker are created in it, the broker's for use without
+        Redis.
     :param workers: their hosts; each is the name of the component, too.
     :param queues: of each worker.
     :param env: further environment variables for all components.

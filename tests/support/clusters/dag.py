@@ -205,7 +205,8 @@ class System:
         """Let Airflow fail the deferred task, while its job runs: what remains of its tries is for it."""
         with psycopg.connect(self.data.postgres.dsn("airflow"), autocommit=True) as connection:
             connection.execute(
-                "UPDATE task_instance SET trigger_timeout = now() WHERE run_id = %s AND task_id = 'stream' AND state = 'deferred'",
+                "UPDATE task_instance SET trigger_timeout = now() WHERE run_id = %s AND task_id = 'stream' AND state "
+                "= 'deferred'",
                 (stream.run_id,),
             )
 
@@ -243,7 +244,8 @@ class Stream:
         return next(t for t in self.system.client.task_instances(DAG, self.run_id) if t["task_id"] == name)
 
     def deferred(self, but: str = "", timeout: float = 600) -> tuple[str, str]:
-        """Host and folder of the job that reads from the slot, once the task is deferred; not the one with this folder."""
+        """Host and folder of the job that reads from the slot, once the task is deferred; not the one with this
+        folder."""
 
         def found() -> tuple[str, str] | None:
             state = self.task()["state"]
@@ -260,7 +262,8 @@ class Stream:
 
     def why(self) -> str:
         return "\n".join(
-            f"--- {t['task_id']} {t['state']}\n{self.system.client.task_log(DAG, self.run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
+            f"--- {t['task_id']} "
+            f"{t['state']}\n{self.system.client.task_log(DAG, self.run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
             for t in self.system.client.task_instances(DAG, self.run_id)
             if t["state"] in ("failed", "up_for_retry", "deferred", "running")
         )

@@ -1,4 +1,5 @@
-"""The daemons of a YARN cluster: the ordinary ResourceManager and NodeManager, of the version whose client pyspark has."""
+"""The daemons of a YARN cluster: the ordinary ResourceManager and NodeManager, of the version whose client pyspark
+has."""
 
 from __future__ import annotations
 

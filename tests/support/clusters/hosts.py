@@ -53,7 +53,8 @@ class Host:
         self._namespace, self._device = namespace, device
 
     def command(self, command: Command) -> list[str]:
-        """The command that runs this one on the host. Its process id will be the command's own, since all before it is replaced."""
+        """The command that runs this one on the host. Its process id will be the command's own, since all before it is
+        replaced."""
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         return ["ip", "netns", "exec", self._namespace, *named, *map(str, command)]
 

@@ -1,7 +1,8 @@
-"""A Kubernetes API server without a cluster: it records what a client creates, and pods are in the phase that a test says.
+"""A Kubernetes API server without a cluster: it records what a client creates, and pods are in the phase that a test
+says.
 
-Only the client's side is seen: nothing is scheduled, no image is pulled, no container ever runs. spark-submit's requests were
-recorded with pyspark 4.2; what it does not ask for is answered with 404.
+Only the client's side is seen: nothing is scheduled, no image is pulled, no container ever runs. spark-submit's
+requests were recorded with pyspark 4.2; what it does not ask for is answered with 404.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _TICK = 0.5
 
 @dataclass
 class Objects:
-    """What is there, and what has happened to it. All access is under the condition, which is notified of each event."""
+    """What is there, and what has happened to it. All access is under the condition, which is notified of each
+    event."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     present: dict[tuple[str, str, str], Json] = field(default_factory=dict)
@@ -226,7 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, self.objects.happened("DELETED", found)) if found else self._missing()
 
     def _asked(self) -> tuple[str, str, str] | None:
-        """Namespace, kind and name of the request; None if it was answered already, as it is refused or not understood."""
+        """Namespace, kind and name of the request; None if it was answered already, as it is refused or not
+        understood."""
         self.server_of.requests.append(f"{self.command} {self.path}")
         for pattern, status in self.server_of.refused.items():
             if re.search(pattern, f"{self.command} {self.path}"):

@@ -46,8 +46,8 @@ def writers(flow: Flow) -> Writers:
 
 @contextlib.contextmanager
 def live(flow: Flow, rows: int = ROWS) -> Iterator[LiveReader]:
-    """Slot, tables with rows, writers, and a consumer that reads along. Behind the block, what is left is streamed here; each topic
-    must be its table, and each row and each change must have come once and in order."""
+    """Slot, tables with rows, writers, and a consumer that reads along. Behind the block, what is left is streamed
+    here; each topic must be its table, and each row and each change must have come once and in order."""
     make_tables(flow, TABLES, rows)
     flow.create()
     with writers(flow), LiveReader(flow, TABLES) as reader:

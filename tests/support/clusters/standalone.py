@@ -1,4 +1,5 @@
-"""A Spark standalone cluster: a master and workers from the installed pyspark, each a process, on other hosts if wanted."""
+"""A Spark standalone cluster: a master and workers from the installed pyspark, each a process, on other hosts if
+wanted."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ class Worker(_Daemon):
 class StandaloneCluster:
     """A master and workers in `folder`.
 
-    :param network: a worker on each of its hosts, the master on this machine; without it, two workers on this machine, too.
+    :param network: a worker on each of its hosts, the master on this machine; without it, two workers on this machine,
+        too.
     :param options: of each worker.
     """
 

@@ -1,5 +1,6 @@
 """A stream's task that stays with its job, in a process of its own, as a pod of the KubernetesExecutor: ``python -m
-tests.support.clusters.staying ARGUMENTS``, the operator's as JSON. SIGTERM ends it as Airflow would, with ``on_kill``."""
+tests.support.clusters.staying ARGUMENTS``, the operator's as JSON. SIGTERM ends it as Airflow would, with
+``on_kill``."""
 
 from __future__ import annotations
 

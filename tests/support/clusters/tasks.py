@@ -1,4 +1,5 @@
-"""Operators run as Airflow would run them, without Airflow: a task's state is kept here, and its trigger runs in a thread."""
+"""Operators run as Airflow would run them, without Airflow: a task's state is kept here, and its trigger runs in a
+thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An Airflow with two workers on two hosts: a deferred task goes on elsewhere, a triggerer is replaced, a worker dies at work."""
+"""An Airflow with two workers on two hosts: a deferred task goes on elsewhere, a triggerer is replaced, a worker dies
+at work."""
 
 from __future__ import annotations
 

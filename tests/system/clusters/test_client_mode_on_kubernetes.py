@@ -1,5 +1,5 @@
-"""Snapshot and stream in client mode with a k8s:// master: the driver is here, and asks a recorded API server for its executors' pods. In
-place of their containers run the processes that Spark's image would start."""
+"""Snapshot and stream in client mode with a k8s:// master: the driver is here, and asks a recorded API server for its
+executors' pods. In place of their containers run the processes that Spark's image would start."""
 
 from __future__ import annotations
 

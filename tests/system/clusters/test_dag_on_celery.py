@@ -1,5 +1,6 @@
-"""The DAG's life on CeleryExecutor: two workers and the triggerer have a host name and an AIRFLOW_HOME of their own, so that a job can be
-watched and stopped through Kafka only. Spark runs on the worker's host, on a standalone cluster, or on YARN."""
+"""The DAG's life on CeleryExecutor: two workers and the triggerer have a host name and an AIRFLOW_HOME of their own, so
+that a job can be watched and stopped through Kafka only. Spark runs on the worker's host, on a standalone cluster, or
+on YARN."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Snapshot and stream in Kubernetes' cluster mode: the real spark-submit against a recorded API server, and in place of the pod's container a process
-with the arguments that the pod was given. Secret and properties are those of docs/operations.md."""
+"""Snapshot and stream in Kubernetes' cluster mode: the real spark-submit against a recorded API server, and in place of
+the pod's container a process with the arguments that the pod was given. Secret and properties are those of
+docs/operations.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Snapshot and stream on a Spark standalone cluster of two other hosts: what is done there, and what is said where it cannot be."""
+"""Snapshot and stream on a Spark standalone cluster of two other hosts: what is done there, and what is said where it
+cannot be."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ BOTH = {"spark.scheduler.minRegisteredResourcesRatio": "1"}
 
 
 class Job:
-    """A job in client mode, whose executors are on the hosts. Nothing is said of the driver's address: it has to be right by itself."""
+    """A job in client mode, whose executors are on the hosts. Nothing is said of the driver's address: it has to be
+    right by itself."""
 
     def __init__(self, standalone: StandaloneCluster, flow: Flow, folder: Path, kind: str, **conf: str) -> None:
         folder.mkdir()
@@ -94,7 +96,8 @@ def _more(reader: LiveReader, job: Job, seconds: float = 300.0) -> None:
 
 
 def _goes_on(reader: LiveReader, job: Job, flow: Flow, start: Start) -> Job:
-    """After a loss: Spark has started the task again elsewhere, or the job has ended and was submitted again; returns the job."""
+    """After a loss: Spark has started the task again elsewhere, or the job has ended and was submitted again; returns
+    the job."""
     before = len(reader.arrivals)
     until(lambda: len(reader.arrivals) > before + 50 or not supervise.running(job.run), "records, or an end", 300)
     if not supervise.running(job.run):
@@ -149,7 +152,8 @@ def test_the_snapshot_is_taken_on_both_hosts(
             seen |= {
                 row[0]
                 for row in flow.execute(
-                    "SELECT DISTINCT client_addr::text FROM pg_stat_activity WHERE query LIKE 'COPY%' AND datname = current_database()"
+                    "SELECT DISTINCT client_addr::text FROM pg_stat_activity WHERE query LIKE 'COPY%' AND datname = "
+                    "current_database()"
                 )
             }
         assert supervise.exit_code(job.run) == 0, job.log
@@ -202,8 +206,8 @@ def test_an_executor_that_was_lost_but_lives_publishes_nothing(
 def test_a_lane_that_was_lost_but_lives_publishes_nothing(
     servers: ReachableServers, network: Network, start: Start
 ) -> None:
-    """Its host freezes while it reads a range, Spark runs the lane elsewhere, and the host wakes up before the snapshot is complete, or
-    after it."""
+    """Its host freezes while it reads a range, Spark runs the lane elsewhere, and the host wakes up before the snapshot
+    is complete, or after it."""
     flow = make_flow(servers, lanes=2)
     with live(flow, 20 * ROWS):
         job = start(flow, "snapshot", **BOTH)
@@ -392,8 +396,8 @@ def test_executors_without_the_package(servers: ReachableServers, start: Start, 
 
 @pytest.mark.parametrize("server", ["PostgreSQL", "Kafka"])
 def test_executors_that_cannot_reach_a_server(idle: Flow, servers: ReachableServers, start: Start, server: str) -> None:
-    """It listens on this machine only, as far as they can tell. They say so before the time for executors is over, which would put the
-    blame on the cluster."""
+    """It listens on this machine only, as far as they can tell. They say so before the time for executors is over,
+    which would put the blame on the cluster."""
     if server == "Kafka":
         idle.change(kafka={"bootstrap.servers": servers.bootstrap.replace(servers.address, "127.0.0.1")})
     else:

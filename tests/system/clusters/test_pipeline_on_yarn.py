@@ -1,5 +1,5 @@
-"""Snapshot and stream on YARN, submitted by the operators. In cluster mode nothing of a job runs on Airflow's host, which watches and stops it
-through Kafka; in client mode only the driver does."""
+"""Snapshot and stream on YARN, submitted by the operators. In cluster mode nothing of a job runs on Airflow's host,
+which watches and stops it through Kafka; in client mode only the driver does."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def test_the_whole_life(
 def test_a_job_that_hangs_is_fenced_and_cancelled(
     airflow: Airflow, yarn: YarnCluster, network: Network, flow: Flow, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its hosts stand still, so that nothing answers; the application is cancelled when they come back at the latest."""
+    """Its hosts stand still, so that nothing answers; the application is cancelled when they come back at the
+    latest."""
     with live(flow) as reader:
         flow.snapshot()
         stream = airflow.task(StreamToKafkaOperator)
@@ -250,6 +251,7 @@ def _no_secret_is_left(yarn: YarnCluster, application: str, home: Path, *, clien
     for name, text in yarn.logs(application).items():
         # the script that starts a container names the file, and nothing of what is in it
         assert PASSWORD not in text, name
-    # YARN keeps what it has localized in the user's private cache, for as long as there is room: docs/operations.md says so
+    # YARN keeps what it has localized in the user's private cache, for as long as there is room: docs/operations.md
+    # says so
     for copy in yarn.folder.glob("node*/local/usercache/*/filecache/**/pipeline-*.json"):
         assert any(place.stat().st_mode & 0o77 == 0 for place in (copy, *copy.parents)), copy

@@ -1,4 +1,5 @@
-"""A YARN cluster on two other hosts: an application with an archive of the environment, its end, its logs and its death."""
+"""A YARN cluster on two other hosts: an application with an archive of the environment, its end, its logs and its
+death."""
 
 from __future__ import annotations
 

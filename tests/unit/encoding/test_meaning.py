@@ -1,4 +1,5 @@
-"""What readers take for something else; tests/integration/test_readers.py compares it with what Avro's Java reader makes of it."""
+"""What readers take for something else; tests/integration/test_readers.py compares it with what Avro's Java reader
+makes of it."""
 
 from __future__ import annotations
 

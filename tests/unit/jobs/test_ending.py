@@ -19,7 +19,8 @@ def calls(tmp_path: Path) -> Path:
     for name in ("spark-submit", "spark-class"):
         program = tmp_path / name
         program.write_text(
-            f'#!/bin/sh\necho "{name} $*" >> {noted}\n[ ! -e {tmp_path}/fail ] || {{ echo "No route to host" >&2; exit 1; }}\n'
+            f'#!/bin/sh\necho "{name} $*" >> {noted}\n[ ! -e {tmp_path}/fail ] || {{ echo "No route to host" >&2; exit '
+            f"1; }}\n"
         )
         program.chmod(0o755)
     return noted

@@ -14,9 +14,9 @@ from airflow_bottledwater.jobs.log import Line, parse
 
 def test_what_a_job_logs_is_read_back() -> None:
     code = (
-        "import logging; from airflow_bottledwater.spark.job import log_to_stderr; log_to_stderr();"
-        "log = logging.getLogger('a.b'); log.info('one'); log.warning('At 0/1: ERROR %s', 'x'); log.error(''); log.debug('no');"
-        "log.critical('  two')"
+        "import logging; from airflow_bottledwater.spark.job import log_to_stderr; log_to_stderr();log = "
+        "logging.getLogger('a.b'); log.info('one'); log.warning('At 0/1: ERROR %s', 'x'); log.error(''); "
+        "log.debug('no');log.critical('  two')"
     )
     logged = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     found = [parse(line) for line in logged.splitlines(keepends=True)]

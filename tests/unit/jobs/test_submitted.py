@@ -1,4 +1,5 @@
-"""What travels with a job's record is bounded: all pipelines of a Kafka share its topic, and each heartbeat writes it anew."""
+"""What travels with a job's record is bounded: all pipelines of a Kafka share its topic, and each heartbeat writes it
+anew."""
 
 from __future__ import annotations
 

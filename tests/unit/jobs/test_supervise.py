@@ -262,7 +262,8 @@ def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:
     limit = supervise.LOG_BYTES
     start(
         tmp_path,
-        f"head -c {limit + 5} /dev/zero | tr '\\0' x; echo; while ! test -e {tmp_path}/go; do sleep 0.05; done; echo end; sleep 1000",
+        f"head -c {limit + 5} /dev/zero | tr '\\0' x; echo; while ! test -e {tmp_path}/go; do sleep 0.05; done; echo "
+        "end; sleep 1000",
     )
     until((tmp_path / "job.log.1").exists, "the log is rotated")
     (tmp_path / "go").touch()

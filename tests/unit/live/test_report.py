@@ -17,7 +17,8 @@ from airflow_bottledwater.state.records import LiveProgress
 
 
 class Told:
-    """The reports on one live snapshot of tables 1 and 2, whose parts have 10, and 6 and 4 blocks, by a clock of its own."""
+    """The reports on one live snapshot of tables 1 and 2, whose parts have 10, and 6 and 4 blocks, by a clock of its
+    own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.written = 1000.0, list[SnapshotReport]()

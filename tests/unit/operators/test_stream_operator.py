@@ -251,7 +251,8 @@ def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
 
 
 def test_a_retry_does_not_undo_that_the_pipeline_was_asked_to_stop(world: World) -> None:
-    """The first try saw the end, and failed before it could succeed: Airflow did not tell it the connections, for example."""
+    """The first try saw the end, and failed before it could succeed: Airflow did not tell it the connections, for
+    example."""
     world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
     found = operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))  # type: ignore[arg-type]
     assert found == {"position": "0/5", "stopped": True} and world.done == ["forget old"]
@@ -528,7 +529,8 @@ def test_the_count_starts_anew_behind_a_job_that_worked(
 
 
 def test_a_job_that_was_stopped_while_its_task_waits_is_submitted_again(world: World) -> None:
-    """By a triggerer that had to give the trigger to another one. A stop of the pipeline is a person's: the task succeeds."""
+    """By a triggerer that had to give the trigger to another one. A stop of the pipeline is a person's: the task
+    succeeds."""
     world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
     assert operator().execute_complete(context(Store()), ended(world))["position"] == "0/5"
     world.ends["old"] = Ended(Outcome(ok=True, stopped=True), asked=True)

@@ -31,8 +31,8 @@ def test_the_statements_for_a_role_that_may_not_replicate_quote_its_name(
     assert f"ALTER ROLE {role} REPLICATION (on RDS and Aurora: GRANT rds_replication TO {role})" in str(raised.value)
 
 
-#: answers each connection with an error; requests for encryption (SSLRequest, GSSENCRequest) with no. In a process of its own, since
-#: libpq's ping holds Python's lock
+#: answers each connection with an error; requests for encryption (SSLRequest, GSSENCRequest) with no. In a process of
+#: its own, since libpq's ping holds Python's lock
 _SERVER = """
 import socket, struct, sys
 code, message = sys.argv[1:]
@@ -54,7 +54,8 @@ while True:
 
 @pytest.fixture
 def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that answers each connection with an error (SQLSTATE, message) in its own language; gives its connection string."""
+    """A server that answers each connection with an error (SQLSTATE, message) in its own language; gives its connection
+    string."""
     with subprocess.Popen([sys.executable, "-c", _SERVER, *request.param], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield f"host=127.0.0.1 port={int(server.stdout.readline())} dbname=x user=y"

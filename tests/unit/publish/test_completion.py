@@ -190,7 +190,8 @@ def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:
 
 
 def test_an_insert_that_lacks_a_value_is_left_as_it_is() -> None:
-    # pgoutput makes it of an update that brings a row into a row filter (pgoutput_row_filter, src/backend/replication/pgoutput/pgoutput.c)
+    # pgoutput makes it of an update that brings a row into a row filter (pgoutput_row_filter,
+    # src/backend/replication/pgoutput/pgoutput.c)
     lacks = RowMessage("I", 7, "", None, [w.binary(b"2"), w.binary(b"a"), UNCHANGED]).encode()
     messages = [change(b"1", b"b", UNCHANGED), *[lacks] * 1000, change(b"2", b"c", UNCHANGED)]
     rows, _, now = complete(messages, current={b"1": b"of 1", b"2": b"of 2"})

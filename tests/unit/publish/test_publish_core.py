@@ -1,7 +1,8 @@
-"""The one publish core, with a broker that fails in every way at every step: under the stream and under a snapshot's lane.
+"""The one publish core, with a broker that fails in every way at every step: under the stream and under a snapshot's
+lane.
 
-Whatever happens, what a ``read_committed`` consumer finds in the end is each row once, in order, with its progress; or an error, and
-nothing more than what precedes it.
+Whatever happens, what a ``read_committed`` consumer finds in the end is each row once, in order, with its progress; or
+an error, and nothing more than what precedes it.
 """
 
 from __future__ import annotations
@@ -385,7 +386,8 @@ def _named(n: int) -> list[bytes]:
 def test_what_kafka_does_not_take_in_time_is_published_in_smaller_transactions(
     broker: Broker, publish: Run, takes: int
 ) -> None:
-    """A record has about 180 bytes on the wire: the smallest of these takes none in half of the time-out, the next one just one."""
+    """A record has about 180 bytes on the wire: the smallest of these takes none in half of the time-out, the next one
+    just one."""
     broker.takes = takes
     rows = _named(60)
     if takes < 250:

@@ -1,4 +1,5 @@
-"""Unchanged values of random batches: the compiled functions against a readable twin, which has an object for each value."""
+"""Unchanged values of random batches: the compiled functions against a readable twin, which has an object for each
+value."""
 
 from __future__ import annotations
 
@@ -208,8 +209,8 @@ def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:
 def test_values_of_any_size_are_filled_in_part_by_part(
     rows: list[tuple[bytes, bool]], sizes: dict[bytes, int], guesses: list[float], together: int
 ) -> None:
-    """A row that has the value is one of many that are alike, or it is updated again and again. A transaction is divided only if it
-    lacks too much by itself, whatever was expected."""
+    """A row that has the value is one of many that are alike, or it is updated again and again. A transaction is
+    divided only if it lacks too much by itself, whatever was expected."""
     most = 1000
     batch = updates([key for key, _ in rows], (10 + 10 * np.cumsum([begins for _, begins in rows])).tolist())
     batch = replace(batch, end=Position(10_000))

@@ -104,7 +104,8 @@ def test_an_event_that_is_not_known_is_no_success(sensor: Any, event: Any) -> No
 def test_whether_a_sensor_defers_is_airflows_setting(tmp_path: Path) -> None:
     code = (
         "from airflow_bottledwater.sensors import slot_lag, stream_error\n"
-        "print([s(task_id='t', pipeline='orders').deferrable for s in (slot_lag.ReplicationSlotLagSensor, stream_error.StreamErrorSensor)])"
+        "print([s(task_id='t', pipeline='orders').deferrable for s in (slot_lag.ReplicationSlotLagSensor, "
+        "stream_error.StreamErrorSensor)])"
     )
     # not what Airflow has without it, which the other tests see
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}

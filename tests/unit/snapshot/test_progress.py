@@ -71,7 +71,8 @@ def test_a_line_now_and_then_and_a_summary_by_table(clock: list[float], caplog: 
         caplog.clear()
         meter.sum_up(state(FIRST, (1, 1, Progress(6000, LAST_BLOCK, True, 1, 2))), 3)
     assert caplog.messages == [
-        "Snapshot of 2 tables: 6,000 rows and 3 dead letters, 492 kB in 10 s (600 rows a second); 4,000 rows were there before.",
+        "Snapshot of 2 tables: 6,000 rows and 3 dead letters, 492 kB in 10 s (600 rows a second); 4,000 rows were "
+        "there before.",
         "  public.large          10,000 rows     819 kB",
         "  public.small               0 rows        0 B",
     ]

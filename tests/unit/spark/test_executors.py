@@ -27,7 +27,8 @@ HERE = socket.gethostname()
 
 
 class Cluster:
-    """Spark's context for a cluster whose executors are this process. It starts a task that raises again, as Spark does."""
+    """Spark's context for a cluster whose executors are this process. It starts a task that raises again, as Spark
+    does."""
 
     master = "spark://h:7077"
 

@@ -1,4 +1,5 @@
-"""What a running job finds wrong: told once, again every hour, and when it is gone; in each status, and red for whoever reads it."""
+"""What a running job finds wrong: told once, again every hour, and when it is gone; in each status, and red for whoever
+reads it."""
 
 from __future__ import annotations
 

@@ -189,8 +189,8 @@ def run(
     rests: bool = False,
     foreign: int = 0,
 ) -> Run:
-    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks, ``rests`` whether memory is given up after
-    each block, ``foreign`` is a table that is left out."""
+    """Cut the history; ``restarts`` are numbers of blocks after which the connection breaks, ``rests`` whether memory
+    is given up after each block, ``foreign`` is a table that is left out."""
     made = Run()
     assembler = made.assembler = TransactionAssembler(
         start, boundaries, resolver(made.resolved, foreign), batch_bytes=limit, largest_transaction=most,

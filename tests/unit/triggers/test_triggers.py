@@ -201,7 +201,8 @@ def of_a_task(trigger: JobTrigger) -> JobTrigger:
 
 
 def airflow_says(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[dict[str, Any]]:
-    """What Airflow says of the task, in turn: its state (the last one for ever), an error, or ``()`` if it has no row of it.
+    """What Airflow says of the task, in turn: its state (the last one for ever), an error, or ``()`` if it has no row
+    of it.
 
     :returns: what it was asked.
     """
@@ -251,8 +252,8 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(
 def test_only_when_the_task_was_ended_the_job_is(
     monkeypatch: pytest.MonkeyPatch, done: list[str], state: Any, does: list[str]
 ) -> None:
-    """Airflow cancels a trigger in the same way when it gives it to another triggerer, when it resumes the task or tries it again, and when
-    the task's row was removed."""
+    """Airflow cancels a trigger in the same way when it gives it to another triggerer, when it resumes the task or
+    tries it again, and when the task's row was removed."""
     asked = airflow_says(monkeypatch, state)
     asyncio.run(of_a_task(watching()).on_kill())
     assert done == does

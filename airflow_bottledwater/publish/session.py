@@ -123,9 +123,9 @@ class PublishSession:
     def open(self, *, alone: bool = False) -> None:
         """Make and initialise a producer, unless there is one, and then read the state.
 
-        The topics are compared whenever a producer is made, and every 30 seconds while one is in use: a topic that was
-        deleted and created anew would accept records without an error. While one is in use, Kafka is asked in another
-        thread, since the answer takes seconds for thousands of topics.
+        The topics are compared whenever a producer is made, and every 30 seconds while one is in use, also while
+        nothing is published: a topic that was deleted and created anew would accept records without an error. While one
+        is in use, Kafka is asked in another thread, since the answer takes seconds for thousands of topics.
 
         :param alone: whether each record is sent in a batch of its own.
         :raises TakenOver: another job has claimed the slot.

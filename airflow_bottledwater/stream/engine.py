@@ -252,6 +252,7 @@ class _Follower:
                 if batch is not None:
                     told(publisher.publish(batch, told))
                 else:
+                    publisher.reached()  # compares the topics in time, also while there is nothing to publish
                     self._movement.moved()
                 live.work()
                 self._report.tell_letters(publisher.open_letters, publisher.counters)

@@ -121,9 +121,11 @@ class StreamPublisher:
         self._session.run(once)
 
     def reached(self) -> Position:
-        """P, read after an initialisation, so that no open transaction of an earlier attempt can move it any more.
+        """P, read after an initialisation, so that no open transaction of an earlier attempt can move it any more; it
+        compares the topics, too, when that is due.
 
         :raises TakenOver: another job has claimed the slot.
+        :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
         return self._session.run(lambda: self.position)
 

@@ -21,6 +21,7 @@ from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.state.store import CONTROL_TOPIC, read_control
 
 PASSWORD = "Ma9ker"
 """The password of everybody and everything, though the local superuser, broker and registry ask for none."""
@@ -75,6 +76,8 @@ class Source:
         topics = {name: partitions for name, partitions in self._topics().items() if name not in self._others}
         # asks again while a topic that was created a moment ago has no leader
         ends = Topics({"bootstrap.servers": self.kafka.bootstrap}).all_ends(topics) if topics else {}
+        ends.pop(CONTROL_TOPIC, None)  # jobs of all other tests write there: only what names this pipeline is compared
+        control = read_control({"bootstrap.servers": self.kafka.bootstrap}) if CONTROL_TOPIC in topics else {}
         schemas = SchemaRegistryClient({"url": self.registry.url})
         subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]
         return {
@@ -85,6 +88,7 @@ class Source:
                 " FROM pg_replication_slots ORDER BY 1"
             ),
             "ends": ends,
+            "control": {key: value for key, value in control.items() if self.name in key},
             "subjects": {s: schemas.get_versions(s) for s in subjects},
         }
 

@@ -26,8 +26,8 @@ _NAMES = {
 }
 #: what everybody fills in: Airflow's form opens what has no section
 OPEN = (
-    "source.conn_id", "name", "source.tables", "source.schemas", "kafka.conn_id", "kafka.registry", "spark.conn_id", "kafka.topic_prefix",
-    "kafka.format",
+    "source.conn_id", "name", "source.tables", "source.schemas", "kafka.conn_id", "kafka.registry", "spark.conn_id",
+    "kafka.topic_prefix", "kafka.format",
 )  # fmt: skip
 #: what only the command or a file has
 _LEFT_OUT = ("saved", "spark.master", "schedules.bounded", "schedules.verify", "schedules.backfill_by")

@@ -39,7 +39,8 @@ dag = form.pipeline(PIPELINE).backfill_dag(
             type="string",
             minLength=1,
             title="Date column",
-            description="Column that dates a row (date, timestamp or timestamptz), in each of the tables; days are those of UTC.",
+            description="Column that dates a row (date, timestamp or timestamptz), in each of the tables; days "
+            "are those of UTC.",
         ),
         "rows_per_second": Param(
             0,

@@ -33,7 +33,8 @@ with DAG(
             type="string",
             enum=["stop", "retire", "start"],
             title="Action",
-            description="stop: end its job, keep the slot. retire: for good, so that the slot may be dropped. start: run it again.",
+            description="stop: end its job, keep the slot. retire: for good, so that the slot may be dropped. "
+            "start: run it again.",
         ),
         "dag_id": Param(
             "bottledwater",
@@ -47,7 +48,8 @@ with DAG(
             type=["object", "null"],
             section="Start",
             title="Form of that DAG",
-            description="A JSON object with those fields of its form that differ from their defaults; slot and connections are given to it.",
+            description="A JSON object with those fields of its form that differ from their defaults; slot and "
+            "connections are given to it.",
         ),
     },
 ) as dag:
@@ -65,6 +67,9 @@ with DAG(
     start = TriggerDagRunOperator(
         task_id="start",
         trigger_dag_id="{{ params.dag_id }}",
-        conf="{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, kafka_conn_id=params.kafka_conn_id) }}",  # type: ignore[arg-type]
+        conf=(  # type: ignore[arg-type]
+            "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
+            "kafka_conn_id=params.kafka_conn_id) }}"
+        ),
     )
     control >> is_start() >> start

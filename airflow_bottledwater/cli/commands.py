@@ -152,7 +152,8 @@ def status(
 @click.option(
     "--forget-cluster",
     metavar="SYSTEM_IDENTIFIER",
-    help="Only delete the saved state of a slot of this name in another cluster that is gone for good; touch no database.",
+    help="Only delete the saved state of a slot of this name in another cluster that is gone for good; touch no "
+    "database.",
 )
 def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
     """Drop slot and publications, and delete the slot's saved state."""

@@ -45,7 +45,8 @@ RELATION = int64s(
     "partitions",
     "key_schema",
     "value_schema",
-    "sends_updates",  # of a table without a key, only inserts are sent, and updates if its messages have the full old row
+    # of a table without a key, only inserts are sent, and updates if its messages have the full old row
+    "sends_updates",
     "converts",  # whether one of its columns is converted
 )
 
@@ -58,7 +59,8 @@ CHANGE = int64s("kind", "offset", "length", "relation", "lsn", "ordinal", "xid",
 
 #: a record: where its key and value are (a length of -1 means that it has none), and the number of its row or change
 RECORD = int64s(
-    "key", "key_length", "value", "value_length", "topic", "partition", "row", "event", "time", "lsn", "ordinal", "flags"
+    "key", "key_length", "value", "value_length", "topic", "partition", "row", "event", "time", "lsn", "ordinal",
+    "flags"
 )  # fmt: skip
 
 #: a row or change that cannot be encoded

@@ -131,7 +131,8 @@ TABLE: dict[int, TypeMapping] = {
     23: TypeMapping(wire.OP_INT4, _plain("int")),  # int4
     25: _STRING,  # text
     114: _STRING,  # json: its stored text
-    142: _STRING,  # xml: xml_send gives the text of xml_out, in UTF-8 (src/backend/utils/adt/xml.c); to read it back could change it
+    # xml: xml_send gives the text of xml_out, in UTF-8 (src/backend/utils/adt/xml.c); to read it back could change it
+    142: _STRING,
     700: TypeMapping(wire.OP_FLOAT4, _plain("float")),  # float4
     701: TypeMapping(wire.OP_FLOAT8, _plain("double")),  # float8
     1042: _STRING,  # bpchar: padded, as stored

@@ -9,7 +9,9 @@ OP_INT4 = 3
 OP_INT8 = 4
 OP_FLOAT4 = 5
 OP_FLOAT8 = 6
-OP_TEXT = 7  # the bytes are the text (text, varchar, bpchar, name, json, enum labels, converted values); argument 1: JSON text, unquoted
+# the bytes are the text (text, varchar, bpchar, name, json, enum labels, converted values); argument 1: JSON text,
+# unquoted
+OP_TEXT = 7
 OP_JSONB = 8  # a version byte 1, then text (jsonb_send, src/backend/utils/adt/jsonb.c); argument 1 as above
 OP_BYTEA = 9
 OP_UUID = 10
@@ -67,8 +69,10 @@ REASONS = {
     MALFORMED: "the value's bytes do not have the layout of its type",
     NO_REPRESENTATION: "the value has no representation in the column's output type",
     UNCHANGED: "the value was not sent (unchanged TOAST) and could not be found",
-    NO_KEY: "a column of the key is NULL, as in the old row of a partition that had another replica identity than its table",
-    CHANGED: "the value does not fit what the catalog says of its type (which an ALTER TYPE or ALTER TABLE has changed since)",
+    NO_KEY: "a column of the key is NULL, as in the old row of a partition that had another replica identity "
+    "than its table",
+    CHANGED: "the value does not fit what the catalog says of its type (which an ALTER TYPE or ALTER TABLE has "
+    "changed since)",
 }
 
 # ---------------------------------------------------------------- numbers of PostgreSQL

@@ -67,7 +67,10 @@ class BackfillWatch:
     def _line(self, report: SnapshotReport | None) -> str:
         status = decode(StatusRecord, self._shared.get(status_key(self._name))[0])
         if status is None or status.ended:
-            return f"No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. {TAKEN_NOW}"
+            return (
+                "No job of the pipeline runs: the live snapshot waits for the next one, continuous or bounded. "
+                f"{TAKEN_NOW}"
+            )
         if report is None:
             return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."
         left = f", {report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB" if report.total_bytes else ""

@@ -160,8 +160,8 @@ def send(
     made = submission(hook, application)
     tail: list[str] = []
     with subprocess.Popen(
-        made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env={**submit.environment(master=made.master), **made.variables},
+        made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", env={**submit.environment(master=made.master), **made.variables},
     ) as child:  # fmt: skip
         try:
             started(child)

@@ -94,7 +94,8 @@ _OF_THE_CONFIGURATION = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
 #: permanent errors that a broker answers to CreateTopics, and what the reader can do
 _REFUSALS_TO_CREATE = {
     KafkaError.INVALID_CONFIG: "Check topic_config, and which topic properties this Kafka allows.",
-    KafkaError.POLICY_VIOLATION: "The cluster has a policy for new topics: check partitions, replication_factor and topic_config.",
+    KafkaError.POLICY_VIOLATION: "The cluster has a policy for new topics: check partitions, replication_factor "
+    "and topic_config.",
     KafkaError.INVALID_REPLICATION_FACTOR: "Check replication_factor, and how many brokers are running.",
     KafkaError.INVALID_PARTITIONS: "Check the setting partitions.",
     KafkaError.TOPIC_EXCEPTION: "Use another topic_prefix.",

@@ -71,7 +71,8 @@ def check_order(connection: Connection, oid: int, name: str) -> None:
     foreign = connection.execute(
         """
         SELECT a.attname, format_type(a.atttypid, a.atttypmod)
-        FROM pg_index x CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) WITH ORDINALITY AS k(attnum, opclass, n)
+        FROM pg_index x
+        CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) WITH ORDINALITY AS k(attnum, opclass, n)
         JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
         JOIN pg_opclass c ON c.oid = k.opclass
         WHERE x.indrelid = %s AND (x.indisprimary OR x.indisreplident) AND k.n <= x.indnkeyatts

@@ -35,4 +35,5 @@ class Job:
         return cls(epoch, uuid.uuid4().hex, kind, socket.gethostname(), os.getpid(), time.time(), by)
 
     def __str__(self) -> str:
-        return f"{self.kind} job {self.id[:8]} (epoch {self.epoch}, process {self.pid} on {self.host}{', ' if self.by else ''}{self.by})"
+        by = f", {self.by}" if self.by else ""
+        return f"{self.kind} job {self.id[:8]} (epoch {self.epoch}, process {self.pid} on {self.host}{by})"

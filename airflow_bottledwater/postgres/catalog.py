@@ -42,7 +42,8 @@ SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attndims, format_type(a
        col_description(a.attrelid, a.attnum),
        -- since PostgreSQL 18 also while rows from before are NULL: NOT NULL ... NOT VALID
        a.attnotnull AND NOT EXISTS (
-           SELECT FROM pg_constraint n WHERE n.conrelid = a.attrelid AND n.contype = 'n' AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated)
+           SELECT FROM pg_constraint n WHERE n.conrelid = a.attrelid AND n.contype = 'n'
+           AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated)
 FROM pg_attribute a
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ORDER BY a.attrelid, a.attnum
@@ -65,7 +66,8 @@ WITH RECURSIVE parts AS (
     ) below
 )
 SELECT n.nspname || '.' || c.relname, p.attname, t.typname
-FROM parts p JOIN pg_type t USING (oid) JOIN pg_class c ON c.oid = p.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+FROM parts p JOIN pg_type t USING (oid) JOIN pg_class c ON c.oid = p.attrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE p.inside AND t.typsend = 0 ORDER BY 1, 2
 """
 

@@ -24,10 +24,14 @@ LEFT JOIN pg_extension x ON x.oid = d.refobjid
 WHERE t.oid = ANY (%s::oid[])
 """
 _ATTRIBUTES = """
-SELECT attrelid, attname, atttypid, atttypmod, attndims, format_type(atttypid, atttypmod), col_description(attrelid, attnum)
+SELECT attrelid, attname, atttypid, atttypmod, attndims,
+       format_type(atttypid, atttypmod), col_description(attrelid, attnum)
 FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
-_LABELS = "SELECT enumtypid, array_agg(enumlabel::text ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = ANY (%s::oid[]) GROUP BY 1"
+_LABELS = (
+    "SELECT enumtypid, array_agg(enumlabel::text ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = "
+    "ANY (%s::oid[]) GROUP BY 1"
+)
 _MONEY, _NUMERIC = 790, 1700
 _DOCUMENTS = {114, 3802}
 #: regproc, regprocedure, regoper, regoperator, regclass, regcollation, regtype, regrole, regnamespace, regconfig,

@@ -339,7 +339,10 @@ def _remedy(message: str, user: str | None) -> str:
     return ""
 
 
-_NEW_SLOT = "If the stream ends with this, the row is in the WAL as it was: then also run 'bottledwater drop-slot --when always', and start again"
+_NEW_SLOT = (
+    "If the stream ends with this, the row is in the WAL as it was: then also run 'bottledwater "
+    "drop-slot --when always', and start again"
+)
 #: what to do about an error of an open session, by its SQLSTATE: insufficient_privilege, untranslatable_character,
 #: undefined_function
 _REMEDIES = {

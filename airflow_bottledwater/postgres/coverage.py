@@ -15,7 +15,8 @@ from airflow_bottledwater.postgres.connect import Connection
 
 _PUBLICATIONS = """
 SELECT pubname, oid, xmin::text, pubowner, puballtables, concat_ws(', ', CASE WHEN pubinsert THEN 'insert' END,
-       CASE WHEN pubupdate THEN 'update' END, CASE WHEN pubdelete THEN 'delete' END, CASE WHEN pubtruncate THEN 'truncate' END)
+       CASE WHEN pubupdate THEN 'update' END, CASE WHEN pubdelete THEN 'delete' END,
+       CASE WHEN pubtruncate THEN 'truncate' END)
 FROM pg_publication WHERE pubname = ANY (%(names)s)
 """
 

@@ -29,7 +29,8 @@ WITH RECURSIVE tree AS (
     SELECT t.root, i.inhrelid, t.oid,
            EXISTS (SELECT FROM pg_attribute s JOIN pg_attribute u ON u.attrelid = s.attrelid
                    WHERE s.attrelid = i.inhrelid AND s.attnum = -1 AND s.xmin = i.xmin
-                   AND u.attnum > 0 AND u.attinhcount > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin), i.xmin::text, t.depth + 1
+                   AND u.attnum > 0 AND u.attinhcount > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin),
+           i.xmin::text, t.depth + 1
     FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p'
     JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
 )

@@ -38,20 +38,25 @@ roots AS (
     UNION SELECT c.oid FROM pg_class c JOIN whole ON schema = c.relnamespace
           WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
     UNION SELECT c.oid FROM pg_class c JOIN p ON p.puballtables
-          WHERE c.relkind IN ('r', CASE WHEN p.pubviaroot THEN 'p'::"char" END) AND c.relpersistence = 'p' AND c.oid >= 16384
+          WHERE c.relkind IN ('r', CASE WHEN p.pubviaroot THEN 'p'::"char" END) AND c.relpersistence = 'p'
+          AND c.oid >= 16384
 ),
 tree AS (
     SELECT oid, false AS below FROM roots
-    UNION SELECT i.inhrelid, true FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p' JOIN pg_inherits i ON i.inhparent = t.oid
+    UNION SELECT i.inhrelid, true
+          FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p' JOIN pg_inherits i ON i.inhparent = t.oid
 ),
 sent AS (
     SELECT DISTINCT t.oid FROM tree t JOIN pg_class c ON c.oid = t.oid CROSS JOIN p
-    WHERE CASE WHEN p.pubviaroot THEN NOT EXISTS (SELECT FROM tree b WHERE b.oid = t.oid AND b.below) ELSE c.relkind <> 'p' END
+    WHERE CASE WHEN p.pubviaroot THEN NOT EXISTS (SELECT FROM tree b WHERE b.oid = t.oid AND b.below)
+          ELSE c.relkind <> 'p' END
 )
-SELECT s.oid, ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[]) ORDER BY attnum),
+SELECT s.oid,
+       ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[])
+             ORDER BY attnum),
        l.prqual IS NOT NULL,
-       ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
-             ORDER BY attnum)
+       ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid
+             AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum)
 FROM sent s JOIN pg_class c ON c.oid = s.oid
 LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FROM whole)
 """

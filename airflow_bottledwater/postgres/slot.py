@@ -333,7 +333,10 @@ def drop(connection: Connection, name: str, *, timeout: float = 30.0) -> bool:
 
 def retained(found: SlotState) -> str:
     """How much WAL the slot makes the server keep, as text for messages."""
-    return f"slot {found.name!r} at {format_lsn(found.confirmed)} keeps {found.retained / 2**20:,.1f} MiB of WAL on the server"
+    return (
+        f"slot {found.name!r} at {format_lsn(found.confirmed)} keeps {found.retained / 2**20:,.1f} MiB of "
+        "WAL on the server"
+    )
 
 
 def wait_visible(connection: Connection, oldest_xid: int, *, timeout: float) -> None:

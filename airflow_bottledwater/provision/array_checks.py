@@ -83,7 +83,10 @@ def _problem(table: Table, column: Column, depths: set[int], *, shifted: bool) -
     if len(depths) == 1 and not shifted and kind.oid == kind.base_oid:
         (depth,) = depths
         name = f"{kind.name.removesuffix('[]')}{'[]' * min(depth, _MOST_DIMENSIONS)}"
-        remedy = f"Declare what it holds, which rewrites nothing: ALTER TABLE {table.qualified} ALTER {column.name} TYPE {name}; or {as_text}."
+        remedy = (
+            f"Declare what it holds, which rewrites nothing: ALTER TABLE {table.qualified} ALTER {column.name} "
+            f"TYPE {name}; or {as_text}."
+        )
     return (
         f"Column {column.name!r} of {table.qualified} is declared with {declared} "
         f"dimension{'s' if declared > 1 else ''}, and holds arrays of {what}{lower} (CREATE TABLE AS, and a dump that "

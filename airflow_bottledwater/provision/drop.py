@@ -55,7 +55,10 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
         _forget(pipeline, claim, owner)
     finally:
         claim.close()
-    return f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this database was changed."
+    return (
+        f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this "
+        "database was changed."
+    )
 
 
 def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:

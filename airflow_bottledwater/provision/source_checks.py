@@ -15,10 +15,13 @@ from airflow_bottledwater.state.identity import topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
 FUNCTIONS = (
-    "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint", "pg_control_system",
-    "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn", "pg_current_xact_id",
+    "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint",
+    "pg_control_system",
+    "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn",
+    "pg_current_xact_id",
     "pg_drop_replication_slot", "pg_export_snapshot", "pg_get_publication_tables", "pg_has_role", "pg_is_in_recovery",
-    "pg_logical_emit_message", "pg_partition_ancestors", "pg_relation_filenode", "pg_relation_size", "pg_replication_slot_advance",
+    "pg_logical_emit_message", "pg_partition_ancestors", "pg_relation_filenode", "pg_relation_size",
+    "pg_replication_slot_advance",
     "pg_snapshot_xmax", "pg_snapshot_xmin", "pg_terminate_backend", "pg_wal_lsn_diff", "pg_walfile_name",
 )  # fmt: skip
 
@@ -80,8 +83,8 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
         problems.append(
             "wal_level is "
             + _setting(connection, "wal_level")
-            + ": set wal_level = logical and restart PostgreSQL (RDS and Aurora: rds.logical_replication = 1; Cloud SQL: "
-            "cloudsql.logical_decoding = on; Azure: the server parameter wal_level)."
+            + ": set wal_level = logical and restart PostgreSQL (RDS and Aurora: rds.logical_replication = 1; "
+            "Cloud SQL: cloudsql.logical_decoding = on; Azure: the server parameter wal_level)."
         )
     if _setting(connection, "server_encoding") == "SQL_ASCII":
         problems.append(

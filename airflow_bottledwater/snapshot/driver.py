@@ -154,11 +154,12 @@ class _Driver:
         tables, plans, tasks, skipped = watch.work(lambda: self._plan(holder, held, wanted, oldest))
         log.info(
             "Boundary %s at %s: %d tables, %d ranges in %d lanes (%d done before).",
-            held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.chunks) for t in tasks), len(tasks), skipped,
+            held.snapshot, format_lsn(held.insert_lsn), len(tables), sum(len(t.chunks) for t in tasks), len(tasks),
+            skipped,
         )  # fmt: skip
         self._controller.status.progress = {
-            "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running), "insert_lsn": format_lsn(held.insert_lsn),
-            "ranges": sum(len(t.chunks) for t in tasks) + skipped,
+            "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running),
+            "insert_lsn": format_lsn(held.insert_lsn), "ranges": sum(len(t.chunks) for t in tasks) + skipped,
         }  # fmt: skip
         meter = Meter(tables, self._claim.state, plans.parts)
         watch.meanwhile = lambda: self._measure(meter)

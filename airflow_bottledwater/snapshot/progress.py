@@ -95,7 +95,8 @@ class Meter:
             "Snapshot of %d %s: %s rows%s, %s in %s (%s rows a second)%s.",
             len(self._tables), "table" if len(self._tables) == 1 else "tables", f"{rows:,}",
             f" and {dead_letters:,} dead letters" if dead_letters else "", size(now.bytes - self._before.bytes),
-            duration(seconds), f"{rows / seconds:,.0f}", f"; {self._before.rows:,} rows were there before" if self._before.rows else "",
+            duration(seconds), f"{rows / seconds:,.0f}",
+            f"; {self._before.rows:,} rows were there before" if self._before.rows else "",
         )  # fmt: skip
         largest = sorted(self._tables, key=lambda table: self._of(state, table).total_bytes, reverse=True)
         width = max((len(table.qualified) for table in largest[:_NAMED]), default=0)

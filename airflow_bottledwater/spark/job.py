@@ -103,7 +103,10 @@ def _left_out(*names: str) -> Iterator[None]:
 
 #: seconds between two lines in the log while Spark's application has not begun
 _TELL = 30.0
-_WAITS = "Spark's application has not begun for %.0f s: it waits for the cluster, whose manager says why (YARN: its queue may be full)."
+_WAITS = (
+    "Spark's application has not begun for %.0f s: it waits for the cluster, whose manager says why "
+    "(YARN: its queue may be full)."
+)
 
 
 @contextlib.contextmanager

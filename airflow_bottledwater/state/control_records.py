@@ -269,7 +269,10 @@ class StopRequest:
 
 
 #: what can be done about a request where no job of the pipeline runs
-TAKEN_NOW = "To have it taken now, unpause the DAG bottledwater_bounded, or run bottledwater with the settings of the pipeline and --bounded."
+TAKEN_NOW = (
+    "To have it taken now, unpause the DAG bottledwater_bounded, or run bottledwater with the settings "
+    "of the pipeline and --bounded."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,8 @@ class LiveProgress:
 
 
 StateRecord = (
-    Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan | Progress | Sweep
+    Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan
+    | Progress | Sweep
     | Partitions | Below | Gap | Former | LiveProgress | Letters
 )  # fmt: skip
 

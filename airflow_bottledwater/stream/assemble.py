@@ -40,7 +40,8 @@ STATE = int64s(
     "whole_bytes",
     "whole_lsn",  # its end LSN, or that of a later keepalive
     "transactions",  # transactions received
-    "skipped_changes",  # changes left out at the boundary, or of tables that are not followed, and the transactions that contained some
+    # changes left out at the boundary, or of tables that are not followed, and the transactions that contained some
+    "skipped_changes",
     "skipped_transactions",
     "skipped_here",
     "batch_bytes",  # bytes at which a batch ends, at the next commit

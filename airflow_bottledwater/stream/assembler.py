@@ -179,7 +179,8 @@ class TransactionAssembler:
         while self._block is not None:
             block = self._block
             why = assemble(
-                block.data, block.offsets, self._state, self._tables, self._bounds, self._running, self._changes, self._out
+                block.data, block.offsets, self._state, self._tables, self._bounds, self._running, self._changes,
+                self._out
             )  # fmt: skip
             if why == DONE:
                 self._block = None
@@ -255,7 +256,8 @@ class TransactionAssembler:
                 self._index(message.oid)
             return
         if known == message and current is not None and refused is None and version is self._versions[current]:
-            return  # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
+            # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
+            return
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
         self._index(message.oid)

@@ -36,12 +36,16 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, 
         return {
             "status": "failed",
             "slot": slot,
-            "message": f"Slot {slot!r} was invalidated: the WAL that it needs is gone. Drop it and start again with a snapshot.",
+            "message": f"Slot {slot!r} was invalidated: the WAL that it needs is gone. Drop it and start again "
+            "with a snapshot.",
         }
     if lag is None:
         if in_the_making:
             return None
-        message = f"Slot {slot!r} has no position: it is physical, or its creation was interrupted. Look into pg_replication_slots."
+        message = (
+            f"Slot {slot!r} has no position: it is physical, or its creation was interrupted. Look into "
+            "pg_replication_slots."
+        )
         return {"status": "failed", "slot": slot, "message": message}
     if lag <= max_lag:
         return {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
@@ -50,7 +54,10 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, 
 
 def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
     """The event for a stream whose task has ended before the slot had caught up."""
-    message = f"The task {stream_task_id!r} has ended before slot {slot!r} had caught up: nobody reads from the slot any more."
+    message = (
+        f"The task {stream_task_id!r} has ended before slot {slot!r} had caught up: nobody reads from the "
+        "slot any more."
+    )
     return {"status": "over", "slot": slot, "message": message}
 
 

@@ -262,8 +262,8 @@ class StreamErrorTrigger(PipelineTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
         names = (
-            "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "cluster", "earlier", "max_silence",
-            "max_dead_letters", "poll_interval",
+            "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "cluster", "earlier",
+            "max_silence", "max_dead_letters", "poll_interval",
         )  # fmt: skip
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 

@@ -141,7 +141,10 @@ class Moments:
     def _behind(self, lsn: int, position: Position | None) -> Outage:
         found = slot.state(self._connection, self._pipeline.slot)
         where = f"it is at {position}" if position is not None else "it has published nothing yet"
-        what = f"The stream of slot {self._pipeline.slot!r} has not come to {format_lsn(lsn)} within {self._pipeline.verify_timeout:.0f} s"
+        what = (
+            f"The stream of slot {self._pipeline.slot!r} has not come to {format_lsn(lsn)} within "
+            f"{self._pipeline.verify_timeout:.0f} s"
+        )
         if found is None or found.active_pid is None:
             return Outage(
                 f"{what}: {where}, and no stream reads from the slot.",

@@ -52,7 +52,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 TABLE = "CREATE TABLE bench (id bigint PRIMARY KEY, a int, b text, c numeric(12,2), d timestamptz, e boolean)"
-_ROW = """i, (i * 7919 %% 1000003)::int, 'row ' || i || ' ' || md5(i::text), ((i * 31 %% 100000000) / 100.0)::numeric(12,2),
+_ROW = """i, (i * 7919 %% 1000003)::int, 'row ' || i || ' ' || md5(i::text),
+ ((i * 31 %% 100000000) / 100.0)::numeric(12,2),
  timestamptz '2024-01-01 00:00:00+00' + i * interval '1.000123 s', i %% 3 = 0"""
 ROWS = f"INSERT INTO bench SELECT {_ROW} FROM generate_series(%s::bigint, %s::bigint) i"
 #: one transaction of the backlog: of 1,000 changes 600 insert, 300 update and 100 delete rows of the transaction before
@@ -319,8 +320,8 @@ def empty_job() -> tuple[float, float]:
     environment = submit.environment()
     started = time.time()
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "spark-submit"), "--master", MASTER, *properties, str(_HERE / "empty_job.py")],
-        env=environment, check=True, capture_output=True, text=True,
+        [str(Path(sys.executable).parent / "spark-submit"), "--master", MASTER, *properties,
+        str(_HERE / "empty_job.py")], env=environment, check=True, capture_output=True, text=True,
     )  # fmt: skip
     return float(done.stdout.split()[-1]) - started, time.time() - started
 
@@ -450,8 +451,8 @@ def recvlogical(source: Workload, slot: str, end: str) -> float:
     started = time.monotonic()
     subprocess.run(
         [
-            str(programs(VERSION) / "pg_recvlogical"), "-d", source.dsn, "--slot", slot, "--start", "--no-loop", "-f", "/dev/null",
-            "--endpos", end, *(part for option in options for part in ("-o", option)),
+            str(programs(VERSION) / "pg_recvlogical"), "-d", source.dsn, "--slot", slot, "--start", "--no-loop", "-f",
+            "/dev/null", "--endpos", end, *(part for option in options for part in ("-o", option)),
         ],
         check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=900,
     )  # fmt: skip

@@ -27,7 +27,10 @@ def main(dsn: str, slot: str, publication: str, bootstrap: str, topic: str) -> N
     producer.init_transactions()
     connection = psycopg.connect(f"{dsn} replication=database", autocommit=True).pgconn
     result = connection.exec_(
-        f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{publication}', binary 'true')".encode()
+        (
+            f"START_REPLICATION SLOT {slot} LOGICAL 0/0"
+            f" (proto_version '1', publication_names '{publication}', binary 'true')"
+        ).encode()
     )
     assert result.status == pq.ExecStatus.COPY_BOTH, result.error_message
     rows: list[bytes] = []

@@ -178,7 +178,8 @@ def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_f
         assert [first.publish(batches[1]), second.publish(batches[1])] == [ends[1], ends[1]]
         assert second.publish(batches[0]) == ends[1]
         # a batch that P has not come to, and one that starts before P and ends behind it, are nobody's
-        torn = Batch(batches[0].start, batches[1].end._replace(lsn=batches[1].end.lsn + 1), batches[1].data, batches[1].changes, batches[1].versions)  # fmt: skip
+        beyond = batches[1].end._replace(lsn=batches[1].end.lsn + 1)
+        torn = Batch(batches[0].start, beyond, batches[1].data, batches[1].changes, batches[1].versions)
         with pytest.raises(StaleBatch):
             second.publish(torn)
     finally:

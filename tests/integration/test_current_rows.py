@@ -27,7 +27,12 @@ KEYS = {
     "inet": ("id inet", "inet '10.0.0.0' + i", ""),
     "range": ("id int4range", "int4range(i, i + 1)", ""),
     "array": ("id int[]", "ARRAY[i, 1]", ""),
-    "enum": ("id mood", "('m' || i)::mood", "DO $$BEGIN EXECUTE (SELECT format('CREATE TYPE mood AS ENUM (%s)', string_agg(quote_literal('m' || i), ',')) FROM generate_series(1, 3000) i); END$$"),
+    "enum": (
+        "id mood",
+        "('m' || i)::mood",
+        "DO $$BEGIN EXECUTE (SELECT format('CREATE TYPE mood AS ENUM (%s)', string_agg(quote_literal('m' || i), ','))"
+        " FROM generate_series(1, 3000) i); END$$",
+    ),
     "domain": ("id positive", "i", "CREATE DOMAIN positive AS int CHECK (VALUE > 0)"),
     "domain over text": ("id code", "'c' || i", "CREATE DOMAIN code AS varchar(20)"),
     "composite": ("id pair", "ROW(i, 'x')::pair", "CREATE TYPE pair AS (a int, b text)"),

@@ -33,9 +33,19 @@ CHANGES: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
     "add": ("ALTER TABLE t ADD extra text", "(2, 2, 'x', 'ok', '(1,y)', 'new')", {"extra": "new"}, LEVELS),
     "drop": ("ALTER TABLE t DROP b", "(2, 2, 'ok', '(1,y)')", {"m": "ok"}, LEVELS),
     "rename": ("ALTER TABLE t RENAME b TO c", "(2, 2, 'x', 'ok', '(1,y)')", {"c": "x"}, LEVELS),
-    "wider": ("ALTER TABLE t ALTER n TYPE bigint", "(2, 3000000000, 'x', 'ok', '(1,y)')", {"n": 3 * 10**9}, {"BACKWARD"}),
+    "wider": (
+        "ALTER TABLE t ALTER n TYPE bigint",
+        "(2, 3000000000, 'x', 'ok', '(1,y)')",
+        {"n": 3 * 10**9},
+        {"BACKWARD"},
+    ),
     "other": ("ALTER TABLE t ALTER n TYPE text", "(2, 'two', 'x', 'ok', '(1,y)')", {"n": "two"}, set()),
-    "label": ("ALTER TYPE mood ADD VALUE 'glad' BEFORE 'ok'", "(2, 2, 'x', 'glad', '(1,y)')", {"m": "glad"}, {"BACKWARD"}),
+    "label": (
+        "ALTER TYPE mood ADD VALUE 'glad' BEFORE 'ok'",
+        "(2, 2, 'x', 'glad', '(1,y)')",
+        {"m": "glad"},
+        {"BACKWARD"},
+    ),
     "attribute": (
         "ALTER TYPE pair ADD ATTRIBUTE c date",
         "(2, 2, 'x', 'ok', '(1,y,2000-01-01)')",

@@ -938,7 +938,10 @@ def test_a_table_that_is_truncated_while_the_slot_is_built_is_streamed(make_flow
     with slot_in_phases(flow, ddl="TRUNCATE a"):
         early = Transaction(flow, "INSERT INTO a VALUES (11, 'early', 11)")
         # it is what the first slot cannot read; it has to end for the creation to end
-        exists = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}' AND confirmed_flush_lsn IS NOT NULL"
+        exists = (
+            f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
+            " AND confirmed_flush_lsn IS NOT NULL"
+        )
 
         def end() -> None:
             until(lambda: flow.execute(exists), "the slot is consistent")

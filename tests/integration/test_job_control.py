@@ -44,7 +44,8 @@ def foreign(flow: Flow) -> Iterator[None]:
     name = flow.cluster.pipeline(flow.pipeline.slot)
     refused: list[object] = []
     for key, value in [
-        (b"status/other", b"not json"), (b"\xff", b"{}"), (b"other", b"[]"), (b"status/other", b"17"), (b"status/other", b"\xff"),
+        (b"status/other", b"not json"), (b"\xff", b"{}"), (b"other", b"[]"), (b"status/other", b"17"),
+        (b"status/other", b"\xff"),
         (request_key(name).encode(), b'"stop"'), (request_key(name).encode(), b'{"epoch": "all"}'),
     ]:  # fmt: skip
         producer.produce(
@@ -165,7 +166,8 @@ def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycl
     cluster = flow.cluster
     claim = Claim(flow.pipeline, cluster, "snapshot", Backoff(20))
     publishing = PublishSession(
-        flow.pipeline, claim.job, records.stream_id(claim.prefix), pinned.pins(claim.state.tables.values()), claim.topic, Backoff(20)
+        flow.pipeline, claim.job, records.stream_id(claim.prefix), pinned.pins(claim.state.tables.values()),
+        claim.topic, Backoff(20)
     )  # fmt: skip
     controller = Controller(flow.pipeline, cluster, claim.job)
 

@@ -135,9 +135,13 @@ def test_a_refused_schema_is_asked_for_again_while_the_stream_runs(
         until(lambda: len(flow.dead_letters()) == 1, "the dead letter", failed=errors)
         level(flow, "NONE")
         until(
-            lambda: flow.execute("INSERT INTO t SELECT max(id) + 1, true FROM t RETURNING id") and len(records(flow)) > 1,
-            "a row is published again", failed=errors, pause=0.3,
-        )  # fmt: skip
+            lambda: (
+                flow.execute("INSERT INTO t SELECT max(id) + 1, true FROM t RETURNING id") and len(records(flow)) > 1
+            ),
+            "a row is published again",
+            failed=errors,
+            pause=0.3,
+        )
     assert not errors
     flow.stream()
     assert len(records(flow)) + len(flow.dead_letters()) == flow.execute("SELECT count(*) FROM t")[0][0]

@@ -36,7 +36,10 @@ SEEDS = range(FIRST, FIRST + int(os.environ.get("BOTTLEDWATER_SEEDS", "6")))
 #: transactions that stay open for a while, so that snapshots have some in progress
 WRITERS = (*[Habit(open_for=(0.05, 0.3))] * 4, SHORT, SHORT, ASYNCHRONOUS, PREPARING)
 ROWS = 300
-TABLE = """CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric(12,2), at timestamptz, ok boolean, ratio float8)"""
+TABLE = (
+    "CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric(12,2), at timestamptz, ok boolean,"
+    " ratio float8)"
+)
 FILL = (
     "INSERT INTO items SELECT g, 'item ' || g, g / 7.0, timestamptz '2026-01-01' + g * interval '1.5 s', g % 3 = 0, g "
     f"/ 3.0 FROM generate_series(1, {ROWS}) g"

@@ -267,7 +267,8 @@ def test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock(direct: Flow) ->
             direct.change(create_slot_timeout=8.0)
             with pytest.raises(
                 Outage,
-                match=rf"did not get a lock on every table within 8 s.*session {blocker.info.backend_pid} .*on public.b",
+                match=rf"did not get a lock on every table within 8 s.*session {blocker.info.backend_pid} "
+                r".*on public.b",
             ):
                 direct.snapshot()
         finally:

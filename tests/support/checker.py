@@ -60,7 +60,10 @@ class Record:
 
     def __str__(self) -> str:
         at = f"{self.pos}, transaction {self.xid}" if self.pos else "a snapshot row"
-        return f"{self.op} of {self.table} key {self.key} version {self.version} ({at}) at offset {self.partition}/{self.offset}"
+        return (
+            f"{self.op} of {self.table} key {self.key} version {self.version} ({at}) at offset "
+            f"{self.partition}/{self.offset}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.text} (table {self.table}, key {self.key}, version {self.version}, transaction {self.xid})"
+        return (
+            f"{self.kind}: {self.text} (table {self.table}, key {self.key}, version {self.version}, transaction "
+            f"{self.xid})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,7 +511,10 @@ class Checker:
             first, last = min(held), max(held)
             gaps = [o for o in range(first, last) if o not in offsets[table, partition]]
             if gaps and not self._may_be_cut(xid):
-                text = f"its records at offsets {partition}/{first} to {last} are of several Kafka transactions ({gaps[0]} is between)"
+                text = (
+                    f"its records at offsets {partition}/{first} to {last} are of several Kafka transactions"
+                    f" ({gaps[0]} is between)"
+                )
                 self._report.findings.append(Finding("torn", table, None, None, xid, text))
         for position in self._positions:
             xid, ordinal = lsns.get(position.lsn, (0, 0))

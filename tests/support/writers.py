@@ -98,7 +98,8 @@ def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
 def _partitions() -> Iterator[str]:
     """Partitions of two levels, one of them with its columns in another order."""
     limits = ["MINVALUE", *map(str, _BEGIN), "MAXVALUE"]
-    yield f"CREATE TABLE {PARTED}_1 (large text, gone text, n integer, name text, version bigint NOT NULL, id bigint NOT NULL)"
+    columns = "large text, gone text, n integer, name text, version bigint NOT NULL, id bigint NOT NULL"
+    yield f"CREATE TABLE {PARTED}_1 ({columns})"
     yield f"ALTER TABLE {PARTED}_1 DROP COLUMN gone, ALTER large SET STORAGE EXTERNAL"
     yield f"ALTER TABLE {PARTED} ATTACH PARTITION {PARTED}_1 FOR VALUES FROM ({limits[1]}) TO ({limits[2]})"
     yield (

@@ -145,8 +145,8 @@ def test_ten_days_are_published_again_once_each(system: System) -> None:
         "POST",
         "backfills",
         json={
-            "dag_id": BACKFILL, "from_date": "2026-03-01T00:00:00Z", "to_date": "2026-03-10T00:00:00Z", "max_active_runs": 4,
-            "run_backwards": False, "dag_run_conf": {}, "reprocess_behavior": "none",
+            "dag_id": BACKFILL, "from_date": "2026-03-01T00:00:00Z", "to_date": "2026-03-10T00:00:00Z",
+            "max_active_runs": 4, "run_backwards": False, "dag_run_conf": {}, "reprocess_behavior": "none",
         },
     )  # fmt: skip
     until("ten runs have ended", lambda: _runs(system)["success"] + _runs(system)["failed"] >= 10, 400)

@@ -45,7 +45,8 @@ def pod(flow: Flow, tmp_path: Path) -> Iterator[Pod]:
     dsn = conninfo_to_dict(flow.dsn)
     connections = {
         "POSTGRES_DEFAULT": {
-            "conn_type": "postgres", "host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"], "schema": dsn["dbname"],
+            "conn_type": "postgres", "host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"],
+            "schema": dsn["dbname"],
         },
         "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": flow.pipeline.kafka},
         "SPARK_DEFAULT": {"conn_type": "spark", "host": "local[2]"},

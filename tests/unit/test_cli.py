@@ -79,8 +79,8 @@ def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
     options = {option.name: option.help for option in cli.cli.params if isinstance(option, click.Option)}
     of_settings = sorted(set(options) & set(SETTINGS))
     assert of_settings == [
-        "allow_unkeyed", "on_error", "output_format", "postgres", "schemas", "skip_snapshot", "slot", "tables", "topic_config",
-        "topic_prefix",
+        "allow_unkeyed", "on_error", "output_format", "postgres", "schemas", "skip_snapshot", "slot", "tables",
+        "topic_config", "topic_prefix",
     ]  # fmt: skip
     for name in of_settings:
         assert (options[name] or "").startswith(SETTINGS[name].sentence.removesuffix("."))

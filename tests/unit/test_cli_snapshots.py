@@ -17,7 +17,8 @@ FOUND = {
     "aa": (
         SnapshotRequest(("orders",), "id < 7"),
         SnapshotReport(
-            "reading", tables=["public.orders"], rows=1200, bytes=50, total_bytes=200, rows_per_second=80.0, seconds_left=33.0,
+            "reading", tables=["public.orders"], rows=1200, bytes=50, total_bytes=200, rows_per_second=80.0,
+            seconds_left=33.0,
         ),
     ),
     "bb": (SnapshotRequest(("items",), paused=True), SnapshotReport("paused", rows=4, bytes=50)),

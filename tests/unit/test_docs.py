@@ -146,12 +146,12 @@ def test_no_error_is_documented_that_is_gone() -> None:
 # ---------------------------------------------------------------------- types
 
 TYPES = {
-    "boolean": 16, "bytea": 17, "name": 19, "bigint": 20, "smallint": 21, "integer": 23, "text": 25, "json": 114, "real": 700,
-    "double precision": 701, "character(n)": 1042, "character varying": 1043, "date": 1082, "time": 1083, "timestamp": 1114,
-    "timestamp with time zone": 1184, "numeric": 1700, "uuid": 2950, "jsonb": 3802, "oid": 26, "xid": 28, "cid": 29, "xid8": 5069,
-    "money": 790, "interval": 1186, "time with time zone": 1266, "inet": 869, "cidr": 650,
-    "refcursor": 1790, "xml": 142, "pg_node_tree": 194, "pg_ndistinct": 3361, "pg_dependencies": 3402, "pg_mcv_list": 5017,
-    "pg_brin_bloom_summary": 4600, "pg_brin_minmax_multi_summary": 4601,
+    "boolean": 16, "bytea": 17, "name": 19, "bigint": 20, "smallint": 21, "integer": 23, "text": 25, "json": 114,
+    "real": 700, "double precision": 701, "character(n)": 1042, "character varying": 1043, "date": 1082, "time": 1083,
+    "timestamp": 1114, "timestamp with time zone": 1184, "numeric": 1700, "uuid": 2950, "jsonb": 3802, "oid": 26,
+    "xid": 28, "cid": 29, "xid8": 5069, "money": 790, "interval": 1186, "time with time zone": 1266, "inet": 869,
+    "cidr": 650, "refcursor": 1790, "xml": 142, "pg_node_tree": 194, "pg_ndistinct": 3361, "pg_dependencies": 3402,
+    "pg_mcv_list": 5017, "pg_brin_bloom_summary": 4600, "pg_brin_minmax_multi_summary": 4601,
 }  # fmt: skip
 MAPPED = {
     name: row[1]

@@ -111,7 +111,8 @@ print(json.dumps(loaded))
 
 
 def test_the_packages_root_and_its_settings_do_without_airflow(tmp_path: Path) -> None:
-    code = "import airflow_bottledwater.settings, airflow_bottledwater.get_provider_info, sys; print('airflow' in sys.modules)"
+    modules = "airflow_bottledwater.settings, airflow_bottledwater.get_provider_info, sys"
+    code = f"import {modules}; print('airflow' in sys.modules)"
     assert python(code, tmp_path).strip() == "False"
 
 

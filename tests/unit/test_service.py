@@ -149,7 +149,8 @@ import airflow_bottledwater.jobs.status as status
 restarts._BACKOFF = float(sys.argv.pop(1))
 failing = sys.argv.pop(1)
 job = (
-    "import sys; from pathlib import Path; from airflow_bottledwater import errors; from airflow_bottledwater.spark import job\\n"
+    "import sys; from pathlib import Path; from airflow_bottledwater import errors; from "
+    "airflow_bottledwater.spark import job\\n"
     "from tests.support import stand_in; job.log_to_stderr()\\n"
     "def work(*_):\\n"
     "    with Path(sys.argv[1]).open('a') as file: file.write('.')\\n"

@@ -168,7 +168,8 @@ class System:
         self.data.postgres.createdb("shop")
         connections = {
             "POSTGRES_DEFAULT": {
-                "conn_type": "postgres", "host": "127.0.0.1", "port": self.data.postgres.port, "login": "postgres", "schema": "shop",
+                "conn_type": "postgres", "host": "127.0.0.1", "port": self.data.postgres.port, "login": "postgres",
+                "schema": "shop",
             },
             "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": {"bootstrap.servers": self.data.kafka.bootstrap}},
             "SPARK_DEFAULT": self.spark.connection,
@@ -262,8 +263,8 @@ class Stream:
 
     def why(self) -> str:
         return "\n".join(
-            f"--- {t['task_id']} "
-            f"{t['state']}\n{self.system.client.task_log(DAG, self.run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
+            f"--- {t['task_id']} {t['state']}\n"
+            f"{self.system.client.task_log(DAG, self.run_id, t['task_id'], max(1, t['try_number']))[-3000:]}"
             for t in self.system.client.task_instances(DAG, self.run_id)
             if t["state"] in ("failed", "up_for_retry", "deferred", "running")
         )

@@ -75,7 +75,8 @@ def test_of_extras_only_those_of_libpq_are_taken(connect: Connect) -> None:
 @pytest.mark.usefixtures("connections")
 def test_everything_that_libpq_knows_is_passed_on(connect: Connect) -> None:
     extra = {
-        "options": "-c statement_timeout=0", "keepalives": True, "keepalives_idle": 5, "tcp_user_timeout": 9000, "sslcrldir": "/crl",
+        "options": "-c statement_timeout=0", "keepalives": True, "keepalives_idle": 5, "tcp_user_timeout": 9000,
+        "sslcrldir": "/crl",
         "sslcertmode": "disable", "gssdelegation": 0, "application_name": "cdc", "requirepeer": "postgres",
         # ours in every session
         "replication": "true", "client_encoding": "latin1",
@@ -85,8 +86,8 @@ def test_everything_that_libpq_knows_is_passed_on(connect: Connect) -> None:
     connect("postgres_default", conn_type="postgres", host="db", port=5433, extra=extra)
     assert conninfo_to_dict(SourceHook().dsn()) == {
         "host": "db", "port": "5433", "options": "-c statement_timeout=0", "keepalives": "1", "keepalives_idle": "5",
-        "tcp_user_timeout": "9000", "sslcrldir": "/crl", "sslcertmode": "disable", "gssdelegation": "0", "application_name": "cdc",
-        "requirepeer": "postgres",
+        "tcp_user_timeout": "9000", "sslcrldir": "/crl", "sslcertmode": "disable", "gssdelegation": "0",
+        "application_name": "cdc", "requirepeer": "postgres",
     }  # fmt: skip
 
 
@@ -201,8 +202,8 @@ def test_the_registrys_connection_can_be_tried(connect: Connect, monkeypatch: py
 
 def test_a_job_gets_nothing_of_airflows_secrets() -> None:
     given = {
-        "AIRFLOW_CONN_POSTGRES_DEFAULT": PASSWORD, "AIRFLOW__CORE__FERNET_KEY": "f", "AIRFLOW_VAR_X": "v", "_AIRFLOW_X": "x",
-        "__AIRFLOW_SUPERVISOR": "s", "HOME": "/h", "PATH": "/bin",
+        "AIRFLOW_CONN_POSTGRES_DEFAULT": PASSWORD, "AIRFLOW__CORE__FERNET_KEY": "f", "AIRFLOW_VAR_X": "v",
+        "_AIRFLOW_X": "x", "__AIRFLOW_SUPERVISOR": "s", "HOME": "/h", "PATH": "/bin",
     }  # fmt: skip
     kept = submit.environment(given)
     ours = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", "GLIBC_TUNABLES"}
@@ -238,8 +239,10 @@ def test_a_job_is_started_as_the_spark_provider_would(
     spark_job.start(provider, IDENTITY, "job.py", tied=False)
     ((command, environment),) = started
     assert command == [
-        "spark-submit", "--master", host, "--conf", "spark.ui.enabled=false", "--files", "x.json", "--num-executors", "3",
-        "--driver-memory", "1g", "--name", "n", "--queue", "cdc", "--deploy-mode", "client", "job.py", "--pipeline", "x.json",
+        "spark-submit", "--master", host, "--conf", "spark.ui.enabled=false", "--files", "x.json", "--num-executors",
+        "3",
+        "--driver-memory", "1g", "--name", "n", "--queue", "cdc", "--deploy-mode", "client", "job.py", "--pipeline",
+        "x.json",
     ]  # fmt: skip
     assert (environment["TZ"], environment["N"]) == ("UTC", "5")
     assert ("SPARK_LOCAL_IP" in environment) == loopback

@@ -18,8 +18,8 @@ from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
 
 REPORT = {
-    "state": "finished", "tables": ["public.orders"], "rows": 1200, "newer": 3, "swept": 2, "dead_letters": 0, "boundary": "0/10",
-    "error": "",
+    "state": "finished", "tables": ["public.orders"], "rows": 1200, "newer": 3, "swept": 2, "dead_letters": 0,
+    "boundary": "0/10", "error": "",
 }  # fmt: skip
 ASKED = {"name": "pipeline", "request_id": "id"}
 
@@ -57,7 +57,8 @@ def conclude(*, sweep: bool = False, **report: Any) -> dict[str, Any]:
 
 def test_the_result_and_the_log_say_what_was_published(forgotten: list[tuple[str, str]], told: list[str]) -> None:
     assert conclude() == {
-        "tables": ["public.orders"], "rows": 1200, "left_out": 3, "removed_keys": 2, "dead_letters": 0, "boundary": "0/10",
+        "tables": ["public.orders"], "rows": 1200, "left_out": 3, "removed_keys": 2, "dead_letters": 0,
+        "boundary": "0/10",
     }  # fmt: skip
     (line,) = told
     assert line.startswith("1,200 rows of public.orders are published again; 3 are left out")

@@ -153,7 +153,10 @@ def test_all_operators_take_a_pipeline_in_one_way(operator: Any) -> None:
     taken = inspect.signature(PipelineMixin._set_pipeline).parameters["pipeline"]
     own = inspect.signature(operator.__init__).parameters["pipeline"]
     assert own.annotation == taken.annotation and own.default is inspect.Parameter.empty
-    line = "    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)"
+    line = (
+        "    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its "
+        "file. (templated)"
+    )
     assert line in operator.__doc__.splitlines()
 
 
@@ -589,7 +592,8 @@ def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: 
     verified.end = Ended(Outcome(ok=True, counts=DIFFERENT))
     with pytest.raises(
         AirflowFailException,
-        match=r"keys that differ: public\.a \(id = secret\)\. .*public\.a: 1 missing.*bottledwater snapshot --tables public\.a --sweep$",
+        match=r"keys that differ: public\.a \(id = secret\)\. .*public\.a: 1 missing.*"
+        r"bottledwater snapshot --tables public\.a --sweep$",
     ):
         verify_of(pushed=(pushed := {}))
     found = verify_of(fail_on_difference=False)

@@ -229,9 +229,8 @@ def snapshot(broker: Broker, *ranges: Sequence[bytes], monkeypatch: pytest.Monke
     monkeypatch.setattr(
         pg_copy, "rows", lambda connection, query, idle: iter([copied(*ranges[n]) for n in range(*query)])
     )
-    task = LaneTask(
-        0, JOB, "prefix", "state", ExportedSnapshot(Snapshot(5, 5, ()), 1, "x"), (PINNED,), tuple(Chunk(7, n, n, n + 1) for n in range(len(ranges)))
-    )  # fmt: skip
+    chunks = tuple(Chunk(7, n, n, n + 1) for n in range(len(ranges)))
+    task = LaneTask(0, JOB, "prefix", "state", ExportedSnapshot(Snapshot(5, 5, ()), 1, "x"), (PINNED,), chunks)
     lane.run(pipeline(**changes), task)
 
 

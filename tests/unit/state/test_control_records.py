@@ -28,7 +28,8 @@ JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "star
 STATUS = {
     "state": "streaming", "job": JOB, "slot": "orders", "on_error": "exit",
     "position": "00000000016B3748/0000000C", "counters": {"published": 7, "dead_letters": 0},
-    "progress": {"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]}, "problems": [], "error": "", "permanent": False, "retired": False,
+    "progress": {"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]}, "problems": [], "error": "",
+    "permanent": False, "retired": False,
     "stopped_by": "", "began": "", "repeats": 0, "at": 1700000001.25, "heartbeat": 2.0,
 }  # fmt: skip
 REQUEST = {"command": "stop", "epoch": 3, "retire": True, "interrupted": 0, "by": "", "at": 1700000002.5}

@@ -76,15 +76,27 @@ COLUMNS: list[tuple[str, ColumnType, st.SearchStrategy[str]]] = [
     ("day", kind(1082), DAY),
     ("clock", kind(1083), CLOCK),
     ("stamp", kind(1114), STAMP),
-    ("zoned", kind(1184), STAMP.map(lambda s: s if s.endswith("infinity") else s.replace(" BC", "") + "+00" + " BC" * s.endswith("BC"))),
+    (
+        "zoned",
+        kind(1184),
+        STAMP.map(lambda s: s if s.endswith("infinity") else s.replace(" BC", "") + "+00" + " BC" * s.endswith("BC")),
+    ),
     ("ratio", kind(701), st.floats().map(shortest)),
-    ("single", kind(700), st.floats(width=32).map(lambda x: shortest(x) if x != x or abs(x) == float("inf") else f"{x:.9g}")),
+    (
+        "single",
+        kind(700),
+        st.floats(width=32).map(lambda x: shortest(x) if x != x or abs(x) == float("inf") else f"{x:.9g}"),
+    ),
     ("doc", kind(3802), TEXT),
     ("tags", array(kind(25)), listed(TEXT | st.sampled_from(["null", "a;b", "", "{}", "NULL"]))),
     ("numbers", array(kind(23), 2), listed(st.integers(-(2**31), 2**31 - 1).map(str), 2)),
     ("days", array(kind(1082)), listed(DAY)),
     ("stamps", array(kind(1114)), listed(STAMP)),
-    ("prices", array(kind(1700, NUMERIC_12_2)), listed(st.decimals(-(10**9), 10**9, places=2).map(lambda d: f"{d:.2f}"))),
+    (
+        "prices",
+        array(kind(1700, NUMERIC_12_2)),
+        listed(st.decimals(-(10**9), 10**9, places=2).map(lambda d: f"{d:.2f}")),
+    ),
     ("flags", array(kind(16)), listed(st.sampled_from("tf"))),
     ("ratios", array(kind(701), 3), listed(st.floats().map(shortest), 3)),
     ("any", kind(1700), st.sampled_from(["0", "1e400".replace("e400", "0" * 400), "NaN", "-0.000"])),
@@ -96,8 +108,8 @@ ROW = st.tuples(*(s if n < 2 else st.none() | s for n, (_, _, s) in enumerate(CO
 def escaped(text: str | None) -> str:
     if text is None:
         return r"\N"
-    for character, letter in (("\\", "\\\\"), ("\b", "\\b"), ("\f", "\\f"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"), ("\v", "\\v")):  # fmt: skip
-        text = text.replace(character, letter)
+    for character, letter in zip("\\\b\f\n\r\t\v", "\\bfnrtv", strict=True):
+        text = text.replace(character, f"\\{letter}")
     return text
 
 

@@ -59,7 +59,7 @@ def schema() -> dict[str, Any]:
     found = msgspec.json.schema(Description)
     for made in found["$defs"].values():
         made["additionalProperties"] = False
-        made["description"] = made["description"].partition("\n")[0]
+        made["description"] = " ".join(made["description"].partition("\n\n")[0].split())  # its first paragraph
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A pipeline of Bottled Water", **found}
     # with lists for the defaults that are tuples
     return dict(msgspec.json.decode(msgspec.json.encode(whole)))

@@ -101,7 +101,7 @@ class Interrupted(Outage):
 
 
 class Refused(BottledWaterError):
-    """Going on would lose, double or invent data, or is not permitted; a person has to decide."""
+    """Going on would lose, double or invent data, or is not permitted; manual intervention is required."""
 
 
 class SchemaRefused(Refused):

@@ -15,7 +15,7 @@ class ErrorAction(enum.Enum):
     REOPEN = "a new producer: initialise, read the state, go on or end"
     AGAIN = "end; started again, the job reads the state and goes on from there"
     RECORD = "the record error policy (on_error)"
-    END = "end; a person has to decide"
+    END = "end; manual intervention is required"
     FINISH = "end; nothing is wrong"
 
 

@@ -169,8 +169,8 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds for the job to end in order.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
-    """Ask the running job of a slot to stop, wherever it runs. One that does not answer is fenced, its slot is freed,
-    and what can be reached of it is ended."""
+    """Ask the running job of a slot to stop, wherever it runs. If the job does not respond, it is fenced, its slot is
+    released and its processes are killed."""
     from airflow_bottledwater.jobs import stopping
 
     stopping.stop(
@@ -243,5 +243,7 @@ def main() -> None:
     except click.Abort:  # Ctrl-C: what runs elsewhere goes on, and what was begun here is not finished
         sys.exit(EXIT_TRANSIENT)
     except Exception:
-        log.critical("The command failed in a way that is not foreseen.", exc_info=True)
+        log.critical(
+            "Unexpected error. This is a fault of the program: please report it with this traceback.", exc_info=True
+        )
         sys.exit(EXIT_FAILED)

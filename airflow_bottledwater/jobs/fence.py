@@ -46,7 +46,7 @@ def give_up(pipeline: Pipeline, claim: str, why: Why, end: Callable[[], None]) -
     take a minute, or not be possible at all.
 
     :param claim: the id of the job's claim; if another job has claimed the slot since, that one keeps it.
-    :param end: ends what can be reached of the job.
+    :param end: kills the job's processes or its application in the cluster.
     :raises SlotInUse: the slot did not become free.
     :raises BottledWaterError: a server does not answer.
     """

@@ -76,7 +76,7 @@ def _give_up(pipeline: Pipeline, name: str, job: Job, say: Callable[[str], objec
         for job_id, record in records:
             submitted.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
         if not _end(job, [record for _, record in records]):
-            say(f"End what is left of it on host {job.host}: process {job.pid}.")
+            say(f"Kill the remaining process on host {job.host}: process {job.pid}.")
 
     give_up(pipeline, job.id, "stop", end)
 

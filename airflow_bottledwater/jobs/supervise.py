@@ -130,7 +130,7 @@ def final_outcome(run_directory: Path) -> Outcome:
 
 def _without_word(run_directory: Path) -> str:
     code = exit_code(run_directory)
-    return f"The job ended without a word (exit code {'unknown' if code is None else code})."
+    return f"The job exited without reporting a result (exit code {'unknown' if code is None else code})."
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:

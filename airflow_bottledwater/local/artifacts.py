@@ -130,7 +130,7 @@ def retrieve(dependencies: str, folder: Path, types: tuple[str, ...]) -> None:
     """Retrieve the artifacts of dependencies into the folder, by Ivy.
 
     :param dependencies: elements of an `ivy.xml`.
-    :param types: of the artifacts; Ivy leaves out others without a word.
+    :param types: of the artifacts; Ivy leaves out others silently.
     """
     ivy = sorted((installed("pyspark") / "jars").glob("ivy-*.jar"))
     if not ivy:

@@ -155,7 +155,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                 return self._conclude(context, pipeline, event["report"])
             if event is not None and event.get("status") == "timeout":
                 return self._give_up(context, pipeline)
-        raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+        raise JobFailed(f"Unexpected trigger event: {event!r}.")
 
     def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
         """Ask for the live snapshot, unless an earlier try of this task has."""

@@ -169,5 +169,5 @@ def known_event(event: dict[str, Any] | None, *others: str) -> dict[str, Any]:
     :raises JobFailed: the event is not known; the sensor must not succeed with it.
     """
     if event is None or event.get("status") not in ("ok", "failed", *others):
-        raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+        raise JobFailed(f"Unexpected trigger event: {event!r}.")
     return event

@@ -32,8 +32,8 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param action: ``stop``: its job ends in order, the slot is kept; ``retire``: the same, and ``drop_slot`` may drop
         the slot; ``start``: the pipeline is meant to run again, which its DAG has to do. (templated)
-    :param timeout: seconds for the job to end in order; then its slot is taken from it, and what can be reached of it
-        is ended. (templated)
+    :param timeout: seconds in which the job may end by itself; then it is fenced, its slot is released and its
+        processes are killed. (templated)
     """
 
     template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "timeout")

@@ -198,7 +198,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._identity = {**self._identity, "application": application}
 
     def _earlier(self, context: Context, pipeline: Pipeline) -> Identity | Ended | None:
-        """The job of an earlier try: to attach to, or how it has ended in order. If the task was cleared since, that
+        """The job of an earlier try: to attach to, or how it has finished. If the task was cleared since, that
         job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None."""
         store: Any = context["task_state_store"]
         known: Identity | None = store.get(JOB)
@@ -242,7 +242,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         :raises AirflowFailException: the job failed for good.
         """
         if event is None or event.get("status") != "ended":
-            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+            raise JobFailed(f"Unexpected trigger event: {event!r}.")
         with failing():
             identity, ended = self._ended(event)
             job_stop.clear_away(self.pipeline_hook.pipeline(), identity, ended)

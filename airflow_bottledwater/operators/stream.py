@@ -201,7 +201,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         :raises Outage: the timeout has expired; the job was stopped.
         """
         if event is None or event.get("status") not in ("ended", "timeout"):
-            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+            raise JobFailed(f"Unexpected trigger event: {event!r}.")
         if event["status"] == "timeout":
             self._identity = event["identity"]
             self._end_at_deadline(event["identity"])
@@ -264,7 +264,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Submit the job again, after the backoff; or end, if the pipeline was asked to stop meanwhile."""
         if event is None or event.get("status") != "over":
-            raise JobFailed(f"The trigger sent an event that is not known: {event!r}.")
+            raise JobFailed(f"Unexpected trigger event: {event!r}.")
         if self._asked_meanwhile(context):
             return {}
         found = self._submit_again(context)

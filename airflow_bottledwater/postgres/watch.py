@@ -66,7 +66,7 @@ class HolderWatch:
         if queue and now - self._since > self.limit:
             raise Outage(
                 f"{self.what}'s locks blocked others for {self.limit:.0f} s: {'; '.join(queue)}.",
-                f"It ended for their sake. {self.again} or raise lock_queue_limit.",
+                f"It gave up its locks so that they can proceed. {self.again} or raise lock_queue_limit.",
             )
 
     def work(self, do: Callable[[], T]) -> T:

@@ -38,5 +38,5 @@ class LookingSensor(BaseSensorOperator):
             except (Outage, CredentialsRefused) as error:
                 if first:
                     raise
-                self.log.warning("Nothing can be seen now: %s", error)
+                self.log.warning("The check failed and is tried again: %s", error)
         return False

@@ -118,7 +118,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
             return identify(connection)
 
     def look(self, context: Context) -> bool:
-        """Check the stream once; returns whether it has ended in order. What was seen is kept in the task's state,
+        """Check the stream once; returns whether it has finished. What was seen is kept in the task's state,
         since in mode ``reschedule`` each poke is a new process.
 
         :raises AirflowFailException: the stream failed, is silent, or has written too many dead letters.
@@ -184,5 +184,5 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         if event["status"] == "failed":
             where = f" at {event['position']}" if event.get("position") else ""
             raise AirflowFailException(f"The stream failed{where}: {event['message']}")
-        self.log.info("The stream ended in order at %s: %s", event["position"], event["counters"])
+        self.log.info("The stream finished at %s: %s", event["position"], event["counters"])
         return True

@@ -383,7 +383,7 @@ def id_prefix(cluster: Cluster, slot: str) -> str:
 
 def state_writer_id(prefix: str) -> str:
     """The transactional id of the producer with which a job's driver writes state records."""
-    return f"{prefix}-facts"
+    return f"{prefix}-state"
 
 
 def stream_id(prefix: str) -> str:

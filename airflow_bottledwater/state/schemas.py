@@ -8,8 +8,8 @@ nobody.
 * A value's schema is registered again, and its new id is used from then on. The rows of its table that were published
   before carry the id that is lost: a live snapshot, recorded together with the new id, publishes them again.
 * A key's id is a part of the key's bytes. With another one each key would be another key, in another partition: a
-  deleted row would stay for ever. So it never changes by itself: unless the registry gives the same id again, a person
-  has to decide.
+  deleted row would stay for ever. So it never changes by itself: unless the registry gives the same id again, manual
+  intervention is required.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Streaming:
             pause(0.2)
 
     def look(self) -> None:
-        """Look whether a stream reads from the slot; if the last job has ended in order, publish what is committed in
+        """Look whether a stream reads from the slot; if the last job has finished, publish what is committed in
         its place.
 
         :raises Outage: no stream runs, and the last one did not end in order.
@@ -69,7 +69,7 @@ class Streaming:
                 f"stream reads from the slot.{why}",
                 "Start the stream, or verify while it runs; its last error is in 'bottledwater status'.",
             )
-        log.info("No stream runs, and the last one has ended in order: what is committed is published now.")
+        log.info("No stream runs, and the last one has finished: what is committed is published now.")
         try:
             self._advance()
         except (TakenOver, SlotInUse) as error:

@@ -188,10 +188,10 @@ def _start(tmp_path: Path, failing: str, *options: str, backoff: float = 0.05) -
     [
         (_OUTAGE, ["--restart"], 0, 3, "Kafka is away.\n"),
         # nothing said how it ended
-        (_KILLED, ["--restart"], 0, 3, "ended without a word"),
+        (_KILLED, ["--restart"], 0, 3, "exited without reporting a result"),
         (_REFUSED, ["--restart"], 1, 1, "The slot is lost."),
         (_OUTAGE, [], 75, 1, "Kafka is away."),
-        (_KILLED, [], 75, 1, "ended without a word"),
+        (_KILLED, [], 75, 1, "exited without reporting a result"),
         (_REFUSED, [], 1, 1, "The slot is lost."),
     ],
 )

@@ -401,7 +401,7 @@ def test_the_end_that_a_supervisor_reports_has_lines_of_ours_only(
     (record,) = written
     error = record["outcome"]["error"]
     assert "password" not in json.dumps(record)
-    assert len(error) <= 4000 and error.startswith("The job ended without a word (exit code -9).")
+    assert len(error) <= 4000 and error.startswith("The job exited without reporting a result (exit code -9).")
     assert error.endswith("last words")
 
 

@@ -29,8 +29,8 @@ from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied,
 from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.lsn import POSITION, Position
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.settings import Pipeline
 
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.supervise import LogReader

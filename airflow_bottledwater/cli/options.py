@@ -5,7 +5,7 @@ The options of settings take their text, choices and default from the settings t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,17 +17,23 @@ from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.jobs.restarts import RESTARTS
 from airflow_bottledwater.pipeline.description import Description, Spark
 from airflow_bottledwater.pipeline.file import load
-from airflow_bottledwater.settings import (
-    DEFAULT_BROKER,
-    DEFAULT_REGISTRY,
-    SECRET_PROPERTIES,
-    SETTINGS,
-    Pipeline,
-    merge,
-)
+from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge layers of settings: later layers override earlier ones, dictionaries are merged, and None is ignored."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if isinstance(value, dict) and isinstance(merged.get(name), dict):
+                merged[name] = {**merged[name], **value}
+            elif value is not None:
+                merged[name] = value
+    return merged
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark.job import EXIT_FAILED
 
 log = logging.getLogger("bottledwater")

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from airflow_bottledwater.errors import BottledWaterError, JobDied
 from airflow_bottledwater.jobs.restarts import RESTARTS, Restarts, reached
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import stoppable
-from airflow_bottledwater.settings import Pipeline
 
 log = logging.getLogger("bottledwater")
 

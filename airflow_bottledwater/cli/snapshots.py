@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 if TYPE_CHECKING:
     from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest

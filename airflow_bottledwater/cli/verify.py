@@ -15,7 +15,7 @@ from rich.table import Table
 
 from airflow_bottledwater.cli import jobs
 from airflow_bottledwater.jobs.supervise import RUN_FOLDER
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import TableResult, Verification
 

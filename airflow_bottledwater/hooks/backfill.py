@@ -10,7 +10,7 @@ from typing import Any
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.jobs.shared_records import SharedRecords
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import (
     TAKEN_NOW,
     SnapshotReport,

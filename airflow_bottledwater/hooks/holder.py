@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_bottledwater.jobs.shared_records import SharedRecords
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Makes a pipeline from Airflow's connections and an operator's settings.
 
 The connections are of the types of the Postgres and Kafka providers, so that users can reuse theirs; their secrets are
-only passed to the :class:`~airflow_bottledwater.settings.Pipeline`.
+only passed to the :class:`~airflow_bottledwater.pipeline.settings.Pipeline`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from airflow_bottledwater.hooks import schema_registry
 from airflow_bottledwater.hooks.connections import aconnection, connection
 from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.hooks.source import dsn_of
-from airflow_bottledwater.settings import SECRET_PROPERTIES, Pipeline
+from airflow_bottledwater.pipeline.groups import SECRET_PROPERTIES
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 
 def properties(found: Any) -> dict[str, str]:
@@ -47,8 +48,8 @@ class PipelineHook(BaseHook):
     :param postgres_conn_id: the connection to the source database.
     :param kafka_conn_id: the connection to Kafka.
     :param schema_registry_conn_id: the connection to the registry; not used with JSON.
-    :param settings: the settings of :class:`~airflow_bottledwater.settings.Pipeline` except for postgres, kafka and
-        registry.
+    :param settings: the settings of :class:`~airflow_bottledwater.pipeline.settings.Pipeline` except for postgres,
+        kafka and registry.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from airflow_bottledwater.hooks.spark_submit import submission
 from airflow_bottledwater.jobs import run_directory, submit, supervise
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.run_directory import Submission
-from airflow_bottledwater.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
 log = logging.getLogger(__name__)
 

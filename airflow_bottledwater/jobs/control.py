@@ -16,7 +16,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
     REQUEST,

@@ -14,10 +14,10 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.jobs import control
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import REPLACEMENT, REQUEST, TASK, encode, request_key, status_key

@@ -11,12 +11,12 @@ from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import letters, problems, store
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 

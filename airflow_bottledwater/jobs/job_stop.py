@@ -16,7 +16,7 @@ from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.jobs.run_directory import Driver
 from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 
 log = logging.getLogger(__name__)

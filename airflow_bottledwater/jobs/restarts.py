@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from airflow_bottledwater.errors import BottledWaterError, Interrupted
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,

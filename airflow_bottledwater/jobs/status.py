@@ -10,11 +10,11 @@ import msgspec
 from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import StatusRecord

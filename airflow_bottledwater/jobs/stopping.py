@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.jobs.supervise import RUN_FOLDER
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -21,7 +21,7 @@ from typing import Any
 from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import work_for, working_for
 from airflow_bottledwater.state.control_records import (

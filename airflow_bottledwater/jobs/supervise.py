@@ -373,7 +373,7 @@ def _report_end(folder: Path) -> None:
         # imported only now: a supervisor lives as long as its job, and shall be small
         from airflow_bottledwater.jobs import submitted
         from airflow_bottledwater.jobs.log import parse
-        from airflow_bottledwater.settings import Pipeline
+        from airflow_bottledwater.pipeline.settings import Pipeline
 
         ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
         quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]

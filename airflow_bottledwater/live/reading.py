@@ -30,13 +30,13 @@ from airflow_bottledwater.live.slices import Places, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.pinned import PinnedTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS, SnapshotReport, encode, reading_key
 from airflow_bottledwater.state.pinned import PinnedTable

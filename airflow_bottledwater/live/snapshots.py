@@ -27,6 +27,7 @@ from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.touched import MOST, Newer, Touched
 from airflow_bottledwater.live.wanted import wanted
 from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
 from airflow_bottledwater.publish.dead_letter import counted
@@ -35,7 +36,6 @@ from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import without
 from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import (
     BY_LIVE,

@@ -18,7 +18,7 @@ from airflow_bottledwater.jobs import supervise
 from airflow_bottledwater.local import artifacts, flights, ports
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.warm import warm_up
 
 # the slot is the default of all forms, so that the other DAGs need nothing filled in

@@ -26,7 +26,7 @@ from airflow_bottledwater.operators.base import (
     number,
 )
 from airflow_bottledwater.operators.watching import Watching
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 if TYPE_CHECKING:

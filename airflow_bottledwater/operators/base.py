@@ -16,8 +16,8 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.file import SUFFIXES, load
 from airflow_bottledwater.pipeline.section import templated
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.settings import Pipeline
 
 #: what each operator of a pipeline has templated, and how Airflow's UI renders it
 PIPELINE_FIELDS: Sequence[str] = ("pipeline",)

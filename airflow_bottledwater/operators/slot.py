@@ -23,7 +23,7 @@ from airflow_bottledwater.operators.base import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Pipeline
 
 
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):

@@ -8,7 +8,7 @@ from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -33,7 +33,7 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
 )
 from airflow_bottledwater.operators.watching import Watching
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.triggers.job import JobTrigger
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from airflow_bottledwater.triggers.job import PauseTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Pipeline
 
 #: keys in the task's state: how often the job was submitted again, and when this try's timeout expires (seconds since
 #: 1970; 0: never)

@@ -1,14 +1,15 @@
 """The objects that describe a pipeline. Their settings, with rules, sentences and defaults, are those of
-:mod:`airflow_bottledwater.settings.groups`; only what tells where to connect is here."""
+:mod:`~airflow_bottledwater.pipeline.groups`; only what tells where to connect is here."""
 
 # without "from __future__ import annotations": these hold rules, which are to be objects and not texts
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+from airflow_bottledwater.pipeline import groups
+from airflow_bottledwater.pipeline.rules import about
 from airflow_bottledwater.pipeline.section import Section
-from airflow_bottledwater.settings import SETTINGS, groups
-from airflow_bottledwater.settings.rules import about
+from airflow_bottledwater.pipeline.settings import SETTINGS
 
 _ConnectionId = "the id of a connection of Airflow"
 #: the settings that do not tell where to connect
@@ -138,7 +139,7 @@ class Description(Section, groups.Verification, groups.Limits, groups.Pace, grou
 
     def settings(self) -> dict[str, Any]:
         """The slot's name and the settings that differ from the defaults, by their names in
-        :data:`~airflow_bottledwater.settings.SETTINGS`; without connections."""
+        :data:`~airflow_bottledwater.pipeline.settings.SETTINGS`; without connections."""
         named = {"output_format": self.kafka.format}
         for section in (self.source, self.kafka, self.types, self):
             named |= {name: getattr(section, name) for name in section.described() if name in _PUBLIC}
@@ -146,8 +147,9 @@ class Description(Section, groups.Verification, groups.Limits, groups.Pace, grou
         return {"slot": self.name, **chosen}
 
     def connections(self) -> dict[str, Any]:
-        """The connections that the command makes, by their names in :data:`~airflow_bottledwater.settings.SETTINGS`;
-        they may hold secrets. What is not given is left out."""
+        """The connections that the command makes, by their names in
+        :data:`~airflow_bottledwater.pipeline.settings.SETTINGS`; they may hold secrets. What is not given is left
+        out."""
         given = {
             "postgres": self.source.dsn,
             "kafka": self.kafka.properties,

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, ClassVar, Self, get_type_hints
 
 from airflow_bottledwater.errors import SettingError
-from airflow_bottledwater.settings.pipeline import Setting, described, unknown
+from airflow_bottledwater.pipeline.settings import Setting, described, unknown
 
 
 def templated(value: Any) -> bool:

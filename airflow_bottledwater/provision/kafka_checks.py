@@ -14,8 +14,8 @@ from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, NewTopic, Topic
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems

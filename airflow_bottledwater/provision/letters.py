@@ -15,10 +15,10 @@ import msgspec
 from airflow_bottledwater.kafka.publisher import single
 from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.provision.held import DeadLetter
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
 
 log = logging.getLogger(__name__)

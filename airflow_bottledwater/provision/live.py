@@ -9,9 +9,9 @@ from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.live.wanted import check_named, wanted
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import TAKEN_NOW, SnapshotRequest

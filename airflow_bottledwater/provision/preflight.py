@@ -13,6 +13,7 @@ from airflow_bottledwater.errors import (
     StateError,
 )
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import connect, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.array_checks import check_arrays
@@ -26,7 +27,6 @@ from airflow_bottledwater.provision.source_checks import (
     check_tables,
     is_standby,
 )
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, publication
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.settings import Pipeline
 
 
 def check_publications(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:

@@ -31,6 +31,7 @@ from airflow_bottledwater.kafka.topic_reader import KeySet
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
@@ -42,7 +43,6 @@ from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import pins

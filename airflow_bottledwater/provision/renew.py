@@ -21,12 +21,12 @@ from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.live.wanted import check_named, check_order
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import partition_records, pin
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.identity import refuse_shared

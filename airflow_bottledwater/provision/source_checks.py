@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from airflow_bottledwater.encoding import avro, names
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it

@@ -27,9 +27,9 @@ from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Rec
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topic, Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.publish.pace import Pace
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic

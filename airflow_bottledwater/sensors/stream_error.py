@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_bottledwater.model.slot import Cluster
-    from airflow_bottledwater.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Pipeline
     from airflow_bottledwater.state.control_records import StatusRecord
 
 

@@ -27,13 +27,13 @@ from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.postgres.watch import HolderWatch
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Meter, Report
 from airflow_bottledwater.snapshot.task import LaneTask, Result

@@ -22,6 +22,7 @@ from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequ
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import copy, large_rows, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.large_rows import LargeRow
@@ -32,7 +33,6 @@ from airflow_bottledwater.publish.reject import without
 from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import Progress, StateRecord, by_lane, lane_id

@@ -14,10 +14,10 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import shared

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
 from airflow_bottledwater.jobs.submit import is_local
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned
 from airflow_bottledwater.spark.job import SettingsFile

@@ -27,7 +27,7 @@ from airflow_bottledwater.jobs.submit import refuse_speculation
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY, stop_asked
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark import copies
 from airflow_bottledwater.spark.error_codec import unpack
 

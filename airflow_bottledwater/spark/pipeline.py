@@ -19,7 +19,7 @@ from airflow_bottledwater.errors import StopRequested
 from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.jobs.run_directory import Prepared
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark import executors, job, snapshot, stream
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.tasks import warm_workers

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_bottledwater.errors import BottledWaterError, Outage, SchemasLost
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
 from airflow_bottledwater.spark.job import SettingsFile

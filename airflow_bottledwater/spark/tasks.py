@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received
 from airflow_bottledwater.spark.executors import Presence

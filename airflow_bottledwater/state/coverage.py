@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Partitions, partitions_key

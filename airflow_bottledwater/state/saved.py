@@ -8,9 +8,9 @@ from collections.abc import Collection
 from typing import Any
 
 from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.settings import SETTINGS, Pipeline
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings

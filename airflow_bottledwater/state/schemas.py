@@ -26,9 +26,9 @@ from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.problems import Problems

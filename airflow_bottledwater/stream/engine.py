@@ -23,9 +23,9 @@ from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import session, stoppable
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.movement import Movement

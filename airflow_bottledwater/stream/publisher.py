@@ -20,6 +20,7 @@ from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.provision.kafka_checks import expiry_problem
 from airflow_bottledwater.publish.ahead import Ahead
@@ -31,7 +32,6 @@ from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, 
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import BY_STREAM, POSITION, Reached, StateRecord, stream_id

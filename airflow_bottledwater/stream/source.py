@@ -20,6 +20,7 @@ from airflow_bottledwater.errors import (
     StaleBatch,
 )
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import MessageTooLarge, session
@@ -28,7 +29,6 @@ from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import claim
 from airflow_bottledwater.state.identity import check_slot, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState

@@ -10,10 +10,10 @@ from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import end_of_wal, identify
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, saved, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics

@@ -8,10 +8,10 @@ import numpy as np
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import EncodedBatch
-from airflow_bottledwater.settings import Pipeline
 
 
 def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:

@@ -9,13 +9,13 @@ from airflow_bottledwater.errors import BottledWaterError, Refused, SchemaRefuse
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_tables
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.tables.plan import PINNING, Step, Unfit

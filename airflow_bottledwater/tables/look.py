@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.server import end_of_wal
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState

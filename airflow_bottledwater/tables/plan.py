@@ -17,8 +17,8 @@ from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.tables.look import Seen

@@ -15,8 +15,8 @@ from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import Connection, session
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems

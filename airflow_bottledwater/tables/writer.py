@@ -23,11 +23,11 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, outage
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.provision.create import partition_records, pin
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState

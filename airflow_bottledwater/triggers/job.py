@@ -17,7 +17,7 @@ from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import job_stop
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.job_watch import JobWatch
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, SETTLED, Watching
 

@@ -9,7 +9,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger
 
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 log = logging.getLogger(__name__)
 

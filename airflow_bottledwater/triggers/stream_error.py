@@ -17,7 +17,7 @@ from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import job_stop, job_watch
 from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import letters, problems
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,

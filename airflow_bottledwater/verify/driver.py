@@ -18,11 +18,11 @@ import numpy as np
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import coverage, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import VerifiedRecord, encode, verified_key

@@ -17,10 +17,10 @@ from airflow_bottledwater.encoding import names
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import Block as RowBlock
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.verify import latest, program, records
 from airflow_bottledwater.verify.buckets import Buckets, bucket_of, members, sampled
 from airflow_bottledwater.verify.latest import LatestValues

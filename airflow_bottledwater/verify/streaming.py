@@ -10,9 +10,9 @@ from collections.abc import Callable
 from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
 from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, pause
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import longest_silence
 
 log = logging.getLogger(__name__)

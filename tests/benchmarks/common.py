@@ -28,10 +28,10 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision.create import create
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.warm import warm_up
 from tests.support import process_job

@@ -31,10 +31,10 @@ from airflow_bottledwater.live.chunks import Chunk
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshots import LiveSnapshots
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.provision import create, renew
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import SnapshotRequest

@@ -20,13 +20,13 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightErro
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import read_records, state_topic_name

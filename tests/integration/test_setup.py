@@ -20,13 +20,13 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.settings import SETTINGS, Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state import saved, store
 from airflow_bottledwater.state.claim import Claim, read_state

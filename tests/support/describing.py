@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_bottledwater.pipeline.description import Description, Spark
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 
 def described(pipeline: Pipeline, spark: Spark | None = None, **more: Any) -> Description:

@@ -19,8 +19,8 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision.create import create
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.store import CONTROL_TOPIC, read_control
 
 PASSWORD = "Ma9ker"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.jobs import submit
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.spark import job
 from tests.support import running

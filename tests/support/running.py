@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from airflow_bottledwater.errors import SchemasLost
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import stoppable
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.driver import RunLanes
 from airflow_bottledwater.snapshot.task import LaneTask

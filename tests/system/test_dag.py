@@ -31,9 +31,9 @@ from airflow_bottledwater.jobs import control
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.stack import DataStack
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.settings import Pipeline
 from tests.support.processes import job_processes, proc
 from tests.support.verifying import verified_in_airflow
 

@@ -25,8 +25,8 @@ from airflow_bottledwater.cli.options import spark_of
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.jobs.status import PipelineReport, TableReport
 from airflow_bottledwater.jobs.supervise import LOG, LogReader
+from airflow_bottledwater.pipeline.settings import SETTINGS
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.settings import SETTINGS
 from tests.support.status import status_of
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]

@@ -15,8 +15,9 @@ from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import BottledWaterError, SettingError
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY
+from airflow_bottledwater.pipeline.settings import GROUPS, SETTINGS, Pipeline
 from airflow_bottledwater.policy import ERROR_ACTIONS, act
-from airflow_bottledwater.settings import DEFAULT_BROKER, DEFAULT_REGISTRY, GROUPS, SETTINGS, Pipeline
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

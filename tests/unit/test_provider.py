@@ -19,7 +19,7 @@ from airflow.triggers.base import BaseTrigger
 import airflow_bottledwater
 from airflow_bottledwater.get_provider_info import get_provider_info
 from airflow_bottledwater.local import demo_stack
-from airflow_bottledwater.settings import SETTINGS
+from airflow_bottledwater.pipeline.settings import SETTINGS
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ print(json.dumps(loaded))
 
 
 def test_the_packages_root_and_its_settings_do_without_airflow(tmp_path: Path) -> None:
-    modules = "airflow_bottledwater.settings, airflow_bottledwater.get_provider_info, sys"
+    modules = "airflow_bottledwater.pipeline.settings, airflow_bottledwater.get_provider_info, sys"
     code = f"import {modules}; print('airflow' in sys.modules)"
     assert python(code, tmp_path).strip() == "False"
 

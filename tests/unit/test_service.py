@@ -28,7 +28,7 @@ from airflow_bottledwater.errors import BottledWaterError, JobDied, JobFailed, O
 from airflow_bottledwater.jobs import fence, health
 from airflow_bottledwater.jobs import restarts as policy
 from airflow_bottledwater.jobs.log import parse
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from tests.support.status import status_of
 from tests.unit.jobs.test_health import SLOT
 

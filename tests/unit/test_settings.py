@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_bottledwater.cli.options import merge
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
-from airflow_bottledwater.settings import SETTINGS, Pipeline, merge
-from airflow_bottledwater.settings.rules import about, said
+from airflow_bottledwater.pipeline.rules import about, said
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
 DSN = "host=db dbname=shop user=cdc password=hunter2"
 SECRETS = {

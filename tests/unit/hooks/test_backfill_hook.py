@@ -10,8 +10,8 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.backfill import BackfillHook, BackfillWatch
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.shared_records import SharedRecords
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
     SnapshotRequest,

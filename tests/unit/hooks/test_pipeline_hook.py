@@ -24,7 +24,7 @@ from airflow_bottledwater.hooks.places import Place
 from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.jobs import following, submit, supervise
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 Connect = Callable[..., None]
 

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse, TakenOver
 from airflow_bottledwater.jobs import fence
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
 

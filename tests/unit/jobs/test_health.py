@@ -13,8 +13,8 @@ import pytest
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs import health
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.settings import Pipeline
 from tests.support.status import status_of
 
 SLOT = SlotState("shop", "pgoutput", "logical", "db", None, 0x10, "reserved", 1234, 5678, None)

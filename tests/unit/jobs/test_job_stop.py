@@ -11,7 +11,7 @@ from airflow_bottledwater.jobs import fence as provision
 from airflow_bottledwater.jobs import job_stop, submitted
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.shared_records import SharedRecords
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 PIPELINE = Pipeline.of(postgres="host=db")
 

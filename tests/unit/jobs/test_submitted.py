@@ -11,7 +11,7 @@ import pytest
 
 from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
 

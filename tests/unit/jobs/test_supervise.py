@@ -22,7 +22,7 @@ from airflow_bottledwater.errors import Outage, RecordError, StopRequested
 from airflow_bottledwater.jobs import run_directory, submitted, supervise
 from airflow_bottledwater.jobs.run_directory import Exit, Submission, Supervisor
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import pack
 from airflow_bottledwater.state import store

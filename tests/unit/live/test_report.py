@@ -10,8 +10,8 @@ import pytest
 from airflow_bottledwater.live import report
 from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
 from airflow_bottledwater.live.report import Reports
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotReport, decode
 from airflow_bottledwater.state.records import LiveProgress
 

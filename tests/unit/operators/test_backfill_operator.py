@@ -13,8 +13,8 @@ from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision import live, renew
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.control_records import SnapshotRequest
 
 REPORT = {

@@ -34,10 +34,10 @@ from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision import live, preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state import saved
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup

@@ -12,7 +12,7 @@ import pytest
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark, Types
-from airflow_bottledwater.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
 SHOP = Description(
     "shop",

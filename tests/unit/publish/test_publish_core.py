@@ -27,13 +27,13 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import copy as pg_copy
 from airflow_bottledwater.postgres import snapshot as pg_snapshot
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.publish import session as module
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.task import Chunk, LaneTask
 from airflow_bottledwater.state.pinned import PinnedTable

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
-from airflow_bottledwater.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 from airflow_bottledwater.spark import executors
 from airflow_bottledwater.spark.job import SettingsFile
 

@@ -17,8 +17,8 @@ import pytest
 
 from airflow_bottledwater.errors import ApplicationEnded, Refused
 from airflow_bottledwater.jobs import submit
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.spark import copies, job, tasks
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")

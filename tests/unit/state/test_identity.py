@@ -10,8 +10,8 @@ from airflow_bottledwater.errors import SlotError, SlotInUse, StateError
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.identity import check_settings, check_slot, check_topic
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState

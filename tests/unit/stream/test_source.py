@@ -11,7 +11,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import SLOT, encode
 from airflow_bottledwater.stream import source

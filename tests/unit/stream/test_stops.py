@@ -12,10 +12,10 @@ import pytest
 from airflow_bottledwater.encoding import layout
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.publish.reject import Rejection
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.stream.events import truncate_events
 from airflow_bottledwater.stream.stops import rejection_stop, truncate_stop
 from tests.support import wire as w

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.coverage import Coverage
-from airflow_bottledwater.settings import Pipeline
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import COVERAGE, Former, Gap, former_key, gap_key, table_key

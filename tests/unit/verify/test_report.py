@@ -13,7 +13,7 @@ from airflow_bottledwater.cli import verify as verification
 from airflow_bottledwater.cli.verify import answer
 from airflow_bottledwater.jobs import submit, supervise
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import Difference, TableResult, Verification
 

@@ -15,7 +15,7 @@ import msgspec
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.settings.groups import (
+from airflow_bottledwater.pipeline.groups import (
     SERVERS,
     Connections,
     Errors,
@@ -28,7 +28,7 @@ from airflow_bottledwater.settings.groups import (
     Types,
     Verification,
 )
-from airflow_bottledwater.settings.rules import Changes, convert, said, type_of
+from airflow_bottledwater.pipeline.rules import Changes, convert, said, type_of
 
 #: PostgreSQL's names have at most 63 bytes (NAMEDATALEN), and the second publication's has "_unkeyed" behind it
 MAX_PUBLICATION_BYTES = 54
@@ -143,7 +143,7 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source
 class Setting:
     """The description of a setting.
 
-    :param hint: its type with its rule, see :mod:`airflow_bottledwater.settings.rules`.
+    :param hint: its type with its rule, see :mod:`airflow_bottledwater.pipeline.rules`.
     :param sentence: what it is for.
     :param allowed: the allowed values in words.
     :param changes: when it may be given another value.

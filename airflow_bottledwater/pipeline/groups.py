@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from airflow_bottledwater.model import forms
 from airflow_bottledwater.model.slot import SLOT_NAME
-from airflow_bottledwater.settings.rules import about, limited
+from airflow_bottledwater.pipeline.rules import about, limited
 
 #: the one property of librdkafka that must be given
 SERVERS = "bootstrap.servers"
@@ -49,7 +49,8 @@ class Connections:
         dict[str, str],
         about(
             "Properties of the schema registry's client; only with Avro.",
-            allowed="properties of confluent-kafka's registry client with the url of a schema registry (none with JSON)",
+            allowed="properties of confluent-kafka's registry client with the url of a schema registry (none with "
+            "JSON)",
         ),
     ] = field(repr=False, default_factory=lambda: {"url": DEFAULT_REGISTRY})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 from importlib import resources
@@ -13,10 +14,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from airflow.sdk import BaseHook, BaseOperator, BaseSensorOperator
+from airflow.dag_processing.dagbag import DagBag
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
 
 import airflow_bottledwater
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.get_provider_info import get_provider_info
 from airflow_bottledwater.local import demo_stack
 from airflow_bottledwater.pipeline.settings import SETTINGS
@@ -85,11 +89,9 @@ def test_the_classes_of_connection_types_are_there() -> None:
         assert (hook.conn_type, hook.hook_name) == (entry["connection-type"], entry["hook-name"])
 
 
-def test_airflow_finds_the_provider(tmp_path: Path) -> None:
-    code = "from airflow.__main__ import main; import sys; sys.argv[1:] = ['providers', 'list', '-o', 'json']; main()"
-    listed = json.loads(python(code, tmp_path))
-    (found,) = (p for p in listed if p["package_name"] == INFO["package-name"])
-    assert found["description"].startswith("Change data capture")
+def test_airflow_finds_the_provider() -> None:
+    found = ProvidersManager().providers[INFO["package-name"]]
+    assert found.data["description"].startswith("Change data capture")
 
 
 HEAVY = ("pyspark", "numba", "llvmlite", "numpy", "pandas", "confluent_kafka", "fastavro", "psycopg")
@@ -116,32 +118,26 @@ def test_the_packages_root_and_its_settings_do_without_airflow(tmp_path: Path) -
     assert python(code, tmp_path).strip() == "False"
 
 
-def test_the_dags_have_no_errors(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom airflow.dag_processing.dagbag import DagBag\n"
-        "bag = DagBag(sys.argv[1])\n"
-        "assert bag.import_errors == {}, bag.import_errors\n"
-        "print(','.join(sorted(bag.dags)))"
-    )
-    assert python(code, tmp_path, str(ROOT / "dags")).splitlines()[-1] == ",".join(
+def test_the_dags_have_no_errors() -> None:
+    bag = DagBag(ROOT / "dags")
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {
         f"bottledwater{name}" for name in ("", "_backfill", "_bounded", "_control", "_health", "_verify")
-    )
+    }
 
 
-def form(folder: Path, name: str) -> dict[str, Any]:
+def form(name: str) -> dict[str, Any]:
     """The fields of a DAG's form."""
-    code = (
-        "import json, runpy, sys\nparams = runpy.run_path(sys.argv[1])['dag'].params\n"
-        "fields = {n: params.get_param(n) for n in params}\n"
-        "print(json.dumps({n: {**p.schema, 'description': p.description, 'default': p.value} for n, p in "
-        "fields.items()}))"
-    )
-    return dict(json.loads(python(code, folder, str(ROOT / "dags" / f"{name}.py")).splitlines()[-1]))
+    params = runpy.run_path(str(ROOT / "dags" / f"{name}.py"))["dag"].params
+    fields = {name: params.get_param(name) for name in params}
+    return {
+        name: {**each.schema, "description": each.description, "default": each.value} for name, each in fields.items()
+    }
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_field_of_a_form_is_named_and_described(tmp_path: Path, name: str) -> None:
-    fields = form(tmp_path, name)
+def test_every_field_of_a_form_is_named_and_described(name: str) -> None:
+    fields = form(name)
     assert all(field["title"] and field["description"].endswith(".") for field in fields.values())
     # so that what was filled in for the pipeline is found again, and the demo's pipeline needs nothing filled in
     if name == "bottledwater_health":
@@ -153,8 +149,8 @@ def test_every_field_of_a_form_is_named_and_described(tmp_path: Path, name: str)
     assert fields["slot"]["default"] == demo_stack.SLOT
 
 
-def test_what_a_pipeline_needs_is_open_when_the_form_comes_up(tmp_path: Path) -> None:
-    fields = form(tmp_path, "bottledwater")
+def test_what_a_pipeline_needs_is_open_when_the_form_comes_up() -> None:
+    fields = form("bottledwater")
     # which has no section
     assert {"postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "spark_conn_id", "slot", "tables"} <= {
         name for name, field in fields.items() if "section" not in field
@@ -178,13 +174,6 @@ schedules: {{bounded: "*/5 * * * *", verify: "@daily", backfill_by: created_at}}
 on_error: log
 """
 
-#: the names of a file's DAGs
-PARSED = """
-import json, runpy, sys
-found = runpy.run_path(sys.argv[1])
-print(json.dumps(sorted(n for n, each in found.items() if type(each).__name__ == "DAG")))
-"""
-
 
 def test_a_folder_of_files_makes_the_dags_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "pipelines"
@@ -192,12 +181,13 @@ def test_a_folder_of_files_makes_the_dags_of_each(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("BOTTLEDWATER_PIPELINES", str(folder))
     for number in range(50):
         (folder / f"p{number}.yaml").write_text(YAML.format(name=f"p{number}"))
-    found = json.loads(python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py")).splitlines()[-1])
-    assert [name for name in found if name.startswith("p7")] == ["p7", "p7_backfill", "p7_bounded", "p7_verify"]
-    assert len([name for name in found if name != "dag"]) == 200
+    file = str(ROOT / "dags" / "bottledwater_files.py")
+    found = [name for name, each in runpy.run_path(file).items() if isinstance(each, DAG) and name != "dag"]
+    assert sorted(name for name in found if name.startswith("p7")) == ["p7", "p7_backfill", "p7_bounded", "p7_verify"]
+    assert len(found) == 200
     (folder / "p0.yaml").write_text("name: p0\nkafka: {formt: json}\n")
-    with pytest.raises(AssertionError, match=r"p0.yaml: setting 'kafka.formt' does not exist \(did you mean 'format'"):
-        python(PARSED, tmp_path, str(ROOT / "dags" / "bottledwater_files.py"))
+    with pytest.raises(SettingError, match=r"p0.yaml: setting 'kafka.formt' does not exist \(did you mean 'format'"):
+        runpy.run_path(file)
 
 
 def test_what_users_take_is_exported_by_the_package_and_imported_when_it_is_used(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def _more(reader: LiveReader, job: Job) -> None:
     before = len(reader.arrivals)
-    until(lambda: len(reader.arrivals) > before + 50 or job.process.poll() is not None, "more records", 120)
+    until(lambda: len(reader.arrivals) > before + 50 or job.process.poll() is not None, "more records")
     assert job.process.poll() is None, job.log.read_text()
 
 

@@ -192,7 +192,7 @@ def test_a_registry_that_is_away_while_the_columns_change_is_waited_out(
         kafka.start()
         registry.start()
         flow.execute("UPDATE a SET n = 3")
-        until(lambda: errors or not flow.compare("a").differences, "topic and table are equal", 60)
+        until(lambda: errors or not flow.compare("a").differences, "topic and table are equal")
     assert not errors
     assert flow.compare("a").differences == []
 

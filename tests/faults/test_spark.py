@@ -137,7 +137,7 @@ def test_a_stream_whose_process_is_killed(make_flow: MakeFlow, submitted: Submit
             process.kill()
         # Spark may start the task again by itself; if the job ends, it says that submitting it again helps
         dead = time.time()
-        until(lambda: not supervise.running(job.run) or reader.committed > dead, "an end, or later changes", 120)
+        until(lambda: not supervise.running(job.run) or reader.committed > dead, "an end, or later changes")
         if not supervise.running(job.run):
             assert supervise.exit_code(job.run) not in (0, EXIT_FAILED), job.log
             job = submitted(flow, "stream")
@@ -157,7 +157,7 @@ def test_a_stream_that_stood_still_and_was_replaced_ends(
         flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
         time.sleep(1.0)
         successor = submitted(flow, "stream")
-        until(lambda: len(_epochs(flow)) > 1, "the successor publishes", 120)
+        until(lambda: len(_epochs(flow)) > 1, "the successor publishes")
         for process in stopped:
             process.resume()
         assert zombie.ended() in (EXIT_FAILED, EXIT_TRANSIENT), zombie.log
@@ -199,10 +199,10 @@ def test_rows_are_read_again_while_their_tables_are_written_truncated_and_altere
             ended(flow, asked, ())
             until(lambda: len(upheaval.done) >= 3, "something is done to whole tables")
             asked.append(ask(flow, TABLES, by_key=seed % 2 == 0, **limits))
-            until(lambda: flow.reported(asked[1].id).rows > 0, "rows are read again", 120)
+            until(lambda: flow.reported(asked[1].id).rows > 0, "rows are read again")
             for process in job.processes("worker"):
                 process.kill()
-            if until(lambda: not supervise.running(job.run) or flow.reported(asked[1].id).ended, "it goes on", 120):
+            if until(lambda: not supervise.running(job.run) or flow.reported(asked[1].id).ended, "it goes on"):
                 code = supervise.exit_code(job.run)
                 assert code is None or code not in (0, EXIT_FAILED), job.log
             if not supervise.running(job.run):
@@ -225,7 +225,7 @@ def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, subm
     flow.create()
     with _writers(flow):
         job = submitted(flow, "snapshot")
-        until(lambda: _ranges(flow) > 2 or not supervise.running(job.run), "the first ranges", 120)
+        until(lambda: _ranges(flow) > 2 or not supervise.running(job.run), "the first ranges")
         if victim == "holder":
             flow.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater "
@@ -253,7 +253,7 @@ def test_a_snapshot_that_stood_still_and_was_replaced_ends(
     flow.create()
     with _writers(flow):
         zombie = submitted(flow, "snapshot")
-        until(lambda: _ranges(flow) > 2 or not supervise.running(zombie.run), "the first ranges", 120)
+        until(lambda: _ranges(flow) > 2 or not supervise.running(zombie.run), "the first ranges")
         stopped = zombie.processes(victim)
         assert stopped, zombie.log
         for process in stopped:

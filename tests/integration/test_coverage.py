@@ -102,7 +102,7 @@ def test_a_gap_is_closed_while_the_stream_runs(make_flow: MakeFlow) -> None:
             f"ALTER PUBLICATION {flow.pipeline.slot} ADD TABLE a",
             "UPDATE a SET n = n + 1",
         )
-        until(lambda: flow.compare("a").equal, "the gap is closed", 60, failed=errors)
+        until(lambda: flow.compare("a").equal, "the gap is closed", failed=errors)
     flow.stream()
     assert errors == [] and flow.compare("a").equal and flow.compare("b").equal
 

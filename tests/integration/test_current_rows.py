@@ -115,7 +115,7 @@ def test_a_row_is_found_by_its_key_through_the_index(each_postgres: PostgresServ
     with psycopg.connect(dsn, autocommit=True) as connection:
         # a session leaves its counts when it ends
         others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        until(lambda: not connection.execute(others).fetchall(), "the end of other sessions", 30)
+        until(lambda: not connection.execute(others).fetchall(), "the end of other sessions")
         connection.execute("SELECT pg_stat_reset()")
     assert fetched(dsn, keys) == [(7, None), (8, b"w8"), (None, None)]
     with psycopg.connect(dsn, autocommit=True) as connection:

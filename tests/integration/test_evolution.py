@@ -377,7 +377,7 @@ def test_a_key_that_changes_under_full_identity_is_taken_up_by_a_running_stream(
         until(lambda: len(flow.read("k")) == 3, "the update", failed=errors)
         # the columns stay as they are, so the Relation message does, too
         flow.execute(*_NEW_KEY, "UPDATE k SET id = 5 WHERE other = 20")
-        until(lambda: flow.compare("k").equal, "it has the new key", 60, failed=errors)
+        until(lambda: flow.compare("k").equal, "it has the new key", failed=errors)
     assert errors == []
     # nothing was published under a key that does not mean it
     assert {m.key.get("id") for m in flow.read("k") if m.value is not None and "id" in m.key} == {1, 2}

@@ -169,7 +169,7 @@ def test_a_pipeline_is_stopped_retired_and_started_from_airflow(
     monkeypatch.setattr(PipelineHook, "pipeline", lambda self: watched.flow.pipeline)
     monkeypatch.setattr(PipelineHook, "saved_settings", lambda self: {})
     job = watched.job()
-    ends = threading.Thread(target=lambda: (job.stopped.wait(30), job.finish_stopped()))
+    ends = threading.Thread(target=lambda: (job.stopped.wait(60), job.finish_stopped()))
     ends.start()
     PipelineControlOperator(task_id="t", pipeline=watched.flow.pipeline.slot, action=action).execute({})  # type: ignore[typeddict-item]
     ends.join()

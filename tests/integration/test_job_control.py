@@ -55,12 +55,12 @@ def foreign(flow: Flow) -> Iterator[None]:
             partition=0,
             on_delivery=lambda error, _: refused.append(error) if error else None,
         )
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     assert not refused
     yield
     for key in (request_key(name).encode(), b"status/other"):
         producer.produce(store.CONTROL_TOPIC, None, key, partition=0)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, foreign: None) -> None:
@@ -106,8 +106,8 @@ def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     # not bounded: it ends because it was asked to
     thread = threading.Thread(target=engine.follow, args=(flow.pipeline, later), daemon=True)
     thread.start()
-    until(lambda: flow.state == "stopped", "the stream ends", 30)
-    thread.join(30)
+    until(lambda: flow.state == "stopped", "the stream ends")
+    thread.join(60)
 
 
 def _dies(flow: Flow, cluster: Cluster) -> Start:

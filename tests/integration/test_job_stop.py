@@ -71,7 +71,7 @@ class Job:
     def end(self) -> Ended:
         watch = JobWatch(self.flow.pipeline, self.identity, start_timeout=60, write=lambda level, line: None)
         try:
-            return until(watch.fetch, "the job's end", 60)
+            return until(watch.fetch, "the job's end")
         finally:
             watch.close()
 
@@ -126,7 +126,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     assert "The job has ended." in caplog.text and "is free" in caplog.text
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
-    assert job.process.wait(10) == 0
+    assert job.process.wait(60) == 0
     assert job_watch.unfinished(flow.pipeline, flow.name) == []
     job_watch.forget(flow.pipeline, job.identity)
     assert job.record is None
@@ -138,7 +138,7 @@ def test_a_stop_that_comes_before_the_job_holds(flow: Flow, make: MakeJob) -> No
     submitted.request_stop(flow.pipeline, job.id)
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked
-    assert job.process.wait(10) == 0
+    assert job.process.wait(60) == 0
 
 
 def _stop(flow: Flow, *options: str) -> str:
@@ -159,7 +159,7 @@ def test_a_job_that_is_starting_is_stopped_with_its_pipeline(flow: Flow, tmp_pat
     job.begin()
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and not end.asked
-    assert job.process.wait(10) == 0
+    assert job.process.wait(60) == 0
 
 
 def test_a_stop_of_another_pipeline_with_a_slot_of_this_name_is_not_obeyed(flow: Flow, make: MakeJob) -> None:
@@ -361,7 +361,7 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
         os.kill(driver.pid, signal.SIGKILL)
         began = time.monotonic()
         watch = JobWatch(flow.pipeline, identity, start_timeout=60, write=lambda level, line: None)
-        end = until(watch.fetch, "its end", 15)
+        end = until(watch.fetch, "its end")
         watch.close()
         assert time.monotonic() - began < 15 and not end.lost
         assert end.outcome.transient and "exit code -9" in end.outcome.error

@@ -124,7 +124,7 @@ def _interrupted(flow: Flow, *statements: str) -> str:
         assert _rows(flow, asked) < 10000
         flow.execute(*statements)
         snapshots.change(flow.pipeline, flow.name, asked, rows_per_second=0.0)
-        until(lambda: flow.reported(asked).ended, "the live snapshot ends", 120, failed=errors)
+        until(lambda: flow.reported(asked).ended, "the live snapshot ends", failed=errors)
     assert flow.reported(asked).state == "finished"
     return asked
 
@@ -214,7 +214,7 @@ def test_under_writers_no_key_goes_back_in_time(
         flow.snapshot()
         with flow.streaming() as errors:
             asked = flow.ask("?", by_key=True, sweep=seed % 2 == 0)
-            until(lambda: flow.reported(asked).ended, "the live snapshot ends", 120, pause=0.5, failed=errors)
+            until(lambda: flow.reported(asked).ended, "the live snapshot ends", pause=0.5, failed=errors)
     flow.stream()
     assert flow.reported(asked).state == "finished", json.dumps(flow.reported(asked).error)
     assert audit(flow, ("a", "b")).check().statistics.live_rows >= 300

@@ -173,7 +173,7 @@ def test_a_session_that_is_ended_between_its_steps_reads_again(
     monkeypatch.setattr(Reading, "_connect", connect)
     request_id = streamed.ask("items", sweep=True)
     with streamed.streaming() as errors:
-        until(lambda: streamed.reported(request_id).ended, "it ends", 60, failed=errors)
+        until(lambda: streamed.reported(request_id).ended, "it ends", failed=errors)
     assert len(set(hits)) >= 3
     assert (streamed.reported(request_id).state, streamed.reported(request_id).error) == ("finished", "")
     again = [m.key["id"] for m in streamed.read("items") if m.snapshot]
@@ -197,7 +197,7 @@ def test_after_too_many_changes_to_note_rows_are_read_again(
     monkeypatch.setattr(Reading, "_hand_over", hand_over)
     request_id = streamed.ask("items")
     with streamed.streaming() as errors:
-        until(lambda: streamed.reported(request_id).state == "finished", "it ends", 60, failed=errors)
+        until(lambda: streamed.reported(request_id).state == "finished", "it ends", failed=errors)
     assert "changed too many keys" in caplog.text
     assert streamed.reported(request_id).rows == ROWS and streamed.compare("items").equal
 
@@ -218,7 +218,7 @@ def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch:
     with closing(StreamPublisher(streamed.pipeline, start, start.state, backoff)) as publisher:
         publisher.reached()
         monkeypatch.setattr(reading.Topics, "ends", looking)
-        until(lambda: publisher.live.work() or publisher.live.waits, "rows are read", 30)
+        until(lambda: publisher.live.work() or publisher.live.waits, "rows are read")
         time.sleep(1.0)
         assert streamed.topic("items") not in looked
         with closing(open_source(streamed.pipeline, start, start.state, backoff, publisher.position)) as source:
@@ -270,7 +270,7 @@ def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
     monkeypatch.setattr(snapshot, "_lock", lock)
     request_id = flow.ask("items")
     with psycopg.connect(flow.dsn) as ddl_session, flow.streaming() as errors:
-        until(lambda: flow.reported(request_id).ended, "it ends", 60, failed=errors)
+        until(lambda: flow.reported(request_id).ended, "it ends", failed=errors)
         assert not errors
     assert flow.reported(request_id).state == expected, flow.reported(request_id).error
     if expected == "finished":
@@ -337,8 +337,8 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     monkeypatch.setattr(reading, "key_hashes", key_hashes)
     request_id = flow.ask("items", sweep=True)
     with flow.streaming() as errors:
-        until(lambda: flow.reported(request_id).ended, "it ends", 60, failed=errors)
-    altering.join(10)
+        until(lambda: flow.reported(request_id).ended, "it ends", failed=errors)
+    altering.join(60)
     assert moved[0] > 0 and altered[0] < begun.count(1) and len(sweeping) == 1
     assert (flow.reported(request_id).state, flow.reported(request_id).swept) == ("finished", 1)
     flow.stream()

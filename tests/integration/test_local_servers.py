@@ -117,10 +117,10 @@ class TestKafka:
     def write(self, broker: KafkaBroker) -> str:
         topic = f"topic-{uuid.uuid4().hex}"
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.create_topics([NewTopic(topic, 1)])[topic].result(10)
+        admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
         producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
         producer.produce(topic, b"value")
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
         return topic
 
     def read(self, broker: KafkaBroker, topic: str) -> bytes | None:

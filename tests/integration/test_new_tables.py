@@ -54,11 +54,11 @@ def test_a_table_that_is_created_is_taken_in_with_its_rows(flow: Flow) -> None:
             "CREATE TABLE later (id int PRIMARY KEY, name text)",
             "INSERT INTO later SELECT g, 'old' FROM generate_series(1, 500) g",
         )
-        until(lambda: _tables(flow) == {"first", "later"}, "it is taken in", 60, failed=errors)
+        until(lambda: _tables(flow) == {"first", "later"}, "it is taken in", failed=errors)
         flow.execute("UPDATE later SET name = 'new' WHERE id <= 10", "INSERT INTO later VALUES (1000, 'new')")
         flow.execute("INSERT INTO first VALUES (2, 'two')")
-        until(lambda: len({m.key["id"] for m in flow.read("later")}) == 501, "all rows are there", 60, failed=errors)
-        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 30, failed=errors)
+        until(lambda: len({m.key["id"] for m in flow.read("later")}) == 501, "all rows are there", failed=errors)
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", failed=errors)
     flow.stream()
     assert flow.compare("later").equal and flow.compare("first").equal
     assert read_state(flow.pipeline, state_topic(flow)).complete
@@ -204,9 +204,9 @@ def test_a_new_leaf_is_taken_in_with_its_rows(make_flow: MakeFlow) -> None:
             "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
             "INSERT INTO p SELECT g, g FROM generate_series(101, 105) g",
         )
-        until(lambda: _tables(flow) == {"p1", "p2"}, "it is taken in", 60, failed=errors)
+        until(lambda: _tables(flow) == {"p1", "p2"}, "it is taken in", failed=errors)
         flow.execute("UPDATE p SET id = 110 WHERE id = 1", "DELETE FROM p WHERE id = 102")
-        until(lambda: {"id": 110} in [m.key for m in flow.read("p2")], "it is streamed", 60, failed=errors)
+        until(lambda: {"id": 110} in [m.key for m in flow.read("p2")], "it is streamed", failed=errors)
     flow.stream()
     assert flow.compare("p1").equal and flow.compare("p2").equal
 
@@ -240,15 +240,15 @@ def test_otherwise_it_is_named_or_ends_the_stream(
     flow.change(new_tables=new_tables)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO first VALUES (2, 'two')")
-        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 30, failed=errors)
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", failed=errors)
         flow.execute("CREATE TABLE later (id int PRIMARY KEY)")
         if new_tables == "stop":
-            until(lambda: errors, "it ends", 30)
+            until(lambda: errors, "it ends")
             assert isinstance(errors[0], Refused) and "new_tables is stop" in str(errors[0])
             return
         flow.execute("INSERT INTO first VALUES (3, 'three')")
-        until(lambda: len(flow.read("first")) == 3, "the stream goes on", 30, failed=errors)
-        until(lambda: "public.later: made since the slot was, and not followed" in caplog.text, "it is named", 30)
+        until(lambda: len(flow.read("first")) == 3, "the stream goes on", failed=errors)
+        until(lambda: "public.later: made since the slot was, and not followed" in caplog.text, "it is named")
     assert errors == [] and "begins anew" not in caplog.text
     # neither does the next start
     flow.stream()
@@ -281,9 +281,9 @@ def test_a_table_that_is_created_again_gets_the_topic_behind_the_last_change_of_
     before = _oid(flow)
     with flow.streaming() as errors:
         flow.execute(LAST, *AGAIN)
-        until(lambda: _succeeded(flow, before), "it is taken up", 60, failed=errors)
+        until(lambda: _succeeded(flow, before), "it is taken up", failed=errors)
         flow.execute("UPDATE first SET text = 'newer'", "INSERT INTO first VALUES (8, 'newer')")
-        until(lambda: [m for m in flow.read("first") if m.key == {"id": 8}], "it is streamed", 60, failed=errors)
+        until(lambda: [m for m in flow.read("first") if m.key == {"id": 8}], "it is streamed", failed=errors)
     flow.stream()
     messages = flow.read("first")
     assert flow.compare("first").equal
@@ -343,9 +343,9 @@ def test_older_transactions_do_not_keep_the_stream_from_going_on(flow: Flow) -> 
     with flow.streaming() as errors, psycopg.connect(flow.dsn) as older:
         older.execute("INSERT INTO other VALUES (1)")
         flow.execute(*AGAIN)
-        until(lambda: _succeeded(flow, before), "it is taken up", 60, failed=errors)
+        until(lambda: _succeeded(flow, before), "it is taken up", failed=errors)
         flow.execute("INSERT INTO other VALUES (2)", "INSERT INTO first VALUES (9, 'newer')")
-        until(lambda: len(flow.read("other")) == 1, "the stream goes on", 60, failed=errors)
+        until(lambda: len(flow.read("other")) == 1, "the stream goes on", failed=errors)
         older.commit()
     flow.stream()
     assert flow.compare("first").equal and flow.compare("other").equal

@@ -506,7 +506,7 @@ def test_rows_of_an_attached_partition_are_read_beside_writers_and_no_key_goes_b
         until_told(flow, set(), errors)
         stopped.set()
         for writer in writers:
-            writer.join(30)
+            writer.join(60)
     flow.stream()
     reports = snapshots.reports(flow.pipeline, flow.name)
     (report,) = (found for _, found in reports.values() if found is not None)
@@ -579,7 +579,7 @@ def test_a_sweep_that_another_job_ends_tells_the_partitions_as_well(
         until_told(flow, set(), errors)
         # its rows were deleted from the topic, so they are read
         flow.execute("ALTER TABLE p ATTACH PARTITION p_a FOR VALUES IN ('a')")
-        until(lambda: flow.compare("p").differences == [], "its rows again", 60, pause=0.5, failed=errors)
+        until(lambda: flow.compare("p").differences == [], "its rows again", pause=0.5, failed=errors)
         until_told(flow, set(), errors)
 
 

@@ -377,7 +377,7 @@ def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, ka
         time.sleep(3)
         flow.execute("UPDATE a SET n = 3")
         kafka.start()
-        until(lambda: status.report(flow.pipeline).counters["published"] >= 3, "all changes", 120, failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] >= 3, "all changes", failed=errors)
     assert not errors
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)
@@ -395,7 +395,7 @@ def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> N
             if i % 10 == 5:
                 until(lambda: flow.execute(ended) == [(True,)], "a walsender to terminate", failed=errors)
             time.sleep(0.02)
-        until(lambda: status.report(flow.pipeline).counters["published"] >= 30, "all changes", 120, failed=errors)
+        until(lambda: status.report(flow.pipeline).counters["published"] >= 30, "all changes", failed=errors)
     assert not errors
     messages = flow.read("a")
     assert_exactly_once_in_order(messages)

@@ -150,7 +150,7 @@ def test_the_snapshots_locks_are_watched_while_it_is_planned(
         with pytest.raises(Outage, match="blocked others for 2 s: session"):
             flow.snapshot()
         assert time.monotonic() - began < 40.0
-        altering.join(30)
+        altering.join(60)
         assert not altering.is_alive()
         went_on.set()
     flow.snapshot()
@@ -362,7 +362,7 @@ def test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has(
 
     def swept(*arguments: Any) -> int:
         # an application that alters the table does not wait for it
-        until(lambda: not flow.execute(locks), "the snapshot's locks are gone", 5)
+        until(lambda: not flow.execute(locks), "the snapshot's locks are gone")
         return original(*arguments)
 
     original = sweep.sweep

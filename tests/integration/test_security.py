@@ -289,7 +289,7 @@ def test_the_command_and_its_jobs_show_no_secret(
                     p.stat().st_mode & 0o777 for file in scratch.glob("*/pipeline-*") for p in (file, file.parent)
                 }
             time.sleep(0.2)
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=60)[0]
     finally:
         if start is not None:
             processes.kill_family(process.pid, start)

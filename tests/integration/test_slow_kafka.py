@@ -61,7 +61,7 @@ def test_a_stream_moves_at_the_rate_that_kafka_takes(make_flow: MakeFlow, slow: 
                 job = status.report(flow.pipeline).job
                 return " ".join(each.reason for each in job.problems) if job else ""
 
-            until(lambda: "a second" in told(), "the rate is told", seconds=60)
+            until(lambda: "a second" in told(), "the rate is told")
             assert "transaction_timeout (3 s)" in told()
             _wait_for(flow, 500)
             slow.proxy.rate = 0
@@ -106,7 +106,7 @@ def test_a_sweep_and_a_live_snapshot_are_published_in_parts(make_flow: MakeFlow,
         with flow.streaming() as errors:
             flow.streams()
             asked = flow.ask("a", sweep=True)
-            until(lambda: flow.reported(asked).ended, "the live snapshot ends", seconds=90)
+            until(lambda: flow.reported(asked).ended, "the live snapshot ends")
             assert flow.reported(asked).state == "finished", flow.reported(asked)
             assert not errors
     finally:

@@ -87,7 +87,7 @@ def test_a_verification_reads_tables_and_topics_in_tasks(
         assert driver.run(flow.pipeline, read).as_json()["equal"]
         producer = Producer({"bootstrap.servers": flow.kafka.bootstrap, "partitioner": "murmur2_random"})
         producer.produce(flow.topic("items"), None, b'{"id":7}')
-        producer.flush(10)
+        producer.flush(60)
         (table,) = driver.run(flow.pipeline, read).tables
         assert table.counts == {"missing": 1}
     assert not errors

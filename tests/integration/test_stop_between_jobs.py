@@ -37,7 +37,7 @@ def _ends(flow: Flow) -> None:
     """Start the stream, which is not bounded: it ends because a stop was asked for."""
     thread = threading.Thread(target=running.run_stream, args=(flow.pipeline,), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive(), "it streams on"
     assert flow.state == "stopped"
 
@@ -78,7 +78,7 @@ def _runs(flow: Flow) -> Controller:
 def test_a_stop_that_a_job_heard_while_it_failed_holds_for_the_next(flow: Flow) -> None:
     job = _runs(flow)
     control.request_stop(flow.pipeline, flow.cluster)
-    assert job.stopped.wait(30)
+    assert job.stopped.wait(60)
     job.finish("failed", Outage("Kafka is away."), permanent=False)
     _ends(flow)
     _goes_on(flow)
@@ -91,12 +91,12 @@ def test_a_stop_is_answered_by_the_job_that_continues_the_one_that_was_asked(flo
         answer = pool.submit(_stop, flow, "--timeout", "60")
         until(lambda: request_key(flow.cluster.pipeline(flow.pipeline.slot)) in records(flow.pipeline), "the request")
         next_job = _runs(flow)
-        assert next_job.stopped.wait(30)
+        assert next_job.stopped.wait(60)
         # it publishes what it has
         time.sleep(2)
         assert not answer.done()
         next_job.finish("stopped")
-        assert answer.result(30).output.strip() == "The job is stopped."
+        assert answer.result(60).output.strip() == "The job is stopped."
     _goes_on(flow)
 
 
@@ -108,7 +108,7 @@ def test_what_an_earlier_job_passes_on_to_its_worker_does_not_stop_a_later_one(f
     control.request_stop_of(flow.pipeline, flow.cluster, earlier._job)
     assert not later.stopped.wait(3)
     control.request_stop_of(flow.pipeline, flow.cluster, later._job)
-    assert later.stopped.wait(30)
+    assert later.stopped.wait(60)
     later.finish("stopped")
 
 

@@ -56,12 +56,9 @@ def _equal(flow: Flow, errors: list[BaseException], *tables: str) -> None:
     until(
         lambda: all(_topics(flow).get(each) == each for each in tables),
         f"{tables} have their topics",
-        60,
         failed=errors,
     )
-    until(
-        lambda: all(flow.compare(each).equal for each in tables), f"topics are {tables}", 120, pause=0.3, failed=errors
-    )
+    until(lambda: all(flow.compare(each).equal for each in tables), f"topics are {tables}", pause=0.3, failed=errors)
 
 
 def test_a_staging_table_that_takes_a_name_gets_the_topic(make_flow: MakeFlow) -> None:
@@ -106,12 +103,12 @@ def test_a_table_is_followed_as_soon_as_it_has_a_key(make_flow: MakeFlow) -> Non
     flow = _make(make_flow, "first")
     with flow.streaming() as errors:
         flow.execute("CREATE TABLE late (id int, text text)", "INSERT INTO late VALUES (1, 'a'), (2, 'b')")
-        until(lambda: "public.late" in _problems(flow), "it is told", 30, failed=errors)
+        until(lambda: "public.late" in _problems(flow), "it is told", failed=errors)
         problem = _problems(flow)["public.late"]
         assert problem.kind == "not-followed" and "no primary key" in problem.reason and "primary key" in problem.remedy
         flow.execute("UPDATE late SET text = 'x' WHERE id = 1", "ALTER TABLE late ADD PRIMARY KEY (id)")
         _equal(flow, errors, "late")
-        until(lambda: not _problems(flow), "nothing is wrong any more", 30, failed=errors)
+        until(lambda: not _problems(flow), "nothing is wrong any more", failed=errors)
 
 
 def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_flow: MakeFlow) -> None:
@@ -127,14 +124,14 @@ def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_fl
     flow.snapshot()
     with flow.streaming() as errors:
         flow.transaction("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (7)")
-        until(lambda: "public.t" in _problems(flow), "it is told", 30, failed=errors)
+        until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
         problem = _problems(flow)["public.t"]
         assert f"is not in publication '{name}'" in problem.reason
         # what the remedy says
         statement = problem.remedy.partition("run: ")[2].partition(";")[0]
         flow.execute(statement, "INSERT INTO t VALUES (8)")
         _equal(flow, errors, "t")
-        until(lambda: not _problems(flow), "nothing is wrong any more", 30, failed=errors)
+        until(lambda: not _problems(flow), "nothing is wrong any more", failed=errors)
     assert flow.stream() and flow.compare("t").equal
 
 
@@ -149,7 +146,7 @@ def test_what_a_server_refuses_for_a_while_is_tried_again(
 
         patch.setattr(Registry, "register", refuse)
         flow.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
-        until(lambda: "public.late" in _problems(flow), "it is told", 30, failed=errors)
+        until(lambda: "public.late" in _problems(flow), "it is told", failed=errors)
         assert "The registry is read-only" in _problems(flow)["public.late"].reason
         flow.execute("UPDATE first SET text = 'goes on' WHERE id = 1")
         patch.undo()
@@ -169,8 +166,8 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
                 return False
             return True
 
-        until(writable, "it can be written to", 30, failed=errors)
-        until(lambda: "public.t" in _problems(flow), "it is told", 30, failed=errors)
+        until(writable, "it can be written to", failed=errors)
+        until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
         assert "has no key any more" in _problems(flow)["public.t"].reason
         flow.execute("UPDATE u SET text = 'goes on' WHERE id = 1")
         _equal(flow, errors, "u")
@@ -199,7 +196,7 @@ def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: Schema
             "INSERT INTO u VALUES (1)",
         )
         if output_format == "avro":
-            until(lambda: "public.t" in _problems(flow), "it is told", 30, failed=errors)
+            until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
             problem = _problems(flow)["public.t"]
             assert "refuses the schema of subject" in problem.reason and "relax the subject" in problem.remedy
             subject = f"{flow.topic('t')}-key"
@@ -215,7 +212,7 @@ def test_many_tables_that_are_made_again_take_one_pause(make_flow: MakeFlow) -> 
     flow = _make(make_flow, *names, "other")
     with flow.streaming() as errors:
         flow.execute("UPDATE other SET text = 'before' WHERE id = 1")
-        until(lambda: len(flow.read("other")) == 21, "the stream runs", 60, failed=errors)
+        until(lambda: len(flow.read("other")) == 21, "the stream runs", failed=errors)
         flow.transaction(
             *(
                 statement

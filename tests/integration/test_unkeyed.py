@@ -91,7 +91,7 @@ def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
     producer.init_transactions(20)
     producer.begin_transaction()
     producer.produce(flow.topic("a"), b"{}")
-    producer.flush(10)
+    producer.flush(60)
     producer.abort_transaction(20)
     changed(flow)
     flow.snapshot()

@@ -86,7 +86,7 @@ class Damage:
     def write(self, key: bytes, value: bytes | None, **more: Any) -> None:
         """Write a record."""
         self._producer.produce(self.topic, value, key, **more)
-        assert self._producer.flush(10) == 0
+        assert self._producer.flush(60) == 0
 
     def key(self, number: int) -> bytes:
         """The bytes of a key."""
@@ -295,7 +295,7 @@ def test_rows_that_were_read_again_after_a_truncate_need_no_second_look(
     with running(flow):
         flow.execute("TRUNCATE items", "INSERT INTO items (id) VALUES (3), (4)")
         request = flow.ask("items")
-        until(lambda: flow.reported(request).state == "finished", "it is read again", 30)
+        until(lambda: flow.reported(request).state == "finished", "it is read again")
         assert [m.snapshot != "" for m in flow.read("items") if m.key == {"id": 3}][-1]
         assert not kinds(verify(flow))
     assert looks == [1]
@@ -432,7 +432,7 @@ def test_a_commit_that_waits_for_its_standby_is_no_difference(
             monkeypatch.setattr(moment, "_SETTLE", 20.0)
             found = verify(flow)
             assert found.tables[0].verdict == "equal"
-            thread.join(10)
+            thread.join(60)
         finally:
             flow.execute("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
             stuck.close()

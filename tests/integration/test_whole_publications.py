@@ -46,9 +46,9 @@ def test_a_new_table_is_taken_in_with_all_its_rows(flow: Flow) -> None:
             "DELETE FROM fresh WHERE id = 50",
             "INSERT INTO first VALUES (2, 'two')",
         )
-        until(lambda: len(flow.read("first")) == 2, "the stream goes on", 60, failed=errors)
+        until(lambda: len(flow.read("first")) == 2, "the stream goes on", failed=errors)
         flow.execute("INSERT INTO fresh VALUES (60, 'newest')")
-        until(lambda: flow.compare("fresh").equal, "it is published", 60, failed=errors)
+        until(lambda: flow.compare("fresh").equal, "it is published", failed=errors)
     assert errors == [] and flow.compare("first").equal
 
 
@@ -73,14 +73,14 @@ def test_changes_of_a_table_that_is_not_followed_are_left_out_until_it_is(
         for number in range(2, 6):
             flow.execute(f"INSERT INTO {name} VALUES ({number}, 'left out')", f"INSERT INTO first VALUES ({number})")
         flow.transaction(f"INSERT INTO {name} VALUES (20, 'gone'), (21, 'gone')", "INSERT INTO first VALUES (6)")
-        until(lambda: len(flow.read("first")) == 6, "the stream goes on", 60, failed=errors)
+        until(lambda: len(flow.read("first")) == 6, "the stream goes on", failed=errors)
         flow.execute(
             f"TRUNCATE first, {name}",
             f"INSERT INTO {name} VALUES (7, 'kept')",
             "INSERT INTO first SELECT generate_series(1, 7)",
         )
-        until(lambda: len(flow.read("first")) == 13, "the stream goes on", 60, failed=errors)
-        until(lambda: _skipped(flow) == {f"public.{name}": 6}, "the status counts them", 30, failed=errors)
+        until(lambda: len(flow.read("first")) == 13, "the stream goes on", failed=errors)
+        until(lambda: _skipped(flow) == {f"public.{name}": 6}, "the status counts them", failed=errors)
     assert errors == [] and _tables(flow) == {"first"}
     said = [line for line in caplog.messages if f"sends changes of public.{name}, which are left out: it " in line]
     assert len(said) == 1

@@ -163,7 +163,7 @@ class Jobs:
                 job.signal(signal.SIGKILL)
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(20)
+        self._server.wait(60)
 
 
 class Proxy:

@@ -277,7 +277,7 @@ class Secured(Flow):
         asked = [NewTopic(name, 1, 1, config=config) for name, config in kinds.items()]
         for name, future in self.servers.admin.create_topics(asked).items():
             try:
-                future.result(10)
+                future.result(60)
             except KafkaException:
                 assert name == store.CONTROL_TOPIC  # another test made it
 
@@ -310,19 +310,19 @@ class Secured(Flow):
         """Make the user, or give it another password; returns when the broker takes it."""
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = UserScramCredentialUpsertion(self.user, info, password.encode())
-        self.servers.admin.alter_user_scram_credentials([wanted])[self.user].result(10)
+        self.servers.admin.alter_user_scram_credentials([wanted])[self.user].result(60)
 
     def grant(self, *rights: Right) -> None:
         """Let the user do this."""
         if rights:
             for future in self.servers.admin.create_acls([self._acl(r) for r in rights]).values():
-                future.result(10)
+                future.result(60)
         self._settle(rights, granted=True)
 
     def revoke(self, *rights: Right) -> None:
         """And no longer."""
         for future in self.servers.admin.delete_acls([self._filter(r) for r in rights]).values():
-            future.result(10)
+            future.result(60)
         self._settle(rights, granted=False)
 
     def _settle(self, rights: Iterable[Right], *, granted: bool) -> None:
@@ -330,7 +330,7 @@ class Secured(Flow):
         for right in rights:
             filtered = self._filter(right)
             until(
-                lambda filtered=filtered: bool(self.servers.admin.describe_acls(filtered).result(10)) is granted,
+                lambda filtered=filtered: bool(self.servers.admin.describe_acls(filtered).result(60)) is granted,
                 f"the broker knows of {right}",
             )
 

@@ -29,7 +29,7 @@ from airflow_bottledwater.snapshot.task import Result
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from tests.support import running
 from tests.support.compare import Comparison, compare
-from tests.support.waiting import until
+from tests.support.waiting import LONG, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
     consumer.assign([TopicPartition(topic, p, 0) for topic, p in pending])
     found: dict[str, list[Message]] = {topic: [] for topic in topics}
     while pending:
-        for message in consumer.consume(5000, 0.1):
+        # what is there, and no waiting for more
+        first = consumer.poll(1.0)
+        for message in [*([first] if first else []), *consumer.consume(5000, 0)]:
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 pending.discard((message.topic(), message.partition()))
@@ -194,7 +196,7 @@ class Flow:
             yield errors
         finally:
             stopped.set()
-            thread.join(60)
+            thread.join(LONG)
             assert not thread.is_alive()
 
     def streams(self) -> None:
@@ -218,7 +220,7 @@ class Flow:
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
         text = None if value is None else json.dumps(value, separators=(",", ":"))
         producer.produce(self.topic(table), text, json.dumps(key, separators=(",", ":")), partition)
-        assert not producer.flush(10)
+        assert not producer.flush(60)
 
     def reported(self, request_id: str) -> SnapshotReport:
         """The report on a live snapshot; one without a state, if nothing was reported yet."""

@@ -8,11 +8,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: seconds for what a slow machine does that has other work to do: no test that waits for less would tell anything else
+LONG = 120.0
+#: of the time spent waiting, how much is for asking at most, and the longest pause in seconds that keeps it so
+_SHARE, _LONGEST_PAUSE = 1 / 3, 1.0
+
 
 def until(
     condition: Callable[[], T | None],
     what: str,
-    seconds: float = 60.0,
+    seconds: float = LONG,
     *,
     pause: float = 0.05,
     failed: Sequence[object] = (),
@@ -20,14 +25,17 @@ def until(
     """Ask until the answer is true, and return it.
 
     The bound is there to end a test that went wrong: it is to be as long as the slowest machine needs. A test that
-    proves a time-out measures the time itself.
+    proves a time-out measures the time itself. To ask several servers costs as much as what is waited for, so that the
+    pause grows with what an answer takes.
 
     :param what: is awaited, for the message.
     :param failed: where another thread leaves its errors: the first one ends the waiting.
     """
-    deadline = time.monotonic() + seconds
+    deadline = (asked := time.monotonic()) + seconds
     while not (found := condition()):
         assert not failed, f"it failed before this came: {what}: {failed!r}"
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(pause)
+        answered = time.monotonic()
+        assert answered < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(max(pause, min((answered - asked) * (1 / _SHARE - 1), _LONGEST_PAUSE)))
+        asked = time.monotonic()
     return found

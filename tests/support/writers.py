@@ -434,7 +434,7 @@ class LiveReader:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(20)
+        self._thread.join(60)
 
     def _run(self) -> None:
         config = {"bootstrap.servers": self._flow.kafka.bootstrap}

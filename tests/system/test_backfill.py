@@ -96,7 +96,7 @@ def _damage(system: System, damaged: int, other: int) -> None:
     topics.close()
     producer = Producer({"bootstrap.servers": system.data.kafka.bootstrap})
     producer.produce("flights", known[other].value(), known[damaged].key(), 0)
-    assert not producer.flush(10)
+    assert not producer.flush(60)
 
 
 def _backfills(system: System) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ def test_the_command_publishes_days_again(system: System) -> None:
         lambda: sum((_published_again(system) - before).values()) >= 2 * ROWS or _runs(system)["failed"],
         200,
     )
-    until("all runs have ended", lambda: _runs(system)["success"] + _runs(system)["failed"] >= 10, 60)
+    until("all runs have ended", lambda: _runs(system)["success"] + _runs(system)["failed"] >= 10)
     assert _runs(system)["failed"] == 0, _why(system)
     more = _published_again(system) - before
     assert sorted((day, n) for (_, day), n in more.items()) == [("2026-03-02", ROWS), ("2026-03-03", ROWS)]
@@ -180,7 +180,7 @@ def test_the_watch_is_run_by_its_schedule(system: System) -> None:
     system.client.wait_for_dag(OFTEN)
     system.client.request("PATCH", f"dags/{OFTEN}", json={"is_paused": False})
     path = f"dags/{OFTEN}/dagRuns"
-    run = until("a run is due", lambda: system.client.request("GET", path, params={"limit": 1})["dag_runs"], 90)[0]
+    run = until("a run is due", lambda: system.client.request("GET", path, params={"limit": 1})["dag_runs"])[0]
     assert run["run_type"] == "scheduled"
     assert found_equal(system.client, run["dag_run_id"], dag=OFTEN)["rows"] == 10 * ROWS
     system.client.request("PATCH", f"dags/{OFTEN}", json={"is_paused": True})
@@ -195,22 +195,22 @@ def test_the_watch_names_a_damaged_row_and_publishing_its_day_again_mends_it(sys
     assert "public.flights: different: id = 7: id is 8 in the topic and 7 in the table" in log
     again = _slice(system, "2026-03-08")
     system.client.clear(BACKFILL, again, ["backfill"])
-    until("it runs", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] != "success", 30)
+    until("it runs", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] != "success")
     found = _again(system, again, 120)
     assert (found["rows"], found["left_out"]) == (ROWS, 0)
     verified_in_airflow(system.client, {})
     system.client.set_task_state(DAG, _stream(system), "stream", "failed")
-    until("the job has ended", lambda: not system.jobs(), 60)
+    until("the job has ended", lambda: not system.jobs())
 
 
 def test_a_slice_waits_for_the_next_bounded_run(system: System) -> None:
     before = _published_again(system)
     again = _slice(system, "2026-03-04")
     system.client.clear(BACKFILL, again, ["backfill"])
-    until("it waits", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] == "deferred", 60)
+    until("it waits", lambda: system.client.task_instances(BACKFILL, again)[0]["state"] == "deferred")
     # so does the verification
     verification = start_watch(system.client, {})
-    until("it holds its snapshot", lambda: holds_snapshot(system.execute, "flights"), 120)
+    until("it holds its snapshot", lambda: holds_snapshot(system.execute, "flights"))
     # its schedule runs it at once
     system.client.request("PATCH", "dags/bottledwater_bounded", json={"is_paused": False})
     _again(system, again, 300)

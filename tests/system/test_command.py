@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,11 +61,11 @@ _STREAM = (
 
 
 def _until(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
-    deadline = time.monotonic() + 180
-    while not condition():
+    def ask() -> bool:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+        return condition()
+
+    until(ask, "what the process does", 180, pause=0.3)
 
 
 def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(database: str, kafka: KafkaBroker) -> None:
@@ -135,7 +134,7 @@ def test_a_killed_command_takes_its_spark_job_with_it(database: str, kafka: Kafk
     # supervisor, JVM, driver and worker
     assert len(members) >= 4
     process.kill()
-    process.wait(10)
+    process.wait(60)
     until(lambda: not processes.alive(members) and not folder.exists(), "the job and its files are gone")
     report = status.report(flow.pipeline)
     assert report.slot is not None and report.slot.active_pid is None

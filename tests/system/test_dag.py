@@ -34,6 +34,7 @@ from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
+from tests.support import waiting
 from tests.support.processes import job_processes, proc
 from tests.support.verifying import verified_in_airflow
 
@@ -45,13 +46,9 @@ DAGS = Path(__file__).parents[2] / "dags"
 TASKS = ("preflight", "create_slot", "snapshot", "stream", "wait_caught_up", "watch_errors", "drop_slot")
 
 
-def until(what: str, found: Callable[[], Any], timeout: float = 60.0) -> Any:
+def until(what: str, found: Callable[[], Any], timeout: float = waiting.LONG) -> Any:
     """What the function gives, once that is true."""
-    deadline = time.monotonic() + timeout
-    while not (result := found()):
-        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
-        time.sleep(0.2)
-    return result
+    return waiting.until(found, what, timeout, pause=0.2)
 
 
 # ------------------------------------------------------------------ who lives
@@ -377,7 +374,7 @@ class Stream:
             self.clear()
         return self.deferred()
 
-    def gone(self, timeout: float = 40) -> None:
+    def gone(self, timeout: float = 60) -> None:
         """No process of any job lives within this time, and the slot is there and free."""
         begun = time.monotonic()
         until("no process of a job lives", lambda: not self.system.jobs(), timeout)
@@ -393,7 +390,7 @@ class Stream:
             ids = {key["id"] for key, _ in self.topics.read()[f"{self._prefix}.orders"]}
             return len(ids) >= written and ids >= set(range(1, written + 1))
 
-        until(f"all of {written} ids", arrived, 90)
+        until(f"all of {written} ids", arrived)
         counts = Counter(key["id"] for key, _ in self.topics.records[f"{self._prefix}.orders"])
         assert [i for i, n in counts.items() if n > 1] == []
         assert sorted(counts) == list(range(1, max(counts) + 1))
@@ -488,7 +485,7 @@ def test_another_triggerer_attaches_to_the_same_job(system: System, stream: Stre
         triggerer.kill()
         triggerer.start()
     # the trigger is another triggerer's now; after kill -9 the old one counts as alive for 30 s
-    until("another triggerer has the trigger", lambda: stream.trigger_row()[1] not in (None, 0, before[1]), 120)
+    until("another triggerer has the trigger", lambda: stream.trigger_row()[1] not in (None, 0, before[1]))
     assert stream.trigger_row()[0] == before[0]
     time.sleep(6)
     assert stream.deferred() == folder
@@ -503,7 +500,7 @@ def test_data_flows_while_airflow_is_down(system: System, stream: Stream) -> Non
     system.airflow.stop()
     stream.nothing_lost_or_twice()
     system.airflow.start()
-    until("another triggerer has the trigger", lambda: stream.trigger_row()[1] not in (None, 0, before[1]), 120)
+    until("another triggerer has the trigger", lambda: stream.trigger_row()[1] not in (None, 0, before[1]))
     assert stream.deferred() == folder
     assert system.leaders(folder) == leaders
     stream.nothing_lost_or_twice()
@@ -515,9 +512,7 @@ def test_a_job_that_is_killed_is_submitted_again_without_using_up_a_try(system: 
     tries = stream.task()["try_number"]
     members = {pid: processes.started(pid) for pid in system.jobs()}
     os.kill(system.leaders(old)["jvm"], signal.SIGKILL)
-    until(
-        "nothing of the killed job is left", lambda: not any(processes.started(p) == s for p, s in members.items()), 30
-    )
+    until("nothing of the killed job is left", lambda: not any(processes.started(p) == s for p, s in members.items()))
     new = stream.deferred(but=old)
     assert new != old and stream.task()["try_number"] == tries
     stream.nothing_lost_or_twice()
@@ -555,7 +550,7 @@ def test_a_run_that_is_ended_while_no_triggerer_runs_leaves_no_job(system: Syste
     triggerer.kill()
     try:
         system.client.set_run_state(DAG, stream.run_id, "failed")
-        until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"), 120)
+        until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"))
         assert stream.task("drop_slot")["state"] == "success", system.why(stream.run_id)
         assert system.jobs() == {}
         assert system.slot(stream.slot) == (True, False)
@@ -573,7 +568,7 @@ def test_a_task_that_is_marked_while_no_triggerer_runs_is_caught_up(system: Syst
         stream.gone()
     # a run of its own: the watch that catches up is in the same one
     stream.begin("retired")
-    until("the watch is deferred", lambda: stream.task("watch_errors")["state"] == "deferred", 120)
+    until("the watch is deferred", lambda: stream.task("watch_errors")["state"] == "deferred")
     triggerer = system.airflow.components["triggerer"]
     triggerer.kill()
     try:
@@ -612,7 +607,7 @@ def test_another_run_goes_on_and_always_drops_a_slot_that_is_in_use(system: Syst
     system.client.set_run_state(DAG, stream.run_id, "failed")
     until("the teardown has ended", lambda: stream.task("drop_slot")["state"] in ("success", "failed"))
     assert stream.task("drop_slot")["state"] == "success", system.why(stream.run_id)
-    until("no process of a job lives", lambda: not system.jobs(), 40)
+    until("no process of a job lives", lambda: not system.jobs())
     assert system.slot(stream.slot) == (False, False)
     assert system.publications() == []
 

@@ -83,7 +83,7 @@ def pod(flow: Flow, tmp_path: Path) -> Iterator[Pod]:
 
 def _streams(flow: Flow, rows: int) -> None:
     flow.execute(f"INSERT INTO a SELECT g, 'x' FROM generate_series({rows - 9}, {rows}) g")
-    until(lambda: len(flow.read("a")) == rows, "the rows are published", 120)
+    until(lambda: len(flow.read("a")) == rows, "the rows are published")
 
 
 def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_p
     assert job_processes(tmp_path) != {}
     evicted.kill()
     # nobody could tell the job: it ends because its task is gone
-    until(lambda: job_processes(tmp_path) == {}, "the job ends", 60)
+    until(lambda: job_processes(tmp_path) == {}, "the job ends")
 
     ended = pod()
     _streams(flow, 20)
@@ -129,7 +129,7 @@ def test_a_retry_in_another_pod_goes_on(flow: Flow, pod: Pod, tmp_path: Path) ->
         if at_once:
             for pid in job_processes(tmp_path):
                 os.kill(pid, signal.SIGKILL)
-        until(lambda: job_processes(tmp_path) == {}, "the job has ended", 60)
+        until(lambda: job_processes(tmp_path) == {}, "the job has ended")
         # the next pod has a disk of its own
         shutil.rmtree(folder, ignore_errors=True)
     pod(kept)

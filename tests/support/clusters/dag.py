@@ -276,7 +276,7 @@ class Stream:
         def ids() -> list[int]:
             return [int(message.key["id"]) for message in read(self.system.data.kafka, f"x.{self.name}")]
 
-        until(lambda: len(set(ids())) >= written, f"all of {written} rows", 120, pause=0.5)
+        until(lambda: len(set(ids())) >= written, f"all of {written} rows", pause=0.5)
         found = ids()
         assert [i for i, n in Counter(found).items() if n > 1] == []
         assert sorted(found) == list(range(1, max(found) + 1))
@@ -290,7 +290,6 @@ class Stream:
                 == [(False,)]
             ),
             "the slot is free",
-            30,
         )
 
     def clear(self) -> None:

@@ -81,7 +81,7 @@ def task(client: AirflowClient, dag: str, run: str) -> dict[str, Any]:
 
 
 def wait_for(client: AirflowClient, dag: str, run: str, state: str) -> dict[str, Any]:
-    return until(lambda: (t := task(client, dag, run))["state"] == state and t, f"{dag} is {state}", 90, pause=0.5)
+    return until(lambda: (t := task(client, dag, run))["state"] == state and t, f"{dag} is {state}", pause=0.5)
 
 
 def test_a_deferred_task_goes_on_at_the_other_worker(
@@ -115,9 +115,9 @@ def test_triggers_are_taken_over_from_a_triggerer_that_was_killed(
 def test_a_task_fails_whose_worker_was_killed(airflow: CeleryAirflow, client: AirflowClient, tmp_path: Path) -> None:
     run = client.trigger("working", {"folder": str(tmp_path)})
     at_work = tmp_path / "at_work"
-    pid, host = until(lambda: at_work.exists() and at_work.read_text().split(), "it is at work", 60)
+    pid, host = until(lambda: at_work.exists() and at_work.read_text().split(), "it is at work")
     airflow.components[host].kill()
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the task is gone, too", 10)
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the task is gone, too")
     assert client.wait_run("working", run)["state"] == "failed"
     airflow.components[host].start()
 
@@ -126,7 +126,7 @@ def test_frozen_workers_go_on(airflow: CeleryAirflow, client: AirflowClient, tmp
     for worker in airflow.workers:
         worker.pause()
     run = client.trigger("deferring", {"folder": str(tmp_path)})
-    until(lambda: task(client, "deferring", run)["state"] == "queued", "it is queued", 60)
+    until(lambda: task(client, "deferring", run)["state"] == "queued", "it is queued")
     assert not (tmp_path / "halves").exists()
     # Redis hands a task to the worker that has waited longest for one, frozen or not
     for worker in airflow.workers:

@@ -54,7 +54,7 @@ def test_marked_failed_the_job_on_the_worker_ends(system: System, stream: Stream
     """The triggerer is on another host."""
     system.client.set_task_state(DAG, stream.run_id, "stream", "failed")
     stream.gone()
-    until(lambda: stream.task("drop_slot")["state"] in ("success", "failed", "upstream_failed"), "the teardown", 90)
+    until(lambda: stream.task("drop_slot")["state"] in ("success", "failed", "upstream_failed"), "the teardown")
 
 
 def test_cleared_the_old_job_is_gone_before_the_new_one_starts(system: System, stream: Stream) -> None:
@@ -85,7 +85,7 @@ def test_a_retry_attaches_to_the_job_that_runs(system: System, stream: Stream, t
     if triggerer == "is away":
         component.kill()
     system.time_out(stream)
-    until(lambda: stream.task()["try_number"] > tries, "the next try", 120, pause=0.5)
+    until(lambda: stream.task()["try_number"] > tries, "the next try", pause=0.5)
     if triggerer == "is away":
         component.start()
     assert stream.deferred() == job, stream.why()
@@ -124,7 +124,7 @@ def test_a_job_that_hangs_is_replaced_and_publishes_nothing_when_it_wakes(system
     finally:
         _signal((pid for pid in frozen if Path(f"/proc/{pid}").exists()), signal.SIGCONT)
     assert new != folder
-    until(lambda: all(of == new for _, of in system.jobs().values()), "the old job has ended", 90)
+    until(lambda: all(of == new for _, of in system.jobs().values()), "the old job has ended")
     stream.nothing_lost_or_twice()
     assert stream.deferred() == (new_host, new)
 
@@ -134,7 +134,7 @@ def test_a_run_that_is_ended_leaves_nothing(system: System, stream: Stream) -> N
     conf = {"slot": stream.name, "topic_prefix": "x", "output_format": "json", "executor_timeout": 180}
     verified_in_airflow(system.client, conf)
     system.client.set_run_state(DAG, stream.run_id, "failed")
-    until(lambda: not system.jobs(), "no process of a job lives", 90)
-    until(lambda: stream.task("drop_slot")["state"] in ("success", "failed"), "the teardown has ended", 120)
+    until(lambda: not system.jobs(), "no process of a job lives")
+    until(lambda: stream.task("drop_slot")["state"] in ("success", "failed"), "the teardown has ended")
     assert stream.task("drop_slot")["state"] == "success", stream.why()
     assert system.execute(f"SELECT FROM pg_replication_slots WHERE slot_name = '{stream.name}'") == []

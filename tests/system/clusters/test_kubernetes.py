@@ -69,9 +69,9 @@ def test_a_submission_creates_the_driver_and_what_it_needs(kubernetes: FakeKuber
 @pytest.mark.long
 def test_who_waits_is_told_the_phase_but_not_by_the_exit_code(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
     process = submit(kubernetes, tmp_path, **{"spark.kubernetes.submission.waitAppCompletion": "true"})
-    until(lambda: sum("watch=true" in request for request in kubernetes.requests) > 1, "it watches", 120)
+    until(lambda: sum("watch=true" in request for request in kubernetes.requests) > 1, "it watches")
     kubernetes.set_phase("tiny-driver", "Running")
-    until(lambda: "phase: Running" in (tmp_path / "log").read_text(), "it has seen that it runs", 60)
+    until(lambda: "phase: Running" in (tmp_path / "log").read_text(), "it has seen that it runs")
     kubernetes.set_phase("tiny-driver", "Failed", exit_code=3)
     assert process.wait(60) == 0
     log = (tmp_path / "log").read_text()

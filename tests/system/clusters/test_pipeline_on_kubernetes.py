@@ -64,9 +64,7 @@ class Kubelet:
 
     def pod(self, number: int = 0) -> dict[str, Any]:
         """A pod that was created, once it is."""
-        return until(
-            lambda: (pods := self._kubernetes.of_kind("Pod")) and len(pods) > number and pods[number], "a pod", 120
-        )
+        return until(lambda: (pods := self._kubernetes.of_kind("Pod")) and len(pods) > number and pods[number], "a pod")
 
     def run(self, pod: dict[str, Any]) -> subprocess.Popen[bytes]:
         """Run a pod, as the API then says."""
@@ -170,7 +168,7 @@ def test_the_job_is_submitted_watched_and_stopped(
     assert pod["metadata"]["namespace"] == PRINTED.namespace
     assert pod["spec"]["serviceAccountName"] == "bottledwater-driver"
     job_stop.stop(flow.pipeline, task.identity)
-    assert job.wait(30) == 0
+    assert job.wait(60) == 0
     # the task still waits: the next pod is made
     assert kubelet.pod(1)["metadata"]["name"] != pod["metadata"]["name"]
     second = kubelet.run(kubelet.pod(1))
@@ -178,7 +176,7 @@ def test_the_job_is_submitted_watched_and_stopped(
     until(lambda: len(flow.read("a")) == 200 or ended.done(), "the rows are published")
     assert verified_by_command(flow).rows == 200
     _retire(flow)
-    assert ended.result(60)["stopped"] and second.wait(30) == 0
+    assert ended.result(60)["stopped"] and second.wait(60) == 0
 
 
 def test_a_pod_that_hangs_is_fenced_and_deleted(
@@ -212,7 +210,7 @@ def test_a_snapshot_is_submitted_watched_and_finished(
 ) -> None:
     ended = snapshot.start()
     job = kubelet.run(kubelet.pod())
-    assert ended.result(180)["rows"] == 500 and job.wait(30) == 0
+    assert ended.result(180)["rows"] == 500 and job.wait(60) == 0
     assert len(flow.read("a")) == 500 and status.report(flow.pipeline).complete
     # once more: it is complete, and no pod is made. (The task of another test's stream may still make one of its own)
     assert snapshot._make().execute(snapshot.context)
@@ -234,7 +232,7 @@ def test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled(
 ) -> None:
     ended = snapshot.start()
     pod = kubelet.pod()
-    until(lambda: snapshot.trigger, "the task is deferred", 60)
+    until(lambda: snapshot.trigger, "the task is deferred")
     job_stop.stop(flow.pipeline, snapshot.identity, timeout=2.0)
     assert kubernetes.pod(pod["metadata"]["name"]) is None
     # no user has ended the task: a retry submits it again

@@ -86,7 +86,7 @@ def start(standalone: StandaloneCluster, tmp_path: Path) -> Iterator[Start]:
     for job in made:
         assert supervise.stop(job.run, timeout=10)
     # the next test finds free cores
-    until(lambda: not standalone.state()["activeapps"], "no application is left", 60)
+    until(lambda: not standalone.state()["activeapps"], "no application is left")
 
 
 def _more(reader: LiveReader, job: Job, seconds: float = 300.0) -> None:
@@ -214,9 +214,9 @@ def test_a_lane_that_was_lost_but_lives_publishes_nothing(
         until(lambda: _ranges(flow) > 1 or not supervise.running(job.run), "the first ranges", 300)
         network[0].freeze()
         try:
-            until(lambda: "Lost executor" in job.log or not supervise.running(job.run), "the executor is lost", 120)
+            until(lambda: "Lost executor" in job.log or not supervise.running(job.run), "the executor is lost")
             before = _ranges(flow)
-            until(lambda: _ranges(flow) > before or not supervise.running(job.run), "the other host goes on", 120)
+            until(lambda: _ranges(flow) > before or not supervise.running(job.run), "the other host goes on")
         finally:
             network[0].thaw()
         if job.ended() != 0:
@@ -243,7 +243,7 @@ def test_a_worker_that_dies_with_its_executors_takes_part_again_when_it_is_back(
         (worker,) = [worker for worker in standalone.workers if worker.address == first.address]
         worker.start()
         second = _streams_on(network, flow)
-        until(lambda: _executors(first), "the application has an executor there again", 60)
+        until(lambda: _executors(first), "the application has an executor there again")
         second.kill()
         try:
             job = _goes_on(reader, job, flow, start)
@@ -355,13 +355,13 @@ def test_the_command_is_interrupted_goes_on_and_is_stopped(
             }
             process.send_signal(signal.SIGINT)
             assert process.wait(90) == 0, log.read_text()
-        until(lambda: not standalone.state()["activeapps"], "the application has ended", 60)
+        until(lambda: not standalone.state()["activeapps"], "the application has ended")
         with running() as process:
             arrives(reader, process, len(reader.arrivals) + 50)
             stopped = subprocess.run(_command(flow, "stop"), capture_output=True, text=True, check=False)
             assert stopped.returncode == 0, stopped.stderr
             assert process.wait(90) == 0, log.read_text()
-    until(lambda: not standalone.state()["activeapps"], "the application has ended", 60)
+    until(lambda: not standalone.state()["activeapps"], "the application has ended")
 
 
 # ------------------------------------------------------------------ what cannot work says so, soon

@@ -215,7 +215,7 @@ def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
         assert stream.store.values["bottledwater_restarts"]["count"] == 1
         _retire(flow)
         assert running.result(120)["position"]
-    until(lambda: not yarn.applications(states="RUNNING,ACCEPTED"), "no application is left", 60)
+    until(lambda: not yarn.applications(states="RUNNING,ACCEPTED"), "no application is left")
     assert list(folder.parent.iterdir()) == []
     for application_id in {each["id"] for each in yarn.applications()} - before:
         _no_secret_is_left(yarn, application_id, tmp_path, client=True)
@@ -246,7 +246,7 @@ def _no_secret_is_left(yarn: YarnCluster, application: str, home: Path, *, clien
         # an ApplicationMaster that YARN kills may leave the rest of its folder
         assert not list(staged.glob(f"**/{application}/**/pipeline-*.json"))
     else:
-        until(lambda: not list(staged.glob(f"**/{application}/*")), "the staged settings are removed", 30)
+        until(lambda: not list(staged.glob(f"**/{application}/*")), "the staged settings are removed")
     assert not list(home.rglob("pipeline-*.json"))
     for name, text in yarn.logs(application).items():
         # the script that starts a container names the file, and nothing of what is in it

@@ -74,8 +74,8 @@ def test_the_job_goes_on_without_a_host_that_freezes(
         "spark.executor.heartbeatInterval": "3s",
     }
     app = submit(standalone, tmp_path, 5, **settings)
-    active = until(lambda: [a for a in standalone.state()["activeapps"] if a["cores"] == 2], "it has both workers", 60)
-    until(lambda: "Running task" in standalone.workers[1].executor_logs(active[0]["id"]), "tasks run", 60)
+    active = until(lambda: [a for a in standalone.state()["activeapps"] if a["cores"] == 2], "it has both workers")
+    until(lambda: "Running task" in standalone.workers[1].executor_logs(active[0]["id"]), "tasks run")
     network[1].freeze()
     try:
         output, _ = app.communicate(timeout=180)
@@ -83,7 +83,7 @@ def test_the_job_goes_on_without_a_host_that_freezes(
         assert json.loads(output) == {"sum": sum(range(1000)), "hosts": ["host1.test"]}
     finally:
         network[1].thaw()
-    until(lambda: [worker.state() for worker in standalone.workers] == ["ALIVE", "ALIVE"], "the host is back", 90)
+    until(lambda: [worker.state() for worker in standalone.workers] == ["ALIVE", "ALIVE"], "the host is back")
 
 
 def test_a_worker_that_was_killed_is_started_again(network: Network, standalone: StandaloneCluster) -> None:

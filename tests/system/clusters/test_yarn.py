@@ -93,19 +93,19 @@ def test_the_archive_is_used_by_the_driver_and_by_an_executor(yarn: YarnCluster,
 def test_an_application_is_killed(yarn: YarnCluster, archive: Path, tmp_path: Path) -> None:
     application = submit(yarn, tmp_path, archive, 1000)
     yarn.wait(application, "RUNNING")
-    until(lambda: yarn.output(application), "the job is done", 120)
+    until(lambda: yarn.output(application), "the job is done")
     running = yarn.containers(application)
     assert alive(running)
     yarn.kill(application)
-    assert yarn.wait(application, timeout=30)["state"] == "KILLED"
-    until(lambda: not alive(running), "its processes are gone", 30)
+    assert yarn.wait(application, timeout=60)["state"] == "KILLED"
+    until(lambda: not alive(running), "its processes are gone")
 
 
 def test_a_frozen_host_is_lost_and_comes_back(network: Network, yarn: YarnCluster) -> None:
     network[1].freeze()
-    until(lambda: yarn.nodes[1].state() == "LOST", "it is lost", 60)
+    until(lambda: yarn.nodes[1].state() == "LOST", "it is lost")
     network[1].thaw()
-    until(lambda: yarn.nodes[1].state() == "RUNNING", "it is back", 60)
+    until(lambda: yarn.nodes[1].state() == "RUNNING", "it is back")
 
 
 def test_a_killed_host_comes_back(network: Network, yarn: YarnCluster) -> None:

@@ -50,7 +50,7 @@ def events(monkeypatch: pytest.MonkeyPatch, watch: Watch, **arguments: Any) -> l
     async def collect() -> list[Any]:
         return [event.payload async for event in BackfillTrigger(**{**ARGUMENTS, **arguments}).run()]
 
-    found = asyncio.run(asyncio.wait_for(collect(), 10))
+    found = asyncio.run(asyncio.wait_for(collect(), 60))
     assert watch.closed
     return found
 
@@ -80,7 +80,7 @@ def test_with_other_credentials_it_looks_the_connection_up_again(monkeypatch: py
     async def collect() -> list[Any]:
         return [event.payload async for event in BackfillTrigger(**ARGUMENTS).run()]
 
-    assert asyncio.run(asyncio.wait_for(collect(), 10)) == [{"status": "ended", "report": report}]
+    assert asyncio.run(asyncio.wait_for(collect(), 60)) == [{"status": "ended", "report": report}]
     assert [watch.closed for watch in watches] == [True, True]
 
 

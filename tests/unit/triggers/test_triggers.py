@@ -600,17 +600,17 @@ def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], monkeypatch: 
 def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
     """It would open the reader again."""
     begun, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(Reader, "read_to", lambda *_, **__: (begun.set(), go_on.wait(10)))
+    monkeypatch.setattr(Reader, "read_to", lambda *_, **__: (begun.set(), go_on.wait(60)))
     watching = watch()
     looking, closing = threading.Thread(target=watching.fetch), threading.Thread(target=watching.close)
     looking.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive() and [reader.closed for reader in readers] == [0]
     go_on.set()
     for thread in (looking, closing):
-        thread.join(10)
+        thread.join(60)
     assert [reader.closed for reader in readers] == [1] and SharedRecords._of == {}
 
 

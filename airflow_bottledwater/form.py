@@ -20,7 +20,6 @@ _NAMES = {
     "source.conn_id": "postgres_conn_id",
     "kafka.conn_id": "kafka_conn_id",
     "kafka.registry": "schema_registry_conn_id",
-    "kafka.format": "output_format",
     "spark.conn_id": "spark_conn_id",
     "spark.conf": "spark_conf",
 }

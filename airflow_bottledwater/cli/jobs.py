@@ -63,7 +63,7 @@ def run(
 
     work = _Work(pipeline, master, spark_conf, bounded, position, stop_by_signal())
     supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*")))
-    log.info("Writing messages to Kafka in %s format.", "Avro" if pipeline.output_format == "avro" else "JSON")
+    log.info("Writing messages to Kafka in %s format.", pipeline.record_format.title)
     try:
         if restart:
             keep_running(work, pipeline, work.stopped)

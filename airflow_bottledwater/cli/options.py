@@ -81,7 +81,7 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
     _setting("-s", "--slot"),
     click.option("-b", "--broker", help=f"Comma-separated Kafka servers.  [default: {DEFAULT_BROKER}]"),
     click.option("-r", "--schema-registry", help=f"URL of the schema registry (avro).  [default: {DEFAULT_REGISTRY}]"),
-    _setting("-f", "--output-format"),
+    _setting("-f", "--format"),
     _setting("-p", "--topic-prefix"),
     _properties("-C", "--kafka-config", text="A librdkafka property"),
     click.option(
@@ -179,8 +179,8 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
     given["registry"] = {"url": registry} if registry else {}
     if not force:
         _refuse_secrets(given)
-    if registry and given.get("output_format") == "json":
-        raise click.UsageError("Specifying --schema-registry doesn't make sense for --output-format=json")
+    if registry and given.get("format") == "json":
+        raise click.UsageError("Specifying --schema-registry doesn't make sense for --format=json")
     defaults = {name: SETTINGS[name].default for name in ("kafka", "registry")}
     described = load(path, Description) if path else Description()
     merged = merge(defaults, described.settings() | described.connections(), given)

@@ -109,21 +109,16 @@ def key_schema(table: Table, record: names.Record | None = None) -> str:
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
-def subjects(topic: str, table: Table, prefix: str) -> Iterator[tuple[str, str]]:
+def subjects(topic: str, table: Table, record: names.Record) -> Iterator[tuple[str, str]]:
     """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key
     subject.
 
-    :param prefix: that of the topic.
+    :param record: what the record of a row is called in that topic.
     :raises SchemaRefused: see :func:`value_schema`.
     """
     if table.keyed:
-        yield f"{topic}-key", key_schema(table, names.record(topic, prefix))
-    yield value_subject(topic, table, prefix)
-
-
-def value_subject(topic: str, table: Table, prefix: str) -> tuple[str, str]:
-    """The subject of the rows in a table's topic, and its schema; see :func:`subjects`."""
-    return f"{topic}-value", value_schema(table, names.record(topic, prefix))
+        yield f"{topic}-key", key_schema(table, record)
+    yield f"{topic}-value", value_schema(table, record)
 
 
 def _by_name(table: Table) -> names.Record:

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from airflow_bottledwater.encoding import layout, types, unheld, wire
 from airflow_bottledwater.model.relation import ColumnType, Table
+from airflow_bottledwater.pipeline.formats import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class _Builder:
                 self._add(part)
 
 
-def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, copied: bool) -> Programs:
+def compile_programs(tables: list[tuple[Table, Target]], format: Format, *, copied: bool) -> Programs:
     """Compile tables to programs.
 
     :param copied: whether the rows come from a COPY, whose query itself converts values (:func:`select_list`).
@@ -136,7 +137,7 @@ def compile_programs(tables: list[tuple[Table, Target]], output_format: str, *, 
     built.add_parts()
     return Programs(
         program=layout.Program(
-            json=output_format == "json",
+            json=format.as_json,
             relations=layout.rows(layout.RELATION, built.relations),
             keys=np.array(built.keys or [0], dtype=np.int64),
             columns=layout.rows(layout.COLUMN, built.columns),

@@ -109,7 +109,7 @@ class BackfillHook(PipelineHook):
         kafka_conn_id: str = "kafka_default",
     ) -> None:
         # nothing is encoded here, so that no registry is needed
-        super().__init__(postgres_conn_id, kafka_conn_id, None, {"slot": slot, "output_format": "json"})
+        super().__init__(postgres_conn_id, kafka_conn_id, None, {"slot": slot, "format": "json"})
 
     def pause(self, request_id: str = "") -> list[str]:
         """Let live snapshots wait; what they have published stays. Returns the ids of those that wait now.

@@ -18,8 +18,9 @@ from airflow_bottledwater.hooks import schema_registry
 from airflow_bottledwater.hooks.connections import aconnection, connection
 from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.hooks.source import dsn_of
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.pipeline.groups import SECRET_PROPERTIES
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
 
 def properties(found: Any) -> dict[str, str]:
@@ -85,7 +86,7 @@ class PipelineHook(BaseHook):
 
         slot = self.settings["slot"]
         # without a registry: whether one is needed is what is looked for
-        bare = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, None, {"slot": slot, "output_format": "json"})
+        bare = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, None, {"slot": slot, "format": "json"})
         return {**saved.settings_of(bare.pipeline()), "slot": slot}
 
     async def apipeline(self) -> Pipeline:
@@ -103,7 +104,7 @@ class PipelineHook(BaseHook):
 
     @property
     def _avro(self) -> bool:
-        return (self.settings.get("output_format") or "avro") == "avro"
+        return FORMATS[self.settings.get("format") or SETTINGS["format"].default].uses_registry
 
     def _build(self, found: Mapping[str, Any]) -> Pipeline:
         values: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_bottledwater.errors import Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry_errors import SCHEMA_NOT_THERE, translate
+from airflow_bottledwater.pipeline.settings import Pipeline
 
 # the client takes a fifth of a second to import, and few jobs have a schema to register
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Registry:
         # for messages: without the user and password that a URL may contain
         self.url = re.sub("//[^/]*@", "//", config["url"])
         self._options = options
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Registry | None:
+        """That of a pipeline; None if its format needs none."""
+        return cls(pipeline.registry) if pipeline.record_format.uses_registry else None
 
     @functools.cached_property
     def _client(self) -> SchemaRegistryClient:

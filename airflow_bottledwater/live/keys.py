@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.hashes import hash_records
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.receive import Block
@@ -104,7 +105,7 @@ def unread(parts: Sequence[Table], upto: Upto) -> Iterator[tuple[Table, int]]:
             yield part, first
 
 
-def key_hashes(block: Block, version: Version, output_format: str) -> npt.NDArray[np.uint64]:
+def key_hashes(block: Block, version: Version, format: Format) -> npt.NDArray[np.uint64]:
     """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of
     records.
 
@@ -112,7 +113,7 @@ def key_hashes(block: Block, version: Version, output_format: str) -> npt.NDArra
     :raises Refused: a key cannot be encoded.
     """
     target = Target(0, 1, version.key_schema, version.value_schema)
-    programs = compile_programs([(_only_key(version.table), target)], output_format, copied=True)
+    programs = compile_programs([(_only_key(version.table), target)], format, copied=True)
     hashes = []
     for encoded in BlockEncoder(0).encode(block, programs, LARGEST):
         if encoded.rejections:

@@ -14,11 +14,10 @@ import psycopg
 from psycopg import pq, sql
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
-from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
@@ -41,7 +40,7 @@ from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress, Partitions
-from airflow_bottledwater.state.schemas import wait_for
+from airflow_bottledwater.state.schemas import register_value, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +278,7 @@ class Reading(threading.Thread):
             for part, first in unread(found.parts, upto):
                 last = upto[part.oid, part.filenode] = first + _SWEPT_BLOCKS
                 for rows in copy.rows(connection, keys_query(part, first, last), idle=self._check):
-                    latest.find(key_hashes(rows, version, self._pipeline.output_format))
+                    latest.find(key_hashes(rows, version, self._pipeline.record_format))
                 if time.monotonic() - began > _SWEPT_SECONDS:
                     break
             else:
@@ -301,7 +300,7 @@ class Reading(threading.Thread):
         if not self._oldest_xid:
             self._oldest_xid = slot.fresh_xid(connection)
         while True:
-            found = begin_reading(connection, oid, forms=self._pipeline.forms, lock_timeout=_LOCK)
+            found = begin_reading(connection, oid, TableMapping.of(self._pipeline), lock_timeout=_LOCK)
             if found.snapshot.xmin >= self._oldest_xid:
                 return found
             connection.execute("ROLLBACK")
@@ -318,17 +317,14 @@ class Reading(threading.Thread):
         :raises Refused: the table's key changed.
         """
         pinned = self._tables[found.table.oid]
-        if found.table.oid not in self._versions and self._pipeline.output_format == "avro":
+        if found.table.oid not in self._versions and self._pipeline.record_format.uses_registry:
             wait_for(self._pipeline, pinned)
         table = pinned.check_key(found.table)
         known = self._versions.get(table.oid, pinned.version)
         if catalog.definition(table) == catalog.definition(known.table):
             version = replace(known, table=table)
         else:
-            value_schema = 0
-            if self._pipeline.output_format == "avro":
-                registry = Registry(self._pipeline.registry)
-                value_schema = registry.register(*avro.value_subject(pinned.topic, table, self._pipeline.topic_prefix))
+            value_schema = register_value(self._pipeline, pinned.topic, table)
             version = Version(table, pinned.topic, pinned.key_schema, value_schema)
         self._versions[table.oid] = version
         return version

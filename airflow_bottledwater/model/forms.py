@@ -20,7 +20,7 @@ NotNull = Literal["nullable", "required"]
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """The forms that a pipeline has chosen, as far as its output format offers the choice.
+    """The forms that a pipeline has chosen, as far as its format offers the choice.
 
     :param enums: ``enum`` exists in Avro only.
     :param numeric: ``decimal`` is published as a string where the column has no precision; ``number`` exists in JSON

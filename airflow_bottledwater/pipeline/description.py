@@ -34,7 +34,7 @@ class Source(Section, groups.Source):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Kafka(Section, groups.Topics):
+class Kafka(Section, groups.Topics, groups.Format):
     """Where and how it is published."""
 
     AT: ClassVar[str] = "kafka."
@@ -47,7 +47,6 @@ class Kafka(Section, groups.Topics):
             "Airflow's connection of type Schema Registry; not used with JSON.", allowed=_ConnectionId, pattern=r"\S"
         ),
     ] = "schema_registry_default"
-    format: groups.FormatName = "avro"
     properties: Annotated[
         dict[str, str], about("For the command: properties of librdkafka, with bootstrap.servers.")
     ] = field(default_factory=dict, repr=False)
@@ -140,7 +139,7 @@ class Description(Section, groups.Verification, groups.Limits, groups.Pace, grou
     def settings(self) -> dict[str, Any]:
         """The slot's name and the settings that differ from the defaults, by their names in
         :data:`~airflow_bottledwater.pipeline.settings.SETTINGS`; without connections."""
-        named = {"output_format": self.kafka.format}
+        named: dict[str, Any] = {}
         for section in (self.source, self.kafka, self.types, self):
             named |= {name: getattr(section, name) for name in section.described() if name in _PUBLIC}
         chosen = {name: value for name, value in named.items() if value != SETTINGS[name].default}

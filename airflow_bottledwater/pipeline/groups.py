@@ -110,14 +110,11 @@ class Source:
 SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "key.pem", "oauthbearer.config")
 
 
-FormatName = Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """In which format it is published."""
 
-    output_format: FormatName = "avro"
+    format: Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")] = "avro"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ import msgspec
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
+from airflow_bottledwater.pipeline.formats import FORMATS
+from airflow_bottledwater.pipeline.formats import Format as RecordFormat
 from airflow_bottledwater.pipeline.groups import (
     SERVERS,
     Connections,
@@ -64,7 +66,7 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source
             SETTINGS["publication"].refuse(self.publication)
         if not self.kafka.get(SERVERS):
             SETTINGS["kafka"].refuse(self.kafka)
-        if self.output_format == "avro" and not self.registry.get("url"):
+        if self.record_format.uses_registry and not self.registry.get("url"):
             SETTINGS["registry"].refuse(self.registry)
 
     @classmethod
@@ -84,21 +86,29 @@ class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source
         return self.publication or self.slot
 
     @property
+    def record_format(self) -> RecordFormat:
+        """The format of the records."""
+        return FORMATS[self.format]
+
+    @property
     def forms(self) -> TypeOptions:
-        """The forms in which types are published, as far as the output format offers a choice."""
-        as_json = self.output_format == "json"
-        exact = as_json and self.json_numeric == "number" and self.numeric != "double"
+        """The forms in which types are published, as far as the format offers a choice."""
+        exact = self._offered("json_numeric") == "number" and self.numeric != "double"
         return TypeOptions(
             arrays=self.arrays,
             composites=self.composites,
             ranges=self.ranges,
-            enums="string" if as_json else self.enums,
+            enums=self._offered("enums"),
             numeric="number" if exact else self.numeric,
-            documents=self.json_documents if as_json else "string",
+            documents=self._offered("json_documents"),
             regs=self.regs,
-            geometries=self.json_geometries if as_json else "ewkb",
-            not_null="nullable" if as_json else self.not_null,
+            geometries=self._offered("json_geometries"),
+            not_null=self._offered("not_null"),
         )
+
+    def _offered(self, name: str) -> Any:
+        """A setting that not each format offers: its default with the others."""
+        return getattr(self, name) if name in self.record_format.offers else SETTINGS[name].default
 
     def public(self) -> dict[str, Any]:
         """All settings except the secrets, for logs and status."""

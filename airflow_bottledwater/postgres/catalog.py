@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
@@ -242,15 +242,15 @@ def _unfit(relation: _Relation) -> str:
 
 
 def load(
-    connection: Connection, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS, sizes: bool = False
+    connection: Connection, oids: Sequence[int], mapping: TableMapping | None = None, *, sizes: bool = False
 ) -> list[Table]:
     """The tables with these oids, ordered by schema and name; a table that does not exist any more is left out.
 
-    :param forms: the forms in which types are published.
+    :param mapping: how the pipeline sees them; None where types do not matter.
     :param sizes: whether to measure the tables, which waits for sessions that have one of them locked; otherwise
         ``pages`` is that of the last VACUUM or ANALYZE.
     """
-    wanted = {"oids": list(oids)}
+    wanted, forms = {"oids": list(oids)}, (mapping or TableMapping()).forms
     columns: dict[int, list[Column]] = {}
     rows = connection.execute(_COLUMNS, wanted).fetchall()
     types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)

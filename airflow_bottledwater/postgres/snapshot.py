@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg import sql
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, locks, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
@@ -162,11 +162,11 @@ class SnapshotExporter:
         """See :func:`wait_flushed`, on the holder's own connection."""
         wait_flushed(self._connection, self._dsn, lsn, timeout=timeout)
 
-    def load(self, oids: Sequence[int], *, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> list[Table]:
+    def load(self, oids: Sequence[int], mapping: TableMapping | None = None) -> list[Table]:
         """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait
         behind an ALTER that waits for the holder, while the holder waits for that session: a deadlock that PostgreSQL
         cannot detect."""
-        return catalog.load(self._connection, oids, forms=forms, sizes=True)
+        return catalog.load(self._connection, oids, mapping, sizes=True)
 
     def partitions(self, tables: Sequence[Table]) -> dict[int, list[Partition]]:
         """What is below the partitioned ones of these tables, with sizes; see :meth:`load`."""
@@ -218,7 +218,7 @@ class OwnSnapshot:
     partitions: list[Partition]
 
 
-def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_timeout: float) -> OwnSnapshot:
+def begin_reading(connection: Connection, oid: int, mapping: TableMapping, *, lock_timeout: float) -> OwnSnapshot:
     """Begin a transaction that reads one table: lock it, and then take the transaction's snapshot; for the order, see
     :class:`SnapshotExporter`.
 
@@ -249,7 +249,7 @@ def begin_reading(connection: Connection, oid: int, *, forms: TypeOptions, lock_
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None
     end = end_of_wal(connection)
-    tables = catalog.load(connection, [oid], forms=forms, sizes=True)
+    tables = catalog.load(connection, [oid], mapping, sizes=True)
     if not tables or (tables[0].schema, tables[0].name) != named:
         connection.execute("ROLLBACK")
         raise Outage(f"{'.'.join(named)} was renamed or dropped while it was locked.")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
@@ -164,7 +164,7 @@ def _assume(
     record = SlotRecord(
         pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
     )
-    pinned = pin(pipeline, cluster, _by_topic(pipeline, found.tables), oldest_xid)
+    pinned = pin(pipeline, cluster, TableMapping.of(pipeline).by_topic(found.tables), oldest_xid)
     oids = sorted(p.table.oid for p in pinned)
     claim.write(
         {
@@ -190,7 +190,7 @@ def _intent(
         time.time(),
         system_identifier,
         "root" if via_root else "leaves",
-        pipeline.output_format,
+        pipeline.format,
         pipeline.topic_prefix,
         fingerprint,
     )
@@ -217,7 +217,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})
         saved.remember(pipeline, claim)
         added = [t for t in tables if t.oid not in claim.state.tables]
-        if problems := topic_problems(claim.state, added, pipeline.topic_prefix):
+        if problems := topic_problems(claim.state, added, TableMapping.of(pipeline)):
             raise Refused(" ".join(problems))
         if pipeline.create_publication:
             publication.create(
@@ -243,7 +243,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
         else:
             # tables are added to a slot that exists: X0 is taken after they were added to the publication
             oldest_xid = slot.fresh_xid(connection)
-        pinned = pin(pipeline, claim.cluster, _by_topic(pipeline, added), oldest_xid)
+        pinned = pin(pipeline, claim.cluster, TableMapping.of(pipeline).by_topic(added), oldest_xid)
         values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
         if pipeline.skip_snapshot:
             completed = sorted({*claim.state.completed, *(t.oid for t in added)})
@@ -319,10 +319,6 @@ def _tell(name: str) -> Callable[[list[str]], None]:
     return waiting
 
 
-def _by_topic(pipeline: Pipeline, tables: Sequence[Table]) -> dict[str, Table]:
-    return {names.topic(t.schema, t.name, pipeline.topic_prefix): t for t in tables}
-
-
 def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], oldest_xid: int) -> list[PinnedTable]:
     """Create the topics and schemas of tables where they are missing, and record this pipeline as the topics' owner.
 
@@ -331,7 +327,7 @@ def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], old
     :raises Refused: a topic belongs to another pipeline, or does not exist.
     """
     topics = Topics(pipeline.kafka)
-    events, letters = (names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters"))
+    events, letters = TableMapping.of(pipeline).service_topics
     if pipeline.create_topics:
         present = topics.describe([*by_topic, events, letters])
         replication = min(pipeline.replication_factor, topics.brokers())
@@ -358,9 +354,10 @@ def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], old
 
 
 def _schema_ids(pipeline: Pipeline, by_topic: Mapping[str, Table]) -> dict[str, int]:
-    """The registry's ids of the tables' schemas, by subject; empty with JSON."""
-    if pipeline.output_format != "avro":
+    """The registry's ids of the tables' schemas, by subject; empty if the format needs no registry."""
+    registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
+    if registry is None:
         return {}
-    schemas = [each for name, table in by_topic.items() for each in avro.subjects(name, table, pipeline.topic_prefix)]
-    ids = Registry(pipeline.registry).register_all(schemas)
+    schemas = [each for name, table in by_topic.items() for each in mapping.subjects(name, table)]
+    ids = registry.register_all(schemas)
     return {subject: number for (subject, _), number in zip(schemas, ids, strict=True)}

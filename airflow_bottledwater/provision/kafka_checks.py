@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
@@ -50,8 +51,9 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     brokers = topics.brokers()
     state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
-    data = {topic_of(table, found.state, pipeline.topic_prefix): table for table in found.tables}
-    service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+    mapping = TableMapping.of(pipeline)
+    data = {topic_of(table, found.state, mapping): table for table in found.tables}
+    service = mapping.service_topics
     wanted = list(dict.fromkeys([*data, *service, *memory]))
     problems += _names(data, (*service, *memory), state_topic)
     problems += _collisions([*data, *service, *memory], topics.names())
@@ -64,7 +66,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
         if not granted
     ]
     if not found.renewing:
-        problems += topic_problems(found.state, found.tables, pipeline.topic_prefix)
+        problems += topic_problems(found.state, found.tables, mapping)
     problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
     if pipeline.create_topics and brokers < pipeline.replication_factor:
         found.warnings.append(
@@ -89,7 +91,7 @@ def check_topics(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Ta
     :raises Outage: Kafka does not answer.
     """
     topics = Topics(pipeline.kafka)
-    own = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+    own = TableMapping.of(pipeline).service_topics
     state_topic = store.state_topic_name(cluster.database, pipeline.slot)
     problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
@@ -205,7 +207,7 @@ def _definitions(tables: Sequence[Table], state_topic: str, limit: int) -> list[
 
 def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[str]:
     """Check that an existing topic of dead letters keeps them until they are settled."""
-    topic = present.get(names.service_topic("dead_letters", pipeline.topic_prefix))
+    topic = present.get(TableMapping.of(pipeline).service_topics[1])
     if topic is None or "delete" not in topic.cleanup or not (pipeline.on_error == "log" or pipeline.skip_position):
         return []
     return [
@@ -221,7 +223,7 @@ def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: i
 
     :param table: the table whose rows it receives; None for a service topic.
     """
-    if name == names.service_topic("dead_letters", pipeline.topic_prefix):
+    if name == TableMapping.of(pipeline).service_topics[1]:
         # compacted: what is settled goes, and what is not stays however long that takes
         return store.new_topic(name, replication)
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from airflow_bottledwater.encoding import avro, unheld
+from airflow_bottledwater.encoding import unheld
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     Outage,
     PreflightError,
@@ -90,7 +91,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
         raise PreflightError(list(dict.fromkeys(problems)))
     for warning in found.warnings:
         log.warning("%s", warning)
-    found.notes += unheld.notes(found.tables, json=pipeline.output_format == "json")
+    found.notes += unheld.notes(found.tables, json=pipeline.record_format.as_json)
     for note in found.notes:
         log.info("%s", note)
     return found
@@ -116,17 +117,17 @@ def _replication(pipeline: Pipeline, problems: list[str]) -> list[str]:
 
 
 def _registry(pipeline: Pipeline, found: Findings) -> list[str]:
-    if pipeline.output_format != "avro":
+    registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
+    if registry is None:
         return []
     problems: list[str] = []
     wanted: list[tuple[str, str]] = []
     for table in found.tables:
         try:
-            topic = topic_of(table, found.state, pipeline.topic_prefix)
-            wanted += avro.subjects(topic, table, pipeline.topic_prefix)
+            wanted += mapping.subjects(topic_of(table, found.state, mapping), table)
         except SchemaRefused as error:
             problems.append(str(error))
     # tables that are taken up again get the ids of today
     pinned = [] if found.renewing else [t for t in found.tables if t.oid in found.state.tables]
     problems += schemas.key_problems(pipeline, (found.state.tables[t.oid] for t in pinned))
-    return problems + Registry(pipeline.registry).refused(wanted)
+    return problems + registry.refused(wanted)

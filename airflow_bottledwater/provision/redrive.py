@@ -22,11 +22,10 @@ import msgspec
 import numpy as np
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import avro, layout, types, wire
+from airflow_bottledwater.encoding import layout, types, wire
 from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, SlotInUse, StateError
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
-from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topic_reader import KeySet
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -47,6 +46,7 @@ from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import letters_key, stream_id
+from airflow_bottledwater.state.schemas import register_value
 
 log = logging.getLogger(__name__)
 
@@ -224,11 +224,10 @@ class _Letters:
 
         :raises SchemaRefused: it refuses it.
         """
-        if self._pipeline.output_format != "avro":
+        if not self._pipeline.record_format.uses_registry:
             return version
         if (known := self._versions.get(version)) is None:
-            subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
-            number = Registry(self._pipeline.registry).register(subject, schema)
+            number = register_value(self._pipeline, version.topic, version.table)
             key = self._tables[version.table.oid].key_schema
             known = self._versions[version] = replace(version, key_schema=key, value_schema=number, refused="")
         return known

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import read_status
@@ -153,7 +153,7 @@ def _renewals(
     by_topic = {pinned.topic: oid for oid, pinned in known.tables.items()}
     found = []
     for table in tables:
-        topic = names.topic(table.schema, table.name, pipeline.topic_prefix)
+        topic = TableMapping.of(pipeline).topic(table)
         # a renamed table has kept its topic
         before = table.oid if table.oid in known.tables else by_topic.get(topic)
         if before is None:

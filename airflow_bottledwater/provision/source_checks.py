@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -115,14 +116,14 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
 
 
 def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
-    problems: list[str] = []
+    problems, mapping = list[str](), TableMapping.of(pipeline)
     try:
         oids = sorted(found.adding) or catalog.resolve(
             connection, pipeline.tables, pipeline.schemas, via_root=found.via_root
         )
     except PreflightError as error:
         return list(error.problems)
-    found.tables = catalog.load(connection, oids, forms=pipeline.forms)
+    found.tables = catalog.load(connection, oids, mapping)
     _leave_to_stream(pipeline, found)
     problems += _check_partitions(connection, found)
     read = [*found.tables, *found.parts]
@@ -133,11 +134,10 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
                 "or set allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with "
                 "REPLICA IDENTITY FULL)."
             )
-        if pipeline.output_format == "avro":
-            try:
-                avro.value_schema(table)
-            except Refused as error:
-                problems.append(str(error))
+        try:
+            mapping.subjects(topic_of(table, found.state, mapping), table)
+        except Refused as error:
+            problems.append(str(error))
     _warn_of_children(connection, found)
     denied = set(catalog.unselectable(connection, read))
     grants = _grants(connection, [t for t in read if t.qualified in denied]) if denied else {}
@@ -161,7 +161,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     ]
     by_topic: dict[str, Table] = {}
     for table in found.tables:
-        topic = topic_of(table, found.state, pipeline.topic_prefix)
+        topic = topic_of(table, found.state, mapping)
         other = by_topic.setdefault(topic, table)
         if other is not table:
             problems.append(
@@ -198,8 +198,7 @@ def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:
     left = {
         table.oid
         for table in found.tables
-        if table.oid not in found.state.tables
-        and names.topic(table.schema, table.name, pipeline.topic_prefix) in owners
+        if table.oid not in found.state.tables and TableMapping.of(pipeline).topic(table) in owners
     }
     found.warnings += [
         f"{table.qualified} bears the name of another table: the stream gives it that one's topic."

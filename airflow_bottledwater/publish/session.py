@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
@@ -79,7 +79,7 @@ class PublishSession:
         self.state = PipelineState()
         self._state_topic = state_topic
         self._id, self._pins = transactional_id, dict(topics)
-        service = [names.service_topic(kind, pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+        service = TableMapping.of(pipeline).service_topics
         self.topics = [*sorted(self._pins), *service, state_topic]
         self.index = {name: i for i, name in enumerate(self.topics)}
         self.events, self.dead_letters, self._progress = (self.index[name] for name in (*service, state_topic))
@@ -341,7 +341,7 @@ class PublishSession:
                 (v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema))
                 for v in versions
             ],
-            self.pipeline.output_format,
+            self.pipeline.record_format,
             copied=copied,
         )
 

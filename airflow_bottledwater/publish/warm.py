@@ -9,6 +9,7 @@ from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import compile_programs
 from airflow_bottledwater.kafka import librdkafka
+from airflow_bottledwater.pipeline.formats import AVRO
 from airflow_bottledwater.postgres import receive, results
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 
@@ -19,7 +20,7 @@ def warm_up() -> None:
 
 
 def _encode() -> None:
-    programs = compile_programs([], "avro", copied=False)
+    programs = compile_programs([], AVRO, copied=False)
     program, fields, data = programs.program, programs.scratch(), np.zeros(1, dtype=np.uint8)
     changes, output = np.zeros(0, dtype=layout.CHANGE), layout.output(2, 1, 1)
     kernels.encode_copy(data, np.zeros(1, dtype=np.int64), 0, program, 0, fields, output)
@@ -28,7 +29,7 @@ def _encode() -> None:
 
 
 def _fill_unchanged() -> None:
-    program, data = compile_programs([], "avro", copied=False).program, np.zeros(1, dtype=np.uint8)
+    program, data = compile_programs([], AVRO, copied=False).program, np.zeros(1, dtype=np.uint8)
     numbers, changes = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=layout.CHANGE)
     fields, slots = np.zeros((5, 1), dtype=layout.FIELD), np.zeros(1, dtype=layout.SLOT)
     lacking, missing = np.zeros(0, dtype=layout.LACKING), np.zeros(0, dtype=layout.MISSING)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
     CredentialsRefused,
@@ -24,7 +24,6 @@ from airflow_bottledwater.errors import (
     rotated,
 )
 from airflow_bottledwater.jobs.control import Controller
-from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -43,6 +42,7 @@ from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import COMPLETE, Complete, StateRecord, stream_id, table_key
+from airflow_bottledwater.state.schemas import register_value
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class _Driver:
     def _present(self, wanted: Sequence[int]) -> list[Table]:
         """These tables, but for those that were dropped: they have no rows that could be read, and the others are not
         to wait for them."""
-        tables = catalog.load(self._connection, wanted, forms=self._pipeline.forms)
+        tables = catalog.load(self._connection, wanted, TableMapping.of(self._pipeline))
         self._gone = set(wanted) - {table.oid for table in tables}
         for oid in self._gone:
             log.warning("%s was dropped before it was read.", self._claim.state.tables[oid].table.qualified)
@@ -223,10 +223,8 @@ class _Driver:
             if table == pinned.table:
                 continue
             value_schema = pinned.value_schema
-            if self._pipeline.output_format == "avro" and catalog.definition(table) != catalog.definition(pinned.table):
-                value_schema = Registry(self._pipeline.registry).register(
-                    *avro.value_subject(pinned.topic, table, self._pipeline.topic_prefix)
-                )
+            if catalog.definition(table) != catalog.definition(pinned.table):
+                value_schema = register_value(self._pipeline, pinned.topic, table)
             changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)
         if changed:
             self._claim.write(changed)
@@ -280,7 +278,7 @@ class _Driver:
         # again
         holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
         # read again under the locks: definitions cannot change until the holder ends
-        tables = holder.load(wanted, forms=self._pipeline.forms)
+        tables = holder.load(wanted, TableMapping.of(self._pipeline))
         tables = self._refresh_pinned(tables)
         plans = Plans(self._pipeline, self._claim, tables, holder.partitions(tables))
         tasks, skipped = plans.tasks(held, oldest)

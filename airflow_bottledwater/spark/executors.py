@@ -103,8 +103,7 @@ def _servers(pipeline: Pipeline) -> dict[str, Callable[[], None]]:
         describe(pipeline.postgres): source,
         f"Kafka at {pipeline.kafka.get('bootstrap.servers', '?')}": kafka,
     }
-    if pipeline.output_format == "avro":
-        registry = Registry(pipeline.registry)
+    if registry := Registry.of(pipeline):
         found[f"The schema registry at {registry.url}"] = registry.ping
     return found
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError, StopRequested, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
@@ -187,7 +187,7 @@ class Claim:
     def _release(self, known: PipelineState) -> None:
         """End what an outage has left open under any of the slot's transactional ids, in any of its topics, and
         initialise them all again: a later commit under such an id must not include it."""
-        service = [names.service_topic(kind, self.pipeline.topic_prefix) for kind in ("events", "dead_letters")]
+        service = TableMapping.of(self.pipeline).service_topics
         topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
         for transactional_id in known.ids:
             release(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -50,7 +50,7 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     """
     if known.slot is None or known.intent is None:
         return
-    for name in ("output_format", "topic_prefix"):
+    for name in ("format", "topic_prefix"):
         if (asked := getattr(pipeline, name)) != (made := getattr(known.intent, name)):
             raise StateError(
                 f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say "
@@ -60,10 +60,10 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
             )
 
 
-def topic_of(table: Table, known: PipelineState, prefix: str) -> str:
+def topic_of(table: Table, known: PipelineState, mapping: TableMapping) -> str:
     """A table's topic: a renamed table keeps the one that it has."""
     pinned = known.tables.get(table.oid)
-    return pinned.topic if pinned else names.topic(table.schema, table.name, prefix)
+    return pinned.topic if pinned else mapping.topic(table)
 
 
 def via_root(pipeline: Pipeline, known: PipelineState) -> bool:
@@ -142,7 +142,7 @@ def resolve(
     return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known), strict=strict)
 
 
-def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -> list[str]:
+def topic_problems(known: PipelineState, tables: Sequence[Table], mapping: TableMapping) -> list[str]:
     """A message for each table whose topic already holds the rows of another table that had this name before.
 
     :param tables: the pipeline's tables as they are in the catalog today.
@@ -150,7 +150,7 @@ def topic_problems(known: PipelineState, tables: Sequence[Table], prefix: str) -
     owners = {pinned.topic: pinned.table for pinned in known.tables.values()}
     problems = []
     for table in tables:
-        topic = names.topic(table.schema, table.name, prefix)
+        topic = mapping.topic(table)
         owner = owners.get(topic)
         if table.oid not in known.tables and owner is not None:
             problems.append(

@@ -116,7 +116,7 @@ class Intent:
     :param fingerprint: the definitions of the tables before the slot was created
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
     :param partitioned_tables: root or leaves, as the publications were made.
-    :param output_format: as the records are made.
+    :param format: as the records are made.
     """
 
     slot: str
@@ -124,7 +124,7 @@ class Intent:
     at: float
     system_identifier: str
     partitioned_tables: str
-    output_format: str
+    format: str
     topic_prefix: str
     fingerprint: dict[str, str] | None = None
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from airflow_bottledwater.encoding import avro, meaning
+from airflow_bottledwater.encoding import meaning
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused, SchemasLost
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
@@ -61,16 +62,24 @@ class PinnedSchema:
 
 
 def pinned_schemas(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[PinnedSchema]:
-    """The schemas of these tables as they were registered; none with JSON."""
-    if pipeline.output_format != "avro":
-        return []
-    found = []
+    """The schemas of these tables as they were registered; none if the format needs no registry."""
+    found, mapping = [], TableMapping.of(pipeline)
     for pinned in tables:
-        subjects = list(avro.subjects(pinned.topic, pinned.table, pipeline.topic_prefix))
+        subjects = mapping.subjects(pinned.topic, pinned.table)
         numbers = (pinned.key_schema, pinned.value_schema)[-len(subjects) :]
         for (subject, schema), number in zip(subjects, numbers, strict=True):
             found.append(PinnedSchema(pinned.table.oid, subject, schema, number, subject.endswith("-key")))
     return found
+
+
+def register_value(pipeline: Pipeline, topic: str, table: Table) -> int:
+    """Register the schema of the rows in a table's topic. Returns its id; 0 if the format needs no registry.
+
+    :raises Outage: the registry does not answer, or takes no schemas now.
+    :raises SchemaRefused: it refuses the schema, or none can be made.
+    """
+    registry = Registry.of(pipeline)
+    return 0 if registry is None else registry.register(*TableMapping.of(pipeline).subjects(topic, table)[-1])
 
 
 def lost(
@@ -132,7 +141,7 @@ def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> frozense
     :raises Outage: the registry takes no schemas now.
     :raises Refused: the id of a key is lost, or a schema is refused.
     """
-    known, registry = claim.state.tables, Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+    known, registry = claim.state.tables, Registry.of(pipeline)
     if registry is None or not known:
         return frozenset()
     wanted = pinned_schemas(pipeline, known.values())
@@ -141,7 +150,7 @@ def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> frozense
     except BottledWaterError as error:
         log.warning("The ids of the schemas could not be compared with the registry: %s", error)
         return frozenset()
-    present = {table.oid: table for table in catalog.load(connection, list(known), forms=pipeline.forms)}
+    present = {table.oid: table for table in catalog.load(connection, list(known), TableMapping.of(pipeline))}
     for each in wanted:
         if each not in missing and each.subject not in subjects and each.oid in present:
             _register_deleted(registry, each)
@@ -180,7 +189,7 @@ def _value_again(
         log.warning("The registry had lost schema %d of subject %s; it has it again.", each.number, each.subject)
         return pinned
     table = pinned.check_key(today)
-    number = registry.register(*avro.value_subject(pinned.topic, table, pipeline.topic_prefix))
+    number = register_value(pipeline, pinned.topic, table)
     log.warning(
         "The registry has lost schema %d of subject %s; that of now has id %d.", each.number, each.subject, number
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
     Outage,
@@ -24,7 +24,7 @@ from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.state.pinned import PinnedTable
-from airflow_bottledwater.state.schemas import lost, pinned_schemas
+from airflow_bottledwater.state.schemas import lost, pinned_schemas, register_value
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Resolver:
     ) -> None:
         self._pipeline, self._via_root = pipeline, via_root
         self._pinned = pinned
-        self._registry = Registry(pipeline.registry) if pipeline.output_format == "avro" else None
+        self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
         #: when the registry last refused a schema, by the table's oid
         self._refused_at: dict[int, float] = {}
         self._read: dict[int, Table] = {}
@@ -122,9 +122,9 @@ class Resolver:
             return version
         if lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]])):
             raise SchemasLost(f"The registry has lost the schemas of {version.table.qualified}.")
-        subject, schema = avro.value_subject(version.topic, version.table, self._pipeline.topic_prefix)
         try:
-            return replace(version, value_schema=self._registry.register(subject, schema), refused="")
+            value_schema = register_value(self._pipeline, version.topic, version.table)
+            return replace(version, value_schema=value_schema, refused="")
         except SchemaRefused as error:
             log.error("%s", error)
             self._refused_at[version.table.oid] = time.monotonic()
@@ -202,7 +202,7 @@ class Resolver:
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            tables = catalog.load(connection, [message.oid], forms=self._pipeline.forms)
+            tables = catalog.load(connection, [message.oid], self._mapping)
             today = {c.name: c for t in tables for c in t.columns}
             declared = []
             texts = connection.execute(
@@ -220,7 +220,7 @@ class Resolver:
                 depth = same[0].dimensions if same else 0
                 declared.append(Declared(column.type_oid, column.typmod, depth, text or ""))
             try:
-                kinds = describe(connection, declared, forms=self._pipeline.forms)
+                kinds = describe(connection, declared, forms=self._mapping.forms)
             except LookupError:
                 kinds = [
                     self._described(connection, each, known.get(column.name), f"{message.schema}.{message.name}")
@@ -243,7 +243,7 @@ class Resolver:
         :raises Refused: it was dropped, and was not known.
         """
         try:
-            return describe(connection, [declared], forms=self._pipeline.forms)[0]
+            return describe(connection, [declared], forms=self._mapping.forms)[0]
         except LookupError as error:
             if known is not None and (known.type.oid, known.type.typmod) == (declared.oid, declared.typmod):
                 return known.type
@@ -262,7 +262,7 @@ class Resolver:
             with session(
                 self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
             ) as connection:
-                tables = catalog.load(connection, list(self._pinned), forms=self._pipeline.forms)
+                tables = catalog.load(connection, list(self._pinned), self._mapping)
             self._read, self._read_at = {table.oid: table for table in tables}, time.monotonic()
         table = self._read.get(message.oid)
         said = [(c.name, c.type_oid, c.typmod) for c in message.columns]
@@ -309,7 +309,7 @@ def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) 
     :raises Outage: such a column's definition would be another one after a start; the job is to be started again.
     """
     with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
-        today = {c.name: c for t in catalog.load(connection, [table.oid], forms=pipeline.forms) for c in t.columns}
+        today = {c.name: c for t in catalog.load(connection, [table.oid], TableMapping.of(pipeline)) for c in t.columns}
         for column in (table.columns[c] for c in columns):
             declared = Declared(column.type.oid, column.type.typmod, column.type.dimensions, column.type.name)
             try:

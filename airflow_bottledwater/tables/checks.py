@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Table
@@ -105,16 +105,17 @@ def _kafka(pipeline: Pipeline, cluster: Cluster) -> Check:
 
 
 def _registry(pipeline: Pipeline) -> Check:
-    if pipeline.output_format != "avro":
+    registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
+    if registry is None:
         return lambda _: []
 
     def check(by_topic: dict[str, Table]) -> list[str]:
         subjects: list[tuple[str, str]] = []
         for topic, table in by_topic.items():
             try:
-                subjects += avro.subjects(topic, table, pipeline.topic_prefix)
+                subjects += mapping.subjects(topic, table)
             except SchemaRefused as error:
                 return [str(error)]
-        return Registry(pipeline.registry).refused(subjects)
+        return registry.refused(subjects)
 
     return check

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
@@ -80,7 +81,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
         names = publication.names(pipeline.publication_name)
         first = publication.read(connection, names[0]) if pipeline.create_publication else None
         members = frozenset(first.tables) if first is not None and not first.whole else frozenset[int]()
-        loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), forms=pipeline.forms)
+        loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         changed = compared.unsent(connection, known)
         return Seen(
             frozenset(wanted),

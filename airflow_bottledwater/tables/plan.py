@@ -13,7 +13,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
@@ -99,11 +99,10 @@ class _Planner:
         self._owners = {pinned.topic: pinned for pinned in self._tables.values()}
         # those that are to be followed, and those whose changes are sent as another one's
         self._followed = {oid for oid in seen.wanted if oid in self._tables or pipeline.new_tables == "add"}
-        self._natural = {oid: self._topic(seen.tables[oid]) for oid in self._followed if oid in seen.tables}
+        self._natural = {
+            oid: TableMapping.of(pipeline).topic(seen.tables[oid]) for oid in self._followed if oid in seen.tables
+        }
         self._bearers = dict(self._bearing())
-
-    def _topic(self, table: Table) -> str:
-        return names.topic(table.schema, table.name, self._pipeline.topic_prefix)
 
     def _bearing(self) -> Iterator[tuple[str, int]]:
         """By topic, which table bears its name: of two with one topic the one that has it, or the older one."""

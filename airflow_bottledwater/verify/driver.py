@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import Table
@@ -303,7 +304,7 @@ class _Driver:
 
     def _compare(self, moment: Moment, oid: int, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> Compared:
         view = self._views(moment, {})[oid]
-        schemas = lane.of_topic(self._schemas, view.topic, self._pipeline.topic_prefix)
+        schemas = lane.of_topic(self._schemas, TableMapping.of(self._pipeline).record(view.topic))
         return Comparison(view, schemas).compare([found[oid] for _, found in answers if oid in found])
 
     def _judge(self, oid: int, compared: Compared, ends: Mapping[str, Sequence[int]] | None, *, first: bool) -> None:

@@ -14,6 +14,7 @@ import psycopg
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
@@ -53,18 +54,18 @@ def run(pipeline: Pipeline, reading: Reading, *, stopped: Callable[[], None] = l
 
 def schemas(pipeline: Pipeline) -> Schemas | None:
     """Reads the registry's schemas by id, each once; None for JSON."""
-    return functools.cache(Registry(pipeline.registry).schema) if pipeline.output_format == "avro" else None
+    registry = Registry.of(pipeline)
+    return None if registry is None else functools.cache(registry.schema)
 
 
-def of_topic(schemas: Schemas | None, topic: str, prefix: str) -> Schemas | None:
+def of_topic(schemas: Schemas | None, record: names.Record) -> Schemas | None:
     """The same for a topic: an id that means the schema of other records has no schema there. The registry may have
     been emptied since, and have given the id again.
 
-    :param prefix: that of the topic.
+    :param record: the name of the records in the topic.
     """
     if schemas is None:
         return None
-    record = names.record(topic, prefix)
 
     def schema(number: int) -> str | None:
         text = schemas(number)
@@ -110,7 +111,7 @@ class _Work:
     def _scan(self, view: View) -> Scan:
         table = view.table
         if table.oid not in self._scans:
-            schemas = of_topic(self._schemas, view.topic, self._pipeline.topic_prefix)
+            schemas = of_topic(self._schemas, TableMapping.of(self._pipeline).record(view.topic))
             self._scans[table.oid] = (
                 compile_scan(table, schemas, self._reading.seed) if table.keyed else None
             ) or PlainScan(Expectation(table, as_json=schemas is None), TopicReader(table, schemas), self._reading.seed)

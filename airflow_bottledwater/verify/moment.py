@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, Refused, StateError
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.topics import Topics
@@ -93,7 +93,7 @@ class Moments:
         try:
             tables = [pinned.table for pinned in self._wanted.values()]
             held = holder.open(self._named(tables), oldest_xid=0, timeout=self._pipeline.create_slot_timeout)
-            found = self._checked(holder.load(list(self._wanted), forms=self._pipeline.forms))
+            found = self._checked(holder.load(list(self._wanted), TableMapping.of(self._pipeline)))
             # an idle database writes no WAL beyond L: this does, and the stream passes it
             holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout or 60.0)
             self._wait_reached(held.insert_lsn, holder)
@@ -106,7 +106,7 @@ class Moments:
 
     def _named(self, tables: Sequence[Table]) -> list[Table]:
         """The tables by today's names."""
-        found = catalog.load(self._connection, [t.oid for t in tables], forms=self._pipeline.forms)
+        found = catalog.load(self._connection, [t.oid for t in tables], TableMapping.of(self._pipeline))
         return list(self._checked(found).values())
 
     def _checked(self, tables: Sequence[Table]) -> dict[int, Table]:
@@ -157,7 +157,7 @@ class Moments:
 
     def _truncated(self, before: int) -> dict[str, str]:
         """By topic, the position of the last TRUNCATE before L, from the events topic."""
-        events = names.service_topic("events", self._pipeline.topic_prefix)
+        events, _ = TableMapping.of(self._pipeline).service_topics
         described = self._admin.describe([events])
         if events not in described:
             return {}

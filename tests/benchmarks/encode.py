@@ -20,6 +20,7 @@ from airflow_bottledwater.encoding import avro, kernels, layout
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import copy
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.receive import Block
@@ -53,8 +54,8 @@ _REPEAT = 3
 class Encoder:
     """Blocks of COPY rows to records, as a lane does it."""
 
-    def __init__(self, table: Table, output_format: str) -> None:
-        self._programs = compile_programs([(table, Target(0, 1, 1, 2))], output_format, copied=True)
+    def __init__(self, table: Table, format: str) -> None:
+        self._programs = compile_programs([(table, Target(0, 1, 1, 2))], FORMATS[format], copied=True)
         self._output = layout.output(1 << 15, 256, 4 << 20)
 
     def encode(self, block: Block) -> int:
@@ -82,10 +83,10 @@ def best(rows: int, *seconds: float) -> float:
 
 
 def timed_encode(
-    table: Table, output_format: str, blocks: list[Block], clock: Callable[[], float] = time.perf_counter
+    table: Table, format: str, blocks: list[Block], clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Seconds for blocks in memory."""
-    encoder = Encoder(table, output_format)
+    encoder = Encoder(table, format)
     encoder.encode(blocks[0])
     started = clock()
     for block in blocks:
@@ -133,8 +134,8 @@ def _measure(source: Workload, table: Table, rows: int) -> tuple[dict[str, Any],
     assert sum(b.count for b in blocks) == rows
     size = sum(int(b.offsets[-1]) for b in blocks)
     rates: dict[str, Any] = {
-        output_format: best(rows, *(timed_encode(table, output_format, blocks) for _ in range(_REPEAT)))
-        for output_format in ("avro", "json")
+        format: best(rows, *(timed_encode(table, format, blocks) for _ in range(_REPEAT)))
+        for format in ("avro", "json")
     }
     rates["with_copy"] = best(rows, *(_timed_both(source, table, query) for _ in range(_REPEAT)))
     rates["bytes_per_s"] = size / rows * rates["avro"]

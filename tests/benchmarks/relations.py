@@ -37,7 +37,7 @@ def _make(source: Workload, count: int) -> None:
 def run(stack: DataStack) -> None:
     """See the module."""
     count = scaled(_PARTITIONS, 100)
-    source = Workload(stack, output_format="json", tables="parted", partitioned_tables="leaves")
+    source = Workload(stack, format="json", tables="parted", partitioned_tables="leaves")
     _make(source, count)
     for name in publication.names(source.pipeline.publication_name):
         source.execute(f'CREATE PUBLICATION "{name}"')

@@ -17,9 +17,9 @@ _ROWS = 2_000_000
 _REPEAT = 3
 
 
-def _measure(stack: DataStack, output_format: str, rows: int) -> tuple[float, float]:
+def _measure(stack: DataStack, format: str, rows: int) -> tuple[float, float]:
     """Rows/s of the verification's job, and of the snapshot's."""
-    source = Workload(stack, output_format=output_format)
+    source = Workload(stack, format=format)
     source.insert(rows)
     source.execute("VACUUM ANALYZE bench")
     source.create()
@@ -44,10 +44,10 @@ def _measure(stack: DataStack, output_format: str, rows: int) -> tuple[float, fl
 def run(stack: DataStack) -> None:
     """See the module."""
     rows = scaled(_ROWS, 10_000)
-    for output_format in ("avro", "json"):
-        runs = sorted((_measure(stack, output_format, rows) for _ in range(_REPEAT)), key=lambda run: run[0] / run[1])
+    for format in ("avro", "json"):
+        runs = sorted((_measure(stack, format, rows) for _ in range(_REPEAT)), key=lambda run: run[0] / run[1])
         value, reference = runs[_REPEAT // 2]
         emit(
-            "verify", value, "rows/s", {"snapshot": reference}, engine="spark", format=output_format,
+            "verify", value, "rows/s", {"snapshot": reference}, engine="spark", format=format,
             ratios=[a / b for a, b in runs], rows=rows,
         )  # fmt: skip

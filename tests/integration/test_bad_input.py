@@ -750,8 +750,8 @@ def test_a_schema_that_the_registry_refuses_is_a_problem(source: Source, part: s
     refuses(
         source, source.pipeline, f"refuses the schema of subject '{subject}'", "relax the subject's compatibility level"
     )
-    assert reasons(source, output_format="json") == []
+    assert reasons(source, format="json") == []
 
 
 def test_no_registry_is_needed_for_json(source: Source) -> None:
-    assert reasons(source, output_format="json", registry={}) == []
+    assert reasons(source, format="json", registry={}) == []

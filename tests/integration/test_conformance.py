@@ -26,6 +26,7 @@ import pytest
 from psycopg import sql
 
 from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Table
@@ -124,11 +125,11 @@ def both_ways(connection: Connection, follower: Follower, tables: Sequence[Table
     """The rows of tables that were filled one after the other: by the stream, once it is the same as the snapshot."""
     batches = follower.batches()
     found = {}
-    for output_format in ("avro", "json"):
-        stream = [made for batch in batches for made in encoded(batch, follower.completer, output_format)[0]]
-        snapshot = [made for table in tables for made in copied(connection, table, output_format)]
+    for format in ("avro", "json"):
+        stream = [made for batch in batches for made in encoded(batch, follower.completer, format)[0]]
+        snapshot = [made for table in tables for made in copied(connection, table, format)]
         assert [replace(made, op="") for made in stream] == snapshot
-        found[output_format] = stream
+        found[format] = stream
     return found
 
 
@@ -161,12 +162,12 @@ def test_every_case_is_what_the_file_says(server: tuple[str, Connection], forms:
             for n, case in enumerate(cases):
                 insert = sql.SQL("INSERT INTO public.{} VALUES ({}, {})")
                 connection.execute(insert.format(sql.Identifier(f"t{i}"), n, sql.Literal(case["literal"])))
-        tables += catalog.load(connection, [_oid(connection, f"public.t{i}")], forms=follower.forms)
+        tables += catalog.load(connection, [_oid(connection, f"public.t{i}")], TableMapping(forms=follower.forms))
         of += [(tables[-1], case) for case in cases]
     found = both_ways(connection, follower, tables)
     for (table, case), as_avro, as_json in zip(of, found["avro"], found["json"], strict=True):
-        for made, output_format in ((as_avro, "avro"), (as_json, "json")):
-            assert bool(made.error) == (output_format in case.get("refused", ())), (case, made.error)
+        for made, format in ((as_avro, "avro"), (as_json, "json")):
+            assert bool(made.error) == (format in case.get("refused", ())), (case, made.error)
         if not as_avro.error:
             assert json.dumps(avro_of(table, as_avro)["v"]) == json.dumps(case["avro"]), case
         if not as_json.error:
@@ -270,10 +271,10 @@ def test_every_type_of_the_server_is_the_same_both_ways(server: tuple[str, Conne
         "pg_catalog.aclitem",
         "pg_catalog.gtsvector",
     }
-    for output_format, rows in both_ways(connection, follower, tables).items():
+    for format, rows in both_ways(connection, follower, tables).items():
         for i, made in enumerate(rows):
             assert not made.error, (tables[i // 2].columns[1].type.name, made.error)
-            if output_format == "avro":
+            if format == "avro":
                 avro_of(tables[i // 2], made)
             else:
                 json_of(made, "v")
@@ -291,7 +292,7 @@ def test_not_null_that_is_not_valid_yet_is_nullable(server: tuple[str, Connectio
     (oid,) = connection.execute("SELECT 'public.halfway'::regclass::oid").fetchone() or ()
 
     def required() -> list[bool]:
-        (table,) = catalog.load(connection, [oid], forms=TypeOptions(not_null="required"))
+        (table,) = catalog.load(connection, [oid], TableMapping(forms=TypeOptions(not_null="required")))
         return [column.required for column in table.columns]
 
     assert required() == [True, False, True]

@@ -143,7 +143,7 @@ def test_a_stop_that_comes_before_the_job_holds(flow: Flow, make: MakeJob) -> No
 
 def _stop(flow: Flow, *options: str) -> str:
     """``bottledwater stop``; returns what it says."""
-    server = ["--postgres", flow.dsn, "--broker", flow.kafka.bootstrap, "--output-format", "json"]
+    server = ["--postgres", flow.dsn, "--broker", flow.kafka.bootstrap, "--format", "json"]
     done = CliRunner().invoke(cli, ["stop", *server, "--slot", flow.pipeline.slot, *options])
     assert done.exit_code == 0, done.output
     return done.output

@@ -26,12 +26,13 @@ from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.pipeline.formats import FORMATS
 
-size, output_format, limit, fill = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+size, format, limit, fill = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 warm_up()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 table = Table(1, "public", "t", "d", (), (Column("v", ColumnType(25, -1, 25, -1, "b", "text")),))
-programs = compile_programs([(table, Target(0, 1))], output_format, copied=False)
+programs = compile_programs([(table, Target(0, 1))], FORMATS[format], copied=False)
 head = b"I" + struct.pack(">IcHci", 1, b"N", 1, b"b", size)
 data = np.full(len(head) + size, fill, dtype=np.uint8)
 data[: len(head)] = np.frombuffer(head, dtype=np.uint8)
@@ -45,7 +46,7 @@ print(len(encoded.records), len(encoded.rejections), (peak - before) / size)
 
 
 @pytest.mark.parametrize(
-    ("output_format", "limit", "fill", "made"),
+    ("format", "limit", "fill", "made"),
     [
         ("avro", 1 * MIB, 120, (1, 0)),  # made, and refused by its size behind that
         ("avro", 1_000_000_000, 120, (1, 0)),
@@ -54,10 +55,10 @@ print(len(encoded.records), len(encoded.rejections), (peak - before) / size)
     ],
 )
 def test_a_value_of_500_megabytes_takes_at_most_four_times_its_size(
-    output_format: str, limit: int, fill: int, made: tuple[int, int]
+    format: str, limit: int, fill: int, made: tuple[int, int]
 ) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", ENCODE, "500000000", output_format, str(limit), str(fill)],
+        [sys.executable, "-c", ENCODE, "500000000", format, str(limit), str(fill)],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     records, rejections, times = process.stdout.split()

@@ -13,12 +13,12 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live import snapshots as live_snapshots
 from airflow_bottledwater.live.chunks import Chunk
 from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import snapshot
 from airflow_bottledwater.postgres.connect import connect
@@ -66,7 +66,7 @@ def test_the_table_is_locked_before_the_snapshot_is_taken(flow: Flow) -> None:
         assert row is not None
         ending = threading.Timer(1.0, other.commit)
         ending.start()
-        found = begin_reading(connection, _oid(flow), forms=DEFAULT_TYPE_OPTIONS, lock_timeout=20.0)
+        found = begin_reading(connection, _oid(flow), TableMapping(), lock_timeout=20.0)
         ending.join()
         assert found.snapshot.sees(row[0])
         assert connection.execute("SELECT count(*) FROM public.items").fetchone() == (1,)
@@ -81,7 +81,7 @@ def test_all_that_the_snapshot_shows_was_committed_below_l(flow: Flow) -> None:
             other.execute("UPDATE items SET name = name WHERE id = 1")
             row = other.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             assert row is not None
-            found = begin_reading(connection, oid, forms=DEFAULT_TYPE_OPTIONS, lock_timeout=20.0)
+            found = begin_reading(connection, oid, TableMapping(), lock_timeout=20.0)
             connection.execute("ROLLBACK")
             assert found.insert_lsn >= parse_lsn(row[0])
 

@@ -54,15 +54,13 @@ def _renew(flow: Flow, *tables: str, by_key: bool = False) -> str:
     return renew(flow.pipeline, SnapshotRequest(tables or ("t",), by_key=by_key))[1]
 
 
-@pytest.mark.parametrize("output_format", ["json", "avro"])
-def test_a_table_with_another_key_is_taken_up_again(
-    make_flow: MakeFlow, registry: SchemaRegistry, output_format: str
-) -> None:
-    flow = _make(make_flow, registry if output_format == "avro" else None)
+@pytest.mark.parametrize("format", ["json", "avro"])
+def test_a_table_with_another_key_is_taken_up_again(make_flow: MakeFlow, registry: SchemaRegistry, format: str) -> None:
+    flow = _make(make_flow, registry if format == "avro" else None)
     flow.execute("UPDATE t SET text = 'before' WHERE id = 20", "INSERT INTO u VALUES (2, 'before')")
     flow.execute(TO_OTHER, "UPDATE t SET text = 'lost' WHERE id = 30", "INSERT INTO u VALUES (3, 'behind')")
     flow.execute("DELETE FROM t WHERE id = 40", "UPDATE t SET other = 5000 WHERE id = 50")
-    if output_format == "avro":
+    if format == "avro":
         with pytest.raises(PreflightError, match=r"refuses the schema of subject '.*-key'.*relax the subject's compat"):
             _renew(flow)
         SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-key", level="NONE")
@@ -75,7 +73,7 @@ def test_a_table_with_another_key_is_taken_up_again(
     flow.stream()
     assert flow.reported(asked).state == "finished" and flow.reported(asked).swept >= 100
     assert flow.compare("t").equal and flow.compare("u").equal
-    if output_format == "json":
+    if format == "json":
         messages = flow.read("t")
         assert_exactly_once_in_order(messages)
         # what was committed under the earlier key is left out
@@ -151,7 +149,7 @@ def test_it_is_read_in_the_order_of_its_new_key(make_flow: MakeFlow, monkeypatch
 def test_the_command_takes_a_table_up_again(make_flow: MakeFlow) -> None:
     flow = _make(make_flow)
     flow.execute(TO_OTHER)
-    command = ["snapshot", "--postgres", flow.dsn, "--broker", flow.kafka.bootstrap, "--output-format", "json"]
+    command = ["snapshot", "--postgres", flow.dsn, "--broker", flow.kafka.bootstrap, "--format", "json"]
     command += [
         "--slot",
         flow.pipeline.slot,

@@ -773,11 +773,11 @@ def test_a_replica_identity_that_changes_ends_the_stream(make_flow: MakeFlow) ->
     flow.stream()
 
 
-@pytest.mark.parametrize("output_format", ["json", "avro"])
+@pytest.mark.parametrize("format", ["json", "avro"])
 def test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key_and_is_told(
-    make_flow: MakeFlow, registry: SchemaRegistry, output_format: str, caplog: pytest.LogCaptureFixture
+    make_flow: MakeFlow, registry: SchemaRegistry, format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flow = make_flow(registry if output_format == "avro" else None, on_error="log")
+    flow = make_flow(registry if format == "avro" else None, on_error="log")
     flow.create()
     flow.snapshot()
     wrong, right = IDENTITIES["a leaf has another index"]

@@ -177,9 +177,9 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
     assert errors == [] and flow.compare("t").equal and flow.compare("u").equal
 
 
-@pytest.mark.parametrize("output_format", ["json", "avro"])
-def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: SchemaRegistry, output_format: str) -> None:
-    flow = make_flow(registry if output_format == "avro" else None, tables="*")
+@pytest.mark.parametrize("format", ["json", "avro"])
+def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: SchemaRegistry, format: str) -> None:
+    flow = make_flow(registry if format == "avro" else None, tables="*")
     flow.execute(
         "CREATE TABLE t (id int PRIMARY KEY, other int NOT NULL UNIQUE)",
         "INSERT INTO t SELECT g, 1000 + g FROM generate_series(1, 20) g",
@@ -195,7 +195,7 @@ def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: Schema
             "INSERT INTO t VALUES (30, 30)",
             "INSERT INTO u VALUES (1)",
         )
-        if output_format == "avro":
+        if format == "avro":
             until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
             problem = _problems(flow)["public.t"]
             assert "refuses the schema of subject" in problem.reason and "relax the subject" in problem.remedy

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import types
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
@@ -331,7 +332,7 @@ def supported(connection: Connection, kind: str) -> bool:
 def load(connection: Connection, name: str, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> Table:
     row = connection.execute("SELECT %s::text::regclass::oid::bigint", (name,)).fetchone()
     assert row is not None
-    (table,) = catalog.load(connection, [row[0]], forms=forms)
+    (table,) = catalog.load(connection, [row[0]], TableMapping(forms=forms))
     return table
 
 
@@ -358,15 +359,15 @@ def parsed(table: Table, record: dict[str, Any]) -> dict[str, Any]:
 def same(connection: Connection, table: Table, stream: dict[str, list[Made]]) -> int:
     """Hold the three against each other; returns how many rows there were."""
     expected = texts(connection, table)
-    for output_format in ("avro", "json"):
-        snapshot = copied(connection, table, output_format)
-        streamed = stream[output_format]
+    for format in ("avro", "json"):
+        snapshot = copied(connection, table, format)
+        streamed = stream[format]
         assert len(snapshot) == len(streamed) == len(expected)
         for row, one, other in zip(expected, snapshot, streamed, strict=True):
             assert replace(other, op="") == one, row
             assert not one.error, (row, one.error)
             assert one.value is not None
-            if output_format == "avro":
+            if format == "avro":
                 assert (one.key, one.value) == reference.avro_row(table, row, KEY_ID, VALUE_ID), row
             else:
                 key, value = reference.json_row(table, row)
@@ -382,8 +383,8 @@ def streamed(follower: Follower) -> dict[str, list[Made]]:
     """All that is new, in both formats."""
     batches = follower.batches()
     return {
-        output_format: [row for batch in batches for row in encoded(batch, follower.completer, output_format)[0]]
-        for output_format in ("avro", "json")
+        format: [row for batch in batches for row in encoded(batch, follower.completer, format)[0]]
+        for format in ("avro", "json")
     }
 
 
@@ -483,8 +484,8 @@ def test_what_neither_format_can_hold_is_a_verdict(database: str, prepared: Conn
         prepared.execute(f"INSERT INTO public.t VALUES (%s, %s::text::{kind})", (i, v))
     table, stream = load(prepared, "public.t"), streamed(follower)
     formats = ("avro",) if "NaN" in value else ("avro", "json")
-    for output_format in formats:
-        for found in (copied(prepared, table, output_format), stream[output_format]):
+    for format in formats:
+        for found in (copied(prepared, table, format), stream[format]):
             assert [bool(made.error) for made in found] == [False, True, False]
             assert "public.t, column 'v': the value has no representation" in found[1].error
     follower.close()

@@ -96,7 +96,7 @@ class Damage:
             varint.append(encoded & 127 | 128)
             encoded >>= 7
         varint.append(encoded)
-        if self.flow.pipeline.output_format == "json":
+        if self.flow.pipeline.format == "json":
             return json.dumps({"id": number}, separators=(",", ":")).encode()
         head = next(iter(self.records))[:5]
         return head + bytes(varint)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from airflow_bottledwater.encoding import avro
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres import catalog, copy
@@ -32,9 +33,9 @@ pytestmark = pytest.mark.long
 SEED = bytes(range(32))
 
 
-def schemas_of(table: Table, output_format: str) -> Schemas | None:
+def schemas_of(table: Table, format: str) -> Schemas | None:
     known = {KEY_ID: avro.key_schema(table), VALUE_ID: avro.value_schema(table)}
-    return known.get if output_format == "avro" else None
+    return known.get if format == "avro" else None
 
 
 def lines_of(connection: Connection, table: Table) -> list[bytes]:
@@ -65,9 +66,9 @@ def check(table: Table, made: Sequence[Made], lines: Sequence[bytes], schemas: S
     return scans[1] is not None
 
 
-@pytest.mark.parametrize("output_format", ["avro", "json"])
+@pytest.mark.parametrize("format", ["avro", "json"])
 @pytest.mark.parametrize("forms", FORMS)
-def test_every_type_verifies_as_equal(database: str, forms: str, output_format: str) -> None:
+def test_every_type_verifies_as_equal(database: str, forms: str, format: str) -> None:
     chosen = TypeOptions(**json.loads(forms))
     with connect(database) as connection:
         connection.execute("SET lc_monetary = 'C'")
@@ -84,14 +85,14 @@ def test_every_type_verifies_as_equal(database: str, forms: str, output_format: 
                 insert = sql.SQL("INSERT INTO public.{} VALUES ({}, {})")
                 connection.execute(insert.format(sql.Identifier(f"t{i}"), n, sql.Literal(case["literal"])))
             (oid,) = connection.execute(f"SELECT 'public.t{i}'::regclass::oid::bigint").fetchone() or (0,)
-            (table,) = catalog.load(connection, [oid], forms=chosen)
+            (table,) = catalog.load(connection, [oid], TableMapping(forms=chosen))
             if unverified(table):
                 continue
             compiled += check(
                 table,
-                encoded(connection, table, output_format),
+                encoded(connection, table, format),
                 lines_of(connection, table),
-                schemas_of(table, output_format),
+                schemas_of(table, format),
             )
         assert compiled or json.loads(forms), "no type has a compiled form"
 

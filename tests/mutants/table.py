@@ -184,8 +184,8 @@ MUTANTS = (
     ),
     Mutant(
         "a renamed table keeps the name of its records",
-        "value_subject",
-        drop("names.record(topic, prefix)"),
+        "TableMapping.subjects",
+        swap("self.record(topic)", "names.Record(names.namespace(table.schema), names.mangle(table.name))"),
         "tests/integration/test_evolution.py::test_a_renamed_table_keeps_the_name_of_its_records",
     ),
     Mutant(
@@ -548,7 +548,7 @@ MUTANTS = (
     Mutant(
         "a dead letter of a refused schema is registered again when it is re-driven",
         "_Letters._with_schema",
-        swap("Registry(self._pipeline.registry).register(subject, schema)", "version.value_schema"),
+        swap("register_value(self._pipeline, version.topic, version.table)", "version.value_schema"),
         f"{_EVOLUTION}::test_a_change_of_columns_or_types_is_published_or_a_record_error[other-BACKWARD]",
     ),
     Mutant(
@@ -922,8 +922,8 @@ MUTANTS = (
         "a range is split by the size that the table has now",
         "SnapshotExporter.load",
         swap(
-            "catalog.load(self._connection, oids, forms=forms, sizes=True)",
-            "catalog.load(self._connection, oids, forms=forms)",
+            "catalog.load(self._connection, oids, mapping, sizes=True)",
+            "catalog.load(self._connection, oids, mapping)",
         ),
         "tests/integration/test_waits.py::test_a_table_that_has_grown_since_the_slot_was_made_is_split_by_its_real_size",
     ),
@@ -2332,7 +2332,7 @@ MUTANTS = (
     Mutant(
         "executors try the schema registry",
         "_servers",
-        never("pipeline.output_format == 'avro'"),
+        never("pipeline.format == 'avro'"),
         "tests/unit/spark/test_executors.py::test_each_server_of_the_pipeline_is_tried",
     ),
     Mutant(
@@ -2626,7 +2626,7 @@ MUTANTS = (
     Mutant(
         "preflight says for which columns a value may come that has no form",
         "preflight.run",
-        drop("found.notes += unheld.notes(found.tables, json=pipeline.output_format == 'json')"),
+        drop("found.notes += unheld.notes(found.tables, json=pipeline.record_format.as_json)"),
         "tests/integration/test_unheld.py::test_the_setting_that_holds_a_value_without_a_form_is_named_and_helps",
     ),
     Mutant(

@@ -14,7 +14,7 @@ def described(pipeline: Pipeline, spark: Spark | None = None, **more: Any) -> De
     :param more: other settings.
     """
     given = {**pipeline.chosen(), **more}
-    given = {{"slot": "name", "output_format": "format"}.get(name, name): value for name, value in given.items()}
+    given = {{"slot": "name", "format": "format"}.get(name, name): value for name, value in given.items()}
     values: dict[str, Any] = {name: given[name] for name in Description.described() if name in given}
     for section, kind in Description.parts().items():
         if inside := {name: given[name] for name in kind.described() if name in given}:

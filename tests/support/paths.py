@@ -9,12 +9,14 @@ import numpy as np
 from psycopg import sql
 
 from airflow_bottledwater.encoding import kernels, layout, wire
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs, select_list
 from airflow_bottledwater.errors import SlotInUse
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import catalog, copy, pgoutput, slot
 from airflow_bottledwater.postgres.column_types import REGS
 from airflow_bottledwater.postgres.connect import Connection, connect
@@ -40,9 +42,9 @@ class Made:
     error: str = ""
 
 
-def programs_of(table: Table, output_format: str, *, copied: bool, partitions: int = 5) -> Programs:
+def programs_of(table: Table, format: str, *, copied: bool, partitions: int = 5) -> Programs:
     """The programs of a single table."""
-    return compile_programs([(table, Target(0, partitions, KEY_ID, VALUE_ID))], output_format, copied=copied)
+    return compile_programs([(table, Target(0, partitions, KEY_ID, VALUE_ID))], FORMATS[format], copied=copied)
 
 
 def made(row: np.void, data: np.ndarray, op: bool = True) -> Made:  # type: ignore[type-arg]
@@ -77,9 +79,9 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
     return [found[i] for i in range(block.count)]
 
 
-def copied(connection: Connection, table: Table, output_format: str) -> list[Made]:
+def copied(connection: Connection, table: Table, format: str) -> list[Made]:
     """The table's rows by way of the snapshot."""
-    programs = programs_of(table, output_format, copied=True)
+    programs = programs_of(table, FORMATS[format], copied=True)
     query = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT (FORMAT binary)").format(
         select_list(table), sql.Identifier(table.schema, table.name)
     )
@@ -105,10 +107,10 @@ def texts(connection: Connection, table: Table) -> list[list[str | None]]:
     return [list(row) for row in connection.execute(query)]
 
 
-def encoded(batch: Batch, completer: ToastResolver, output_format: str) -> tuple[list[Made], Completed]:
+def encoded(batch: Batch, completer: ToastResolver, format: str) -> tuple[list[Made], Completed]:
     """A batch of one table's changes."""
     programs = compile_programs(
-        [(v.table, Target(0, 5, KEY_ID, VALUE_ID)) for v in batch.versions], output_format, copied=False
+        [(v.table, Target(0, 5, KEY_ID, VALUE_ID)) for v in batch.versions], FORMATS[format], copied=False
     )
     completed = completer.complete(batch, programs)
     result = encode_changes(completed, programs)
@@ -172,7 +174,7 @@ class Follower:
         return self.stream
 
     def _resolve(self, message: pgoutput.RelationMessage, current: Version | None) -> Version:
-        (table,) = catalog.load(self.connection, [message.oid], forms=self.forms)
+        (table,) = catalog.load(self.connection, [message.oid], TableMapping(forms=self.forms))
         assert [c.name for c in table.columns] == [c.name for c in message.columns]
         return Version(table, message.name, KEY_ID, VALUE_ID)
 
@@ -197,9 +199,9 @@ class Follower:
                 found.append(batch)
         return [batch for batch in found if len(batch)]
 
-    def changes(self, output_format: str) -> list[Made]:
+    def changes(self, format: str) -> list[Made]:
         """The same, encoded."""
-        return [row for batch in self.batches() for row in encoded(batch, self.completer, output_format)[0]]
+        return [row for batch in self.batches() for row in encoded(batch, self.completer, format)[0]]
 
     def close(self) -> None:
         """End the session and drop the slot."""

@@ -136,7 +136,7 @@ class Flow:
             **{
                 "slot": name,
                 "topic_prefix": name,
-                "output_format": "avro" if registry else "json",
+                "format": "avro" if registry else "json",
                 "replication_factor": 1,
                 "outage_timeout": 20.0,
                 "keepalive_interval": 0.2,
@@ -257,7 +257,7 @@ class Flow:
 
     def compare(self, table: str) -> Comparison:
         """Topic against table."""
-        registry = self.pipeline.registry if self.pipeline.output_format == "avro" else None
+        registry = self.pipeline.registry if self.pipeline.format == "avro" else None
         return compare(self.dsn, self.pipeline.kafka, registry, table, self.topic(table))
 
 

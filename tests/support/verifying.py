@@ -22,7 +22,7 @@ def start_command(flow: Flow) -> subprocess.Popen[str]:
     """``bottledwater verify``, which waits for the stream if it does not run yet."""
     command = [
         str(Path(sys.executable).parent / "bottledwater"), "verify", "--json", "-d", flow.dsn, "-s", flow.pipeline.slot,
-        "-b", flow.kafka.bootstrap, "-p", flow.pipeline.topic_prefix, "-f", flow.pipeline.output_format, "--master",
+        "-b", flow.kafka.bootstrap, "-p", flow.pipeline.topic_prefix, "-f", flow.pipeline.format, "--master",
         "local[2]",
     ]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -48,7 +48,7 @@ def _invoke(*arguments: str) -> tuple[int, str, BaseException | None]:
 def test_the_defaults_are_those_of_bottled_water(chosen: list[object]) -> None:
     assert _invoke(*REQUIRED)[0] == 0
     (pipeline,) = chosen
-    assert (pipeline.slot, pipeline.output_format, pipeline.on_error) == ("bottledwater", "avro", "exit")
+    assert (pipeline.slot, pipeline.format, pipeline.on_error) == ("bottledwater", "avro", "exit")
     assert pipeline.kafka == {"bootstrap.servers": "localhost:9092"}
     assert pipeline.registry == {"url": "http://localhost:8081"}
 
@@ -79,7 +79,7 @@ def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
     options = {option.name: option.help for option in cli.cli.params if isinstance(option, click.Option)}
     of_settings = sorted(set(options) & set(SETTINGS))
     assert of_settings == [
-        "allow_unkeyed", "on_error", "output_format", "postgres", "schemas", "skip_snapshot", "slot", "tables",
+        "allow_unkeyed", "on_error", "format", "postgres", "schemas", "skip_snapshot", "slot", "tables",
         "topic_config", "topic_prefix",
     ]  # fmt: skip
     for name in of_settings:
@@ -99,7 +99,7 @@ def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
         ([*REQUIRED, "-C", "novalue"], 'Expected configuration in the form property=value, not "novalue"'),
         (
             [*REQUIRED, "-f", "json", "-r", "http://r"],
-            "Specifying --schema-registry doesn't make sense for --output-format=json",
+            "Specifying --schema-registry doesn't make sense for --format=json",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_bad_usage_exits_with_1_and_says_what(arguments: list[str], message: str
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
-        (["--output-format", "xml"], "output_format"),
+        (["--format", "xml"], "format"),
         (["--on-error", "ignore"], "on_error"),
         (["--slot", "Upper"], "slot"),
         (["--set", "lanes=0"], "lanes"),

@@ -45,9 +45,9 @@ INVALID: list[tuple[str, Any]] = [
     ("topic_prefix", "a\n"),
     ("topic_prefix", "a" * 181),
     ("topic_prefix", 5),
-    ("output_format", "xml"),
-    ("output_format", "AVRO"),
-    ("output_format", ["avro"]),
+    ("format", "xml"),
+    ("format", "AVRO"),
+    ("format", ["avro"]),
     ("on_error", "ignore"),
     ("on_error", True),
     ("on_truncate", "delete"),
@@ -169,7 +169,7 @@ def test_without_a_database_there_is_no_pipeline() -> None:
 
 
 def test_json_needs_no_registry() -> None:
-    assert Pipeline.of(postgres=DSN, registry={}, output_format="json").registry == {}
+    assert Pipeline.of(postgres=DSN, registry={}, format="json").registry == {}
 
 
 @pytest.mark.parametrize(
@@ -292,13 +292,13 @@ def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
     }  # fmt: skip
     both = {"arrays": "text", "composites": "text", "ranges": "record", "regs": "name"}
     assert Pipeline.of(postgres="host=db", **asked).forms == TypeOptions(enums="enum", not_null="required", **both)
-    assert Pipeline.of(postgres="host=db", output_format="json", **asked).forms == TypeOptions(
+    assert Pipeline.of(postgres="host=db", format="json", **asked).forms == TypeOptions(
         numeric="number", documents="value", geometries="geojson", **both
     )
     # a double stays one, in both
-    assert Pipeline.of(
-        postgres="host=db", output_format="json", numeric="double", json_numeric="number"
-    ).forms == TypeOptions(numeric="double")
+    assert Pipeline.of(postgres="host=db", format="json", numeric="double", json_numeric="number").forms == TypeOptions(
+        numeric="double"
+    )
     assert Pipeline.of(postgres="host=db").forms == DEFAULT_TYPE_OPTIONS
 
 

@@ -225,7 +225,7 @@ class Stream:
             "tables": [name],
             "slot": name,
             "topic_prefix": "x",
-            "output_format": "json",
+            "format": "json",
             "drop_slot": "always",
             "executor_timeout": 180,
         }

@@ -131,7 +131,7 @@ def test_a_job_that_hangs_is_replaced_and_publishes_nothing_when_it_wakes(system
 
 def test_a_run_that_is_ended_leaves_nothing(system: System, stream: Stream) -> None:
     stream.deferred()
-    conf = {"slot": stream.name, "topic_prefix": "x", "output_format": "json", "executor_timeout": 180}
+    conf = {"slot": stream.name, "topic_prefix": "x", "format": "json", "executor_timeout": 180}
     verified_in_airflow(system.client, conf)
     system.client.set_run_state(DAG, stream.run_id, "failed")
     until(lambda: not system.jobs(), "no process of a job lives")

@@ -17,6 +17,7 @@ from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 from tests.support import wire as w
 from tests.support.examples import examples
@@ -100,10 +101,10 @@ COLUMNS = (
 TABLE = Table(1, "public", "t", "f", ("c0", "c5"), COLUMNS)
 UNKEYED = Table(2, "public", "u", "f", (), COLUMNS)
 ALL = {
-    (output_format, copied): compile_programs(
-        [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3))], output_format, copied=copied
+    (format, copied): compile_programs(
+        [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3))], FORMATS[format], copied=copied
     )
-    for output_format in ("avro", "json")
+    for format in ("avro", "json")
     for copied in (True, False)
 }
 
@@ -314,8 +315,8 @@ def scratch_of(programs: Programs) -> Guarded:
 
 @settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]), outputs)
-def test_damaged_copy_rows_are_verdicts(data: st.DataObject, output_format: str, relation: int, size: int) -> None:
-    programs = ALL[output_format, True]
+def test_damaged_copy_rows_are_verdicts(data: st.DataObject, format: str, relation: int, size: int) -> None:
+    programs = ALL[format, True]
     given_rows = [data.draw(damaged(w.copy_row(*data.draw(rows())))) for _ in range(data.draw(st.integers(1, 3)))]
     source = guarded_bytes(b"".join(given_rows))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in given_rows])]).astype(np.int64)
@@ -361,19 +362,19 @@ def assert_one_form(programs: Programs, relation: int, row: bytes, largest: int)
 @settings(max_examples=15)
 @given(rows(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]))
 def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
-    values: list[bytes | None], output_format: str, relation: int
+    values: list[bytes | None], format: str, relation: int
 ) -> None:
-    assert_one_form(ALL[output_format, True], relation, w.copy_row(*values), 1500)
+    assert_one_form(ALL[format, True], relation, w.copy_row(*values), 1500)
 
 
 @pytest.mark.parametrize("column", range(len(COLUMNS)))
-@pytest.mark.parametrize("output_format", ["avro", "json"])
+@pytest.mark.parametrize("format", ["avro", "json"])
 @settings(max_examples=12)
 @given(st.data())
-def test_so_is_a_value_of_each_type_by_itself(output_format: str, column: int, data: st.DataObject) -> None:
+def test_so_is_a_value_of_each_type_by_itself(format: str, column: int, data: st.DataObject) -> None:
     """A whole row is longer than the sizes above: its last columns never meet a buffer that ends inside them."""
     alone = Table(1, "public", "t", "d", (), (COLUMNS[column],))
-    programs = compile_programs([(alone, Target(0, 1))], output_format, copied=True)
+    programs = compile_programs([(alone, Target(0, 1))], FORMATS[format], copied=True)
     kind = COLUMNS[column].type
     value = data.draw(sized if kind.base_oid == 3904 and not kind.attributes else good(kind))
     assert_one_form(programs, 0, w.copy_row(value), 700)
@@ -410,10 +411,8 @@ def changes(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=examples(60))
 @given(st.lists(changes(), min_size=1, max_size=4), st.sampled_from(["avro", "json"]), st.data(), outputs)
-def test_damaged_changes_are_verdicts(
-    messages: list[bytes], output_format: str, data: st.DataObject, size: int
-) -> None:
-    programs = ALL[output_format, False]
+def test_damaged_changes_are_verdicts(messages: list[bytes], format: str, data: st.DataObject, size: int) -> None:
+    programs = ALL[format, False]
     source, fields = guarded_bytes(b"".join(messages)), scratch_of(programs)
     table = np.zeros(len(messages), dtype=layout.CHANGE)
     at = 0
@@ -458,7 +457,7 @@ def test_damaged_changes_are_verdicts(
 
 @settings(max_examples=300)
 @given(numerics, st.sampled_from(["avro", "json"]), st.integers(0, 4000))
-def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, output_format: str, size: int) -> None:
+def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, format: str, size: int) -> None:
     source, out = guarded_bytes(value), Guarded(size)
     for opcode, argument in (
         (wire.OP_NUMERIC_TEXT, 0),
@@ -466,15 +465,15 @@ def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, output_
         (wire.OP_DECIMAL, 1000),
         (wire.OP_DOUBLE, 0),
     ):
-        program = w.program_of(opcode, argument, json=output_format == "json")
+        program = w.program_of(opcode, argument, json=format == "json")
         end = kernels.write_value(program, 0, source.view, 0, len(value), out.view, 0)
         assert end in (wire.SPACE, wire.MALFORMED, wire.NO_REPRESENTATION) or 0 < end <= size
         out.check()
 
 
 @given(st.sampled_from([b"U", b"I"]), st.sampled_from(["avro", "json"]))
-def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, output_format: str) -> None:
-    programs = ALL[output_format, False]
+def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, format: str) -> None:
+    programs = ALL[format, False]
     key = (
         b"K"
         + struct.pack(">h", len(COLUMNS))
@@ -500,7 +499,7 @@ def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, output_format
 def test_what_is_damaged_is_said_with_its_column_and_place() -> None:
     programs = compile_programs(
         [(Table(1, "public", "t", "d", (), (Column("a", w.plain(23)), Column("b", w.plain(16)))), Target(0, 1))],
-        "avro",
+        FORMATS["avro"],
         copied=True,
     )
     good, wrong = w.copy_row(b"\0\0\0\1", b"\1"), w.copy_row(b"\0\0\0\1", b"\7")

@@ -10,6 +10,7 @@ from airflow_bottledwater.encoding import types, unheld
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.encoding.wire import MALFORMED, NO_REPRESENTATION
 from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.pipeline.formats import AVRO
 from tests.support import wire as w
 
 
@@ -32,7 +33,7 @@ ARRAY = _type(1007, element=_type(23), dimensions=2)
         (ARRAY, True, ["arrays = text"]),
         (_type(23), False, []),
         (_type(1184), True, []),
-        (_type(1184), False, ["output_format = json (in a pipeline of its own)"]),
+        (_type(1184), False, ["format = json (in a pipeline of its own)"]),
         (
             _type(1231, element=DECIMAL, dimensions=1),
             False,
@@ -48,7 +49,7 @@ def test_values_without_a_form_have_a_setting_that_holds_them(
 
 def test_the_error_names_the_setting() -> None:
     table = w.table(("id", w.plain(w.TEXT)), ("price", DECIMAL), key=["id"])
-    programs = compile_programs([(table, Target(0, 1, 1, 2))], "avro", copied=False)
+    programs = compile_programs([(table, Target(0, 1, 1, 2))], AVRO, copied=False)
     message = programs.error(0, NO_REPRESENTATION, 1)
     assert "NaN and infinity (held by numeric = string)" in message
     assert "Values without a form" in message

@@ -151,7 +151,7 @@ def test_a_registry_may_be_given_by_scheme_host_and_port(connect: Connect, field
 @pytest.mark.usefixtures("connections")
 def test_json_does_without_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT")
-    assert hook(output_format="json").pipeline().registry == {}
+    assert hook(format="json").pipeline().registry == {}
     with pytest.raises(SettingError, match="registry"):
         PipelineHook("postgres_default", "kafka_default", None, {}).pipeline()
 
@@ -251,7 +251,7 @@ def test_a_job_is_started_as_the_spark_provider_would(
 def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     pipeline = Pipeline.of(
-        postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, output_format="json", slot="orders"
+        postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, format="json", slot="orders"
     )
     old = tmp_path / "bottledwater" / "stream-orders-1"
     old.mkdir(parents=True)
@@ -271,7 +271,7 @@ def test_on_kubernetes_a_job_is_known_by_namespace_and_pod(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json", slot="my_orders")
+    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json", slot="my_orders")
     place = Place("s", True, "k8s://https://k:443", namespace, pod)
     identity, _ = spark_job.prepare(pipeline, "stream", place)
     assert re.fullmatch(application, identity["application"])
@@ -339,6 +339,6 @@ def test_what_only_this_airflow_can_call_is_refused_by_its_name(connect: Any) ->
     connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:1", "oauth_cb": "my.module.token"})
     connect("pg", conn_type="postgres", host="db", extra={"iam": True})
     with pytest.raises(Refused, match="'k' has an oauth_cb"):
-        PipelineHook("postgres_default", "k", None, {"output_format": "json"}).pipeline()
+        PipelineHook("postgres_default", "k", None, {"format": "json"}).pipeline()
     with pytest.raises(Refused, match="'pg' has iam"):
-        PipelineHook("pg", "kafka_default", None, {"output_format": "json"}).pipeline()
+        PipelineHook("pg", "kafka_default", None, {"format": "json"}).pipeline()

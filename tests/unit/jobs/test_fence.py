@@ -8,7 +8,7 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse, Ta
 from airflow_bottledwater.jobs import fence
 from airflow_bottledwater.pipeline.settings import Pipeline
 
-PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
 class World:

@@ -96,7 +96,7 @@ def pipeline(postgres: int, kafka: int) -> Pipeline:
     return Pipeline.of(
         postgres=f"host=127.0.0.1 port={postgres} dbname=shop",
         kafka={"bootstrap.servers": f"127.0.0.1:{kafka}"},
-        output_format="json",
+        format="json",
     )
 
 

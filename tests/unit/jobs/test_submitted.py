@@ -15,7 +15,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
 
-PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
 def say(tail: submitted.LogTail, message: str) -> None:

@@ -114,7 +114,7 @@ def test_on_a_full_disk_a_job_reports_its_end_in_kafka(tmp_path: Path, monkeypat
     monkeypatch.setattr(submitted, "JobReporter", Reporter)
     monkeypatch.setenv(supervise.RUN_DIRECTORY, str(tmp_path))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / "settings.json").write_text(json.dumps({"postgres": "host=db", "output_format": "json"}))
+    (tmp_path / "settings.json").write_text(json.dumps({"postgres": "host=db", "format": "json"}))
     file = job.SettingsFile(str(tmp_path / "settings.json"), {})
 
     def work(*_: Any) -> dict[str, Any]:
@@ -383,7 +383,7 @@ def test_only_our_own_stop_is_one(tmp_path: Path, who: str, signum: signal.Signa
 def test_the_end_that_a_supervisor_reports_has_lines_of_ours_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
     pipeline.write(tmp_path)
     run_directory.write(tmp_path, Submission("id", "stream"))
     run_directory.write(tmp_path, Exit(-9))

@@ -184,11 +184,11 @@ def test_the_settings_of_a_pipeline_that_exists_are_those_of_its_saved_state(
     monkeypatch: pytest.MonkeyPatch, given: Any
 ) -> None:
     asked: list[Pipeline] = []
-    found = {"output_format": "json", "tables": ["a"], "partitions": 6}
+    found = {"format": "json", "tables": ["a"], "partitions": 6}
     monkeypatch.setattr(saved, "settings_of", lambda pipeline: asked.append(pipeline) or found)
     made = StreamToKafkaOperator(task_id="t", pipeline=given)
     pipeline = made.pipeline_hook.pipeline()
-    assert (pipeline.slot, pipeline.output_format, pipeline.tables) == ("orders", "json", ("a",))
+    assert (pipeline.slot, pipeline.format, pipeline.tables) == ("orders", "json", ("a",))
     assert pipeline.partitions == (6 if given == "orders" else 5)
     assert made.trigger_arguments()["settings"]["tables"] == ["a"]
     assert [each.slot for each in asked] == ["orders"]

@@ -75,7 +75,7 @@ def test_it_has_the_settings_of_a_pipeline_and_only_what_was_given() -> None:
 def test_every_setting_has_a_place() -> None:
     sections = [Description, *Description.parts().values()]
     placed = [name for section in sections for name in section.described()]
-    renamed = {"name": "slot", "format": "output_format"}
+    renamed = {"name": "slot", "format": "format"}
     secret = {name for name, setting in SETTINGS.items() if setting.secret}
     assert {renamed.get(name, name) for name in placed} >= SETTINGS.keys() - secret
 
@@ -97,7 +97,7 @@ def test_as_values_it_is_what_was_given_without_secrets_and_can_be_made_again() 
         ({"source": 5}, r"'source' cannot be 5. Allowed: the keys .*tables"),
         ({"kafka": {"partitions": 0}}, r"'kafka.partitions' cannot be 0. Allowed: 1 to 10000"),
         ({"kafka": {"format": "xml"}}, r"'kafka.format' cannot be 'xml'. Allowed: avro or json"),
-        ({"kafka": {"output_format": "avro"}}, r"'kafka.output_format' does not exist"),
+        ({"kafka": {"form": "avro"}}, r"'kafka.form' does not exist"),
         (
             {"spark": {"deploy_mode": "pod"}},
             r"'spark.deploy_mode' cannot be 'pod'. Allowed: client, cluster or nothing",

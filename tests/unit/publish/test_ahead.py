@@ -15,6 +15,7 @@ from airflow_bottledwater.encoding.program import Programs, Target, compile_prog
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.ahead import Ahead
@@ -56,7 +57,7 @@ class Parts:
         table["lsn"] = [10, 20, 30, 40]
         data = np.frombuffer(bytearray(message * 4), dtype=np.uint8)
         self.batch = Batch(Position(0), Position(50), data, table, (Version(TABLE, "t"),))
-        self.programs: Programs = compile_programs([(TABLE, Target(0, 1))], "json", copied=False)
+        self.programs: Programs = compile_programs([(TABLE, Target(0, 1))], JSON, copied=False)
         self.waited: list[str] = []
         self.ahead = Ahead("", lambda what: self.waited.append(str(what)), _PART)
         self.rows = Clock()

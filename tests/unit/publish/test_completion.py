@@ -14,6 +14,7 @@ from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
@@ -62,7 +63,7 @@ def complete(
     assert isinstance(batch, Batch)
     completer = ToastResolver("", lambda what: None)
     completer.current = now = FakeTable(current or {})
-    done = completer.complete(batch, compile_programs([(table, Target(0, 1))], "json", copied=False))
+    done = completer.complete(batch, compile_programs([(table, Target(0, 1))], JSON, copied=False))
     rows = [
         pgoutput.row(bytes(done.batch.data[at : at + size]))
         for at, size in done.batch.changes[["offset", "length"]].tolist()

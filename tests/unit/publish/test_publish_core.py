@@ -175,7 +175,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 def pipeline(**changes: Any) -> Pipeline:
-    return Pipeline.of(postgres="dbname=none", output_format="json", outage_timeout=2.0, **changes)
+    return Pipeline.of(postgres="dbname=none", format="json", outage_timeout=2.0, **changes)
 
 
 # ------------------------------------------------------------------ the two pipelines

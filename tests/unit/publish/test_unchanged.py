@@ -18,6 +18,7 @@ from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
@@ -151,7 +152,7 @@ def test_a_batch_is_completed_as_its_twin_says(messages: list[tuple[int, RowMess
     batch = Batch(Position(0), Position(1), data, table, tuple(Version(each, "t") for each in TABLES))
     resolver = ToastResolver("", lambda what: None)
     resolver.current = Rows(now)
-    programs = compile_programs([(each, Target(0, 1)) for each in TABLES], "json", copied=False)
+    programs = compile_programs([(each, Target(0, 1)) for each in TABLES], JSON, copied=False)
     done = resolver.complete(batch, programs)
     found = [
         (pgoutput.row(bytes(done.batch.data[at : at + size])), bool(flags & wire.FLAG_REREAD))
@@ -173,7 +174,7 @@ def updates(keys: Sequence[bytes], lsn: Sequence[int]) -> Batch:
     return Batch(Position(0), Position(50), data, table, (Version(TABLES[2], "t"),))
 
 
-PROGRAMS = compile_programs([(TABLES[2], Target(0, 1))], "json", copied=False)
+PROGRAMS = compile_programs([(TABLES[2], Target(0, 1))], JSON, copied=False)
 
 
 def test_a_batch_that_lacks_much_is_taken_in_whole_transactions() -> None:

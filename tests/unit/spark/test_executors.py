@@ -157,7 +157,7 @@ def test_each_server_of_the_pipeline_is_tried(number: int, what: str, monkeypatc
 
 
 def test_without_avro_there_is_no_registry_to_try() -> None:
-    assert len(executors._servers(PIPELINE.with_(output_format="json"))) == 2
+    assert len(executors._servers(PIPELINE.with_(format="json"))) == 2
 
 
 def test_executors_that_never_begin(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark import copies, job, tasks
 
-PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, output_format="json")
+PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
 def test_the_settings_are_found_where_a_cluster_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

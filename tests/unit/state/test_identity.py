@@ -91,15 +91,15 @@ def test_another_topic_of_the_name_is_refused(found: Topic | None, pin: Pin | No
 
 
 # ---------------------------------------------------------------------- settings with which a pipeline was made
-def made(output_format: str, prefix: str) -> PipelineState:
+def made(format: str, prefix: str) -> PipelineState:
     """The state of a pipeline that was made with these."""
     state = PipelineState()
-    state.apply({SLOT: RECORD, INTENT: Intent("orders", "orders", 0.0, "7000", "root", output_format, prefix)})
+    state.apply({SLOT: RECORD, INTENT: Intent("orders", "orders", 0.0, "7000", "root", format, prefix)})
     return state
 
 
-def settings(prefix: str = "", output_format: str = "json") -> Pipeline:
-    return Pipeline(postgres="host=db", topic_prefix=prefix, output_format=output_format)  # type: ignore[arg-type]
+def settings(prefix: str = "", format: str = "json") -> Pipeline:
+    return Pipeline(postgres="host=db", topic_prefix=prefix, format=format)  # type: ignore[arg-type]
 
 
 def test_a_pipeline_keeps_the_format_and_the_prefix_that_it_was_made_with() -> None:
@@ -107,7 +107,7 @@ def test_a_pipeline_keeps_the_format_and_the_prefix_that_it_was_made_with() -> N
     check_settings(settings("elsewhere", "avro"), state)
     with pytest.raises(StateError, match="was made with topic_prefix = elsewhere, and the settings say shop"):
         check_settings(settings("shop", "avro"), state)
-    with pytest.raises(StateError, match="was made with output_format = avro, and the settings say json"):
+    with pytest.raises(StateError, match="was made with format = avro, and the settings say json"):
         check_settings(settings("elsewhere", "json"), state)
     # nothing is there yet that could be contradicted
     check_settings(settings("shop"), PipelineState())

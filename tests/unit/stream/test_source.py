@@ -32,7 +32,7 @@ def test_an_idle_server_begins_a_new_outage_if_its_session_has_lasted_since_the_
     monkeypatch.setattr(source.ChangeSource, "_next", answer)
     monkeypatch.setattr(source.TransactionAssembler, "unfinished", unfinished)
     record = SlotRecord("s", "7381", 1, "db", 0, 12)
-    pipeline = Pipeline.of(postgres="dbname=none", output_format="json")
+    pipeline = Pipeline.of(postgres="dbname=none", format="json")
     changes = source.ChangeSource(pipeline, PipelineState({SLOT: encode(record)}), Position(1), Backoff(0.3))
     assert changes.next(0.1) is None
     time.sleep(0.4)

@@ -38,7 +38,7 @@ def batch(*messages: tuple[int, bytes]) -> Batch:
 
 
 def pipeline(**settings: Any) -> Pipeline:
-    return Pipeline.of(postgres="dbname=none", output_format="json", **settings)
+    return Pipeline.of(postgres="dbname=none", format="json", **settings)
 
 
 BATCH = batch((0, w.insert(1, b"a")), (1, w.truncate([2, 1], 3)), (0, w.insert(1, b"b")), (0, w.truncate([1, 99])))

@@ -16,7 +16,7 @@ from airflow_bottledwater.state.records import COVERAGE, Former, Gap, former_key
 from airflow_bottledwater.tables.look import Seen
 from airflow_bottledwater.tables.plan import Do, Unfit, plan
 
-PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", output_format="json")
+PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 INT, TEXT = (ColumnType(oid, -1, oid, -1, "b", name) for oid, name in ((23, "int"), (25, "text")))
 
 

@@ -13,7 +13,7 @@ from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.tables.writer import Prepared
 
-PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", output_format="json")
+PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 
 
 def watch(prepared: Prepared | None = None, **settings: object) -> TableWatch:

@@ -31,7 +31,7 @@ PIPELINE: dict[str, Any] = {
     "postgres_conn_id": "postgres_default",
     "kafka_conn_id": "kafka_default",
     "schema_registry_conn_id": None,
-    "settings": {"slot": "orders", "tables": ["a", "b"], "output_format": "json"},
+    "settings": {"slot": "orders", "tables": ["a", "b"], "format": "json"},
 }
 IDENTITY = {"id": "j", "folder": "/tmp/nowhere", "host": "elsewhere", "application": "", "master": "yarn"}
 

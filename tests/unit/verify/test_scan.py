@@ -118,8 +118,8 @@ def line(row: tuple[str | None, ...]) -> bytes:
     return "\t".join(map(escaped, row)).encode() + b"\n"
 
 
-def record(row: tuple[str | None, ...], output_format: str) -> tuple[bytes, bytes]:
-    if output_format == "avro":
+def record(row: tuple[str | None, ...], format: str) -> tuple[bytes, bytes]:
+    if format == "avro":
         key, value = reference.avro_row(TABLE, list(row), KEY, VALUE)
         assert key is not None
         return key, value
@@ -131,8 +131,8 @@ def schemas(number: int) -> str | None:
     return {KEY: avro.key_schema(TABLE), VALUE: avro.value_schema(TABLE)}.get(number)
 
 
-def scan(way: str, output_format: str) -> Scan:
-    given = schemas if output_format == "avro" else None
+def scan(way: str, format: str) -> Scan:
+    given = schemas if format == "avro" else None
     if way == "compiled":
         found = compile_scan(TABLE, given, bytes(range(32)))
         assert found is not None
@@ -140,49 +140,49 @@ def scan(way: str, output_format: str) -> Scan:
     return PlainScan(Expectation(TABLE, as_json=given is None), TopicReader(TABLE, given), bytes(range(32)))
 
 
-WAYS = [(way, output_format) for way in ("compiled", "plain") for output_format in ("avro", "json")]
+WAYS = [(way, format) for way in ("compiled", "plain") for format in ("avro", "json")]
 
 
-@pytest.mark.parametrize(("way", "output_format"), WAYS)
+@pytest.mark.parametrize(("way", "format"), WAYS)
 @settings(max_examples=examples(200))
 @given(st.lists(ROW, max_size=4))
-def test_equal_rows_and_records_have_equal_hashes(way: str, output_format: str, table: list[Any]) -> None:
-    found = scan(way, output_format)
+def test_equal_rows_and_records_have_equal_hashes(way: str, format: str, table: list[Any]) -> None:
+    found = scan(way, format)
     ours = found.rows(rows([line(row) for row in table]))
-    theirs = found.records(Records([record(row, output_format) for row in table]))
+    theirs = found.records(Records([record(row, format) for row in table]))
     assert [ours[0].tolist(), ours[1].tolist()] == [theirs[0].tolist(), theirs[1].tolist()]
 
 
-@pytest.mark.parametrize(("way", "output_format"), WAYS)
+@pytest.mark.parametrize(("way", "format"), WAYS)
 @settings(max_examples=examples(200))
 @given(ROW, ROW, st.integers(0, len(COLUMNS) - 1))
 def test_a_row_with_another_value_in_a_column_has_another_hash(
-    way: str, output_format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
+    way: str, format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
 ) -> None:
     changed = (*row[:at], other[at], *row[at + 1 :])
-    of = Expectation(TABLE, as_json=output_format == "json")
+    of = Expectation(TABLE, as_json=format == "json")
     assume(canonical(of.values(row)) != canonical(of.values(changed)))
-    found = scan(way, output_format)
+    found = scan(way, format)
     keys, hashes = found.rows(rows([line(row)]))
-    other_keys, other_hashes = found.records(Records([record(changed, output_format)]))
+    other_keys, other_hashes = found.records(Records([record(changed, format)]))
     assert hashes[0] != other_hashes[0]
     assert (keys[0] == other_keys[0]) == (at > 1)
 
 
-@pytest.mark.parametrize(("way", "output_format"), WAYS)
+@pytest.mark.parametrize(("way", "format"), WAYS)
 @settings(max_examples=examples(200))
 @given(ROW, st.binary(max_size=40), st.integers(0, 200))
 def test_damaged_bytes_have_another_hash_and_harm_nothing(
-    way: str, output_format: str, row: tuple[Any, ...], noise: bytes, at: int
+    way: str, format: str, row: tuple[Any, ...], noise: bytes, at: int
 ) -> None:
-    key, value = record(row, output_format)
+    key, value = record(row, format)
     at %= len(value)
     damaged = value[:at] + noise
     assume(damaged != value)
-    found = scan(way, output_format)
+    found = scan(way, format)
     before = found.records(Records([(key, value)]))[1][0]
     after = found.records(Records([(key, damaged), (b"", b""), (noise, None)]))[1]
-    reader = TopicReader(TABLE, schemas if output_format == "avro" else None)
+    reader = TopicReader(TABLE, schemas if format == "avro" else None)
     try:
         same = canonical(dict(reader.value(damaged).values)) == canonical(dict(reader.value(value).values))
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Self
 
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
+from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
@@ -18,6 +20,30 @@ from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 #: what Airflow's list of DAGs can be filtered by
 TAGS = ("cdc", "postgresql", "kafka")
+
+
+class _NotLoaded(DAG):
+    """Stands for files that could not be loaded. Airflow validates each DAG of a module by itself
+    (``DagBag._load_modules_from_file`` in airflow/dag_processing/dagbag.py): the error of this one is shown as an
+    import error, and the others are taken.
+
+    :param errors: what is wrong.
+    """
+
+    ID = "bottledwater_files_not_loaded"
+
+    def __init__(self, errors: Sequence[SettingError]) -> None:
+        super().__init__(self.ID, schedule=None)
+        self._errors = errors
+
+    def validate(self) -> None:
+        """
+        :raises Refused: always.
+        """
+        raise Refused(
+            f"Not loaded: {'; '.join(str(each) for each in self._errors)}",
+            "Mend these files. The pipelines of the other files are loaded.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -37,12 +63,15 @@ class Pipeline(Description):
         return file.load(path, cls)
 
     @classmethod
-    def load_folder(cls, folder: Path | str) -> list[Self]:
-        """The pipelines of all YAML files of a folder.
+    def dags_of_folder(cls, folder: Path | str) -> dict[str, DAG]:
+        """The DAGs of the pipelines of all YAML files of a folder, by their ids; see :meth:`dags`.
 
-        :raises SettingError: see :meth:`load`; or two files describe pipelines of one name.
+        A file that is wrong keeps no other one from being loaded: what is wrong with it, Airflow shows as an import
+        error of the DAG file.
         """
-        return file.load_folder(folder, cls)
+        pipelines, errors = file.load_folder(folder, cls)
+        made = {dag.dag_id: dag for pipeline in pipelines for dag in pipeline.dags()}
+        return made | ({_NotLoaded.ID: _NotLoaded(errors)} if errors else {})
 
     def dag(
         self,

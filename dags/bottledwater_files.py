@@ -12,6 +12,6 @@ from airflow_bottledwater import Pipeline
 
 FOLDER = Path(os.environ.get("BOTTLEDWATER_PIPELINES") or Path(__file__).parent / "pipelines")
 
-for pipeline in Pipeline.load_folder(FOLDER) if FOLDER.is_dir() else ():
-    for dag in pipeline.dags():
-        globals()[dag.dag_id] = dag
+if FOLDER.is_dir():
+    # a file that is wrong is an import error of this one; the pipelines of the other files are loaded
+    globals().update(Pipeline.dags_of_folder(FOLDER))

@@ -38,20 +38,22 @@ def load(path: Path | str, kind: type[D]) -> D:
         raise error.within(str(path)) from None
 
 
-def load_folder(folder: Path | str, kind: type[D]) -> list[D]:
-    """The pipelines of all files of a folder, in the order of the files' names.
-
-    :raises SettingError: see :func:`load`; or two files describe pipelines of one name.
-    """
+def load_folder(folder: Path | str, kind: type[D]) -> tuple[list[D], list[SettingError]]:
+    """The pipelines of all files of a folder, in the order of the files' names, and what is wrong with the files that
+    describe none: see :func:`load`; or another file describes a pipeline of the same name already."""
     found: dict[str, D] = {}
+    errors: list[SettingError] = []
     for path in sorted(each for each in Path(folder).iterdir() if each.suffix in SUFFIXES):
-        made = load(path, kind)
-        if made.name in found:
-            raise SettingError(
-                "name", made.name, "another name: a second file has it already", problem="is used twice"
-            ).within(str(path))
-        found[made.name] = made
-    return list(found.values())
+        try:
+            made = load(path, kind)
+            if made.name in found:
+                allowed = "another name: a second file has it already"
+                raise SettingError("name", made.name, allowed, problem="is used twice").within(str(path))
+        except SettingError as error:
+            errors.append(error)
+        else:
+            found[made.name] = made
+    return list(found.values()), errors
 
 
 def schema() -> dict[str, Any]:

@@ -50,8 +50,13 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     """
     if known.slot is None or known.intent is None:
         return
-    for name in ("format", "topic_prefix"):
-        if (asked := getattr(pipeline, name)) != (made := getattr(known.intent, name)):
+    values = {
+        "format": pipeline.format,
+        "topic_prefix": pipeline.topic_prefix,
+        "publication": pipeline.publication_name,
+    }
+    for name, asked in values.items():
+        if asked != (made := getattr(known.intent, name)):
             raise StateError(
                 f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say "
                 f"{asked or '(none)'}. Nothing was changed.",

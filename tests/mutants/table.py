@@ -2332,7 +2332,7 @@ MUTANTS = (
     Mutant(
         "executors try the schema registry",
         "_servers",
-        never("pipeline.format == 'avro'"),
+        drop("found[f'The schema registry at {registry.url}'] = registry.ping"),
         "tests/unit/spark/test_executors.py::test_each_server_of_the_pipeline_is_tried",
     ),
     Mutant(

@@ -79,7 +79,7 @@ def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
     options = {option.name: option.help for option in cli.cli.params if isinstance(option, click.Option)}
     of_settings = sorted(set(options) & set(SETTINGS))
     assert of_settings == [
-        "allow_unkeyed", "on_error", "format", "postgres", "schemas", "skip_snapshot", "slot", "tables",
+        "allow_unkeyed", "format", "on_error", "postgres", "schemas", "skip_snapshot", "slot", "tables",
         "topic_config", "topic_prefix",
     ]  # fmt: skip
     for name in of_settings:

@@ -152,10 +152,18 @@ def test_a_folder_has_a_pipeline_a_file(tmp_path: Path) -> None:
     written(tmp_path, "name: b\non_error: log", "b.yml")
     written(tmp_path, "name: c", "a.yaml")
     written(tmp_path, "no yaml", "readme.md")
-    assert [(each.name, each.on_error) for each in file.load_folder(tmp_path, Description)] == [
-        ("c", "exit"),
-        ("b", "log"),
-    ]
-    written(tmp_path, "name: b", "d.yaml")
-    with pytest.raises(SettingError, match=r"d.yaml: setting 'name' is used twice"):
-        file.load_folder(tmp_path, Description)
+    found, errors = file.load_folder(tmp_path, Description)
+    assert ([(each.name, each.on_error) for each in found], errors) == ([("c", "exit"), ("b", "log")], [])
+
+
+def test_a_file_that_is_wrong_keeps_no_other_one_from_being_loaded(tmp_path: Path) -> None:
+    for name, text in {"a": "name: b", "b": "kafka: {partitions: 0}", "c": "name: b", "d": "{", "e": "name: e"}.items():
+        written(tmp_path, text, f"{name}.yaml")
+    found, errors = file.load_folder(tmp_path, Description)
+    assert [each.name for each in found] == ["b", "e"]
+    for error, said in zip(
+        errors,
+        ["b.yaml: setting 'kafka.partitions' cannot be 0", "c.yaml: setting 'name' is used twice", "d.yaml' cannot be"],
+        strict=True,
+    ):
+        assert said in str(error)

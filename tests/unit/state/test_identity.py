@@ -99,15 +99,17 @@ def made(format: str, prefix: str) -> PipelineState:
 
 
 def settings(prefix: str = "", format: str = "json") -> Pipeline:
-    return Pipeline(postgres="host=db", topic_prefix=prefix, format=format)  # type: ignore[arg-type]
+    return Pipeline(postgres="host=db", slot="orders", topic_prefix=prefix, format=format)  # type: ignore[arg-type]
 
 
-def test_a_pipeline_keeps_the_format_and_the_prefix_that_it_was_made_with() -> None:
+def test_a_pipeline_keeps_what_it_was_made_with() -> None:
     state = made("avro", "elsewhere")
     check_settings(settings("elsewhere", "avro"), state)
     with pytest.raises(StateError, match="was made with topic_prefix = elsewhere, and the settings say shop"):
         check_settings(settings("shop", "avro"), state)
     with pytest.raises(StateError, match="was made with format = avro, and the settings say json"):
         check_settings(settings("elsewhere", "json"), state)
+    with pytest.raises(StateError, match="was made with publication = orders, and the settings say others"):
+        check_settings(settings("elsewhere", "avro").with_(publication="others"), state)
     # nothing is there yet that could be contradicted
     check_settings(settings("shop"), PipelineState())

@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 #: seconds for what a slow machine does that has other work to do: no test that waits for less would tell anything else
 LONG = 120.0
-#: of the time spent waiting, how much is for asking at most, and the longest pause in seconds that keeps it so
-_SHARE, _LONGEST_PAUSE = 1 / 3, 1.0
+#: seconds of a pause that is as long as the answer took, at most: then asking takes half of the time
+_LONGEST_PAUSE = 1.0
 
 
 def until(
@@ -36,6 +36,6 @@ def until(
         assert not failed, f"it failed before this came: {what}: {failed!r}"
         answered = time.monotonic()
         assert answered < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(max(pause, min((answered - asked) * (1 / _SHARE - 1), _LONGEST_PAUSE)))
+        time.sleep(max(pause, min(answered - asked, _LONGEST_PAUSE)))
         asked = time.monotonic()
     return found

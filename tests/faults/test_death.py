@@ -229,7 +229,10 @@ def test_a_stream_survives_the_death_of_its_servers(
     flow.create()
 
     def end_the_walsender() -> None:
-        flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        flow.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            " WHERE active AND database = current_database()"
+        )
 
     def crash_postgres() -> None:
         postgres.stop("immediate")
@@ -283,8 +286,8 @@ def test_a_snapshot_that_lost_its_servers_is_resumed(
         job.stopped_at_its_point()
         if fault == "holder":
             ended = flow.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater "
-                "snapshot holder'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'bottledwater snapshot holder' AND datname = current_database()"
             )
             assert len(ended) == 1
         elif fault == "postgres":

@@ -154,7 +154,10 @@ def test_a_stream_that_stood_still_and_was_replaced_ends(
         assert stopped, [p.cmdline() for p in zombie._processes()]
         for process in stopped:
             process.suspend()
-        flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        flow.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            " WHERE active AND database = current_database()"
+        )
         time.sleep(1.0)
         successor = submitted(flow, "stream")
         until(lambda: len(_epochs(flow)) > 1, "the successor publishes")
@@ -228,8 +231,8 @@ def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, subm
         until(lambda: _ranges(flow) > 2 or not supervise.running(job.run), "the first ranges")
         if victim == "holder":
             flow.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bottledwater "
-                "snapshot holder'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'bottledwater snapshot holder' AND datname = current_database()"
             )
         else:
             for process in job.processes(victim):

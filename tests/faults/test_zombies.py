@@ -42,7 +42,10 @@ def _ready(flow: Flow) -> Flow:
 
 def _end_walsender(flow: Flow) -> None:
     """What wal_sender_timeout does to a client that is silent for long."""
-    flow.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+    flow.execute(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+        " WHERE active AND database = current_database()"
+    )
 
 
 def _ended_as_a_zombie(job: Job) -> None:

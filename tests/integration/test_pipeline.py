@@ -385,7 +385,10 @@ def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, ka
 
 
 def test_a_walsender_that_is_terminated_is_reconnected(make_flow: MakeFlow) -> None:
-    ended = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
+    ended = (
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+        " WHERE active AND database = current_database()"
+    )
     flow = make_flow(skip_snapshot=True)
     _fill(flow, "a", rows=1)
     flow.create()

@@ -537,7 +537,10 @@ def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_nex
                 connection.execute("INSERT INTO a VALUES (1, 'x', 1)")
                 until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change")
                 connection.execute("ALTER ROLE cdc PASSWORD 'second'")
-                connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+                connection.execute(
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                    " WHERE active AND database = current_database()"
+                )
                 connection.execute("INSERT INTO a VALUES (2, 'x', 2)")
                 time.sleep(2)
                 assert not errors

@@ -214,7 +214,8 @@ def test_a_stream_goes_on_when_the_password_in_its_file_was_rotated(servers: Ser
         until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change", failed=errors)
         flow.execute(
             f"ALTER ROLE {flow.user} PASSWORD '{POSTGRES_PASSWORD}2'",
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active",
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            " WHERE active AND database = current_database()",
             "UPDATE sales.a SET t = 'z' WHERE id = 1",
         )
         time.sleep(1.0)

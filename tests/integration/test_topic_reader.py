@@ -83,7 +83,7 @@ def test_a_reader_may_end_before_the_topic_does(kafka: KafkaBroker, topic: str) 
     assert next(b for b in read if len(b)).key(0) is not None
     started = time.monotonic()
     read.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_brokers_that_are_away_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_stop_is_answered_in_time_although_postgresql_is_silent(flow: Flow, si
             working.result(60)
         except StopRequested:
             pass
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("silent", _OUTAGES, indirect=True)
@@ -195,10 +195,15 @@ def test_a_stop_is_answered_while_others_are_waited_for(
         started = time.monotonic()
         with pytest.raises(StopRequested):
             working.result(60)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         # an unfinished slot is given up on the server, too
         until(
-            lambda: not direct.execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn IS NULL"),
+            lambda: (
+                not direct.execute(
+                    "SELECT 1 FROM pg_replication_slots"
+                    " WHERE confirmed_flush_lsn IS NULL AND database = current_database()"
+                )
+            ),
             "it ends",
         )
     work(direct, threading.Event())

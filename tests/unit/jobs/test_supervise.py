@@ -175,7 +175,7 @@ def test_a_supervisor_that_was_gone_before_it_could_be_looked_at_does_not_run(
     assert json.loads((tmp_path / "supervisor.json").read_text())["started"] is None
     assert not supervise.running(tmp_path)
     started = time.monotonic()
-    assert supervise.stop(tmp_path) and time.monotonic() - started < 5
+    assert supervise.stop(tmp_path) and time.monotonic() - started < 30
 
 
 # ------------------------------------------------------------------ who started it is gone

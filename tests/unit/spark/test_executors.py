@@ -169,7 +169,7 @@ def test_executors_that_never_begin(file: SettingsFile, monkeypatch: pytest.Monk
     with pytest.raises(Outage, match=r"No executor of spark://h:7077 .*10\.0\.0\.1"):
         executors.check(cluster, pipeline, file)  # type: ignore[arg-type]
     ended.set()
-    assert cluster.cancelled and time.monotonic() - began < 3
+    assert cluster.cancelled and time.monotonic() - began < 30
 
 
 # ------------------------------------------------------------------ while the work lasts

@@ -48,7 +48,7 @@ TASKS = ("preflight", "create_slot", "snapshot", "stream", "wait_caught_up", "wa
 
 def until(what: str, found: Callable[[], Any], timeout: float = waiting.LONG) -> Any:
     """What the function gives, once that is true."""
-    return waiting.until(found, what, timeout, pause=0.2)
+    return waiting.until(found, what, timeout, pause=0.5)
 
 
 # ------------------------------------------------------------------ who lives
@@ -64,7 +64,7 @@ class Watch(threading.Thread):
         self.leaks: set[str] = set()
 
     def run(self) -> None:
-        while not self._ended.wait(0.3):
+        while not self._ended.wait(0.5):
             found = job_processes(self._home)
             streams = {folder for folder in found.values() if folder.startswith("stream-")}
             self.most, self.looks = max(self.most, len(streams)), self.looks + 1

@@ -10,6 +10,7 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import partitions
+from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.state.records import LiveProgress
 
@@ -28,6 +29,7 @@ class Chunk:
     :param stale: partition and key of records whose keys the table does not have.
     :param partitions: what the topic knows of a partitioned table's partitions when this is published, or of those that
         are read; None if that is unchanged.
+    :param large: the rows that PostgreSQL cannot send, which are not among the others.
     """
 
     version: Version
@@ -37,6 +39,7 @@ class Chunk:
     after: LiveProgress
     stale: list[tuple[int, bytes]] = field(default_factory=list)
     partitions: partitions.Known | None = None
+    large: list[LargeRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from psycopg import pq, sql
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, Outage, RecordError, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
@@ -31,11 +31,13 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
-from airflow_bottledwater.postgres import catalog, copy, partitions, slot
+from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
+from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
+from airflow_bottledwater.postgres.snapshot import blocks as block_range
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -86,6 +88,8 @@ class Reading(threading.Thread):
         self._versions: dict[int, Version] = {}
         self._connection: Connection | None = None
         self._oldest_xid = 0
+        #: whether a row was met that PostgreSQL cannot send: the chunk is read again without it
+        self._wary = False
         #: where the rows of a slice are: of which table or partition, with which file
         self._found: tuple[int, int, Places | None] | None = None
         self.start()
@@ -144,12 +148,20 @@ class Reading(threading.Thread):
         known = attached.left_behind(connection, self._at, found)
         self.extent.note(found)
         piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
+        large = self._large(connection, version, piece) if self._wary else []
         try:
             blocks = list(self._read(connection, version, piece))
         except TooLarge:
             self._disconnect()
             self._blocks = max(1, min(self._blocks, piece.blocks) // 4)
             return
+        except psycopg.Error as error:
+            if self._wary or not large_rows.too_large(error):
+                raise
+            self._disconnect()
+            self._wary = True
+            return
+        self._wary = False
         self._flushed(connection, found)
         connection.execute("COMMIT")
         self._at = piece.after
@@ -162,8 +174,9 @@ class Reading(threading.Thread):
             self._at = replace(self._at, done=done, filenode=filenode, upto=0, key=(), found=swept)
             if self._at.parts:
                 known = {**read, **known}
-        if blocks or piece.whole or known:
-            self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, [], known or None))
+        if blocks or piece.whole or known or large:
+            chunk = Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, [], known or None, large)
+            self._hand_over(chunk)
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
         self._pace(blocks)
@@ -332,7 +345,8 @@ class Reading(threading.Thread):
     def _read(self, connection: Connection, version: Version, piece: Piece) -> Iterator[Block]:
         if piece.source is None:
             return
-        condition = sql.SQL(self._request.where) if self._request.where else None  # type: ignore[arg-type]
+        conditions = self._conditions() + ([large_rows.sendable(piece.source)] if self._wary else [])
+        condition = sql.SQL("\n) AND (\n").join(conditions) if conditions else None
         columns = select_list(version.table)
         query = copy_query(piece.source, columns, piece.first, piece.last, condition, places=piece.places)
         size = 0
@@ -342,6 +356,29 @@ class Reading(threading.Thread):
             if size > _LARGEST and min(self._blocks, piece.blocks) > 1:
                 raise TooLarge
             yield Block(block.data[:used].copy(), block.offsets.copy())
+
+    def _conditions(self) -> list[sql.Composable]:
+        return [sql.SQL(self._request.where)] if self._request.where else []  # type: ignore[arg-type]
+
+    def _large(self, connection: Connection, version: Version, piece: Piece) -> list[LargeRow]:
+        """The rows of a chunk that PostgreSQL cannot send, in the snapshot in which the others are read.
+
+        :raises RecordError: ``on_error`` is exit.
+        """
+        if piece.source is None:
+            return []
+        within = [piece.places or block_range(piece.first, piece.last), *self._conditions()]
+        where = sql.SQL("({})").format(sql.SQL("\n) AND (\n").join(within))
+        found = large_rows.large_rows(connection, piece.source, where=where)
+        if found and self._pipeline.on_error == "exit":
+            raise RecordError(
+                f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "
+                f"{found[0].unsendable}.",
+                "Make the row smaller or delete it, and ask again; or go on with on_error = log, which writes its key "
+                "to the dead-letter topic and leaves it out.",
+                topic=version.topic,
+            )
+        return found
 
     def _check(self) -> None:
         if self._ended.is_set():

@@ -318,6 +318,9 @@ class LiveSnapshots:
                 rows += int(np.count_nonzero(kept))
                 left_out += len(kept) - int(np.count_nonzero(kept))
                 dead_letters += len(rejections)
+        for row in chunk.large:
+            yield self._rows.unread(chunk.version, row.key, row.unsendable, chunk.insert_lsn, label)
+        dead_letters += len(chunk.large)
         if chunk.stale:
             records = tombstones(topic, chunk.stale)
             kept = ~newer.rows(records)

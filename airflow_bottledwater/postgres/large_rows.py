@@ -33,6 +33,11 @@ class LargeRow:
     key: dict[str, str]
     size: int
 
+    @property
+    def unsendable(self) -> str:
+        """Why it cannot be published, as a sentence without its end."""
+        return f"PostgreSQL cannot send {self}, since its messages have at most 1 GB"
+
     def __str__(self) -> str:
         named = ", ".join(f"{name} = {value}" for name, value in self.key.items())
         return f"the row {f'with {named}' if named else f'at {self.place}'} ({self.size:,} bytes)"
@@ -54,15 +59,13 @@ def large_rows(
     :param where: a condition for the rows that are meant; None for all.
     :raises psycopg.Error: a value cannot be measured either, or the time is up.
     """
-    sizes: list[sql.Composable] = [_size(column.name, column.type.base_oid) for column in table.columns]
-    sizes.append(sql.SQL("0"))
     key = [sql.SQL("left({}::text, 100)").format(sql.Identifier(name)) for name in table.key]
     source = sql.Identifier(table.schema, table.name)
     query = sql.SQL(
-        "SELECT * FROM (SELECT ctid::text, ({})::bigint AS size, ARRAY[{}]::text[] FROM {}{} WHERE {}) rows"
+        "SELECT * FROM (SELECT ctid::text, {} AS size, ARRAY[{}]::text[] FROM {}{} WHERE {}) rows"
         " WHERE size >= {} ORDER BY size DESC LIMIT 100"
     ).format(
-        sql.SQL(" + ").join(sizes),
+        _size_of_row(table),
         sql.SQL(", ").join(key),
         sql.SQL("" if table.partitioned else "ONLY "),
         source,
@@ -73,6 +76,16 @@ def large_rows(
         LargeRow(place, dict(zip(table.key, values, strict=True)), size)
         for place, size, values in connection.execute(query)
     ]
+
+
+def sendable(table: Table) -> sql.Composed:
+    """The condition for the rows that PostgreSQL can send."""
+    return sql.SQL("{} < {}").format(_size_of_row(table), sql.Literal(SENDABLE))
+
+
+def _size_of_row(table: Table) -> sql.Composed:
+    sizes: list[sql.Composable] = [_size(column.name, column.type.base_oid) for column in table.columns]
+    return sql.SQL("({})::bigint").format(sql.SQL(" + ").join([*sizes, sql.SQL("0")]))
 
 
 def _size(name: str, oid: int) -> sql.Composed:

@@ -73,11 +73,14 @@ class RowEncoder:
         of = DeadLetter(self._session.name, version, "r", "", message, rejection.reason, self._by, whole, context)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), of.encode(limit))
 
-    def unread(self, version: Version, key: Mapping[str, str], reason: str, insert_lsn: int) -> Records:
+    def unread(
+        self, version: Version, key: Mapping[str, str], reason: str, insert_lsn: int, label: str = ""
+    ) -> Records:
         """The dead letter of a row of which only the key could be read.
 
         :param key: the texts of the key's columns.
         :param insert_lsn: L of the snapshot that shows the row.
+        :param label: see :class:`~airflow_bottledwater.kafka.publisher.Records`.
         """
         fields = [
             pgoutput.Field("t", key[column.name].encode()) if column.name in key else pgoutput.Field("n")
@@ -85,7 +88,7 @@ class RowEncoder:
         ]
         message = pgoutput.RowMessage("I", version.table.oid, "", None, fields).encode()
         log.error("Dead letter for a row of %s: %s", version.table.qualified, reason)
-        context: dict[str, int | str] = {"lsn": insert_lsn, "label": ""}
+        context: dict[str, int | str] = {"lsn": insert_lsn, "label": label}
         of = DeadLetter(self._session.name, version, "r", "", message, reason, self._by, False, context)
         value = of.encode(self._session.dead_letter_limit)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)

@@ -68,10 +68,6 @@ def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lam
         lane.close()
 
 
-def _unsendable(row: LargeRow) -> str:
-    return f"PostgreSQL cannot send {row}, since its messages have at most 1 GB"
-
-
 class _Lane:
     def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
@@ -180,7 +176,7 @@ class _Lane:
                     counts["rows"] += len(kept)
                     counts["dead_letters"] += len(rejections)
             for row in self._large_in(chunk, first, last):
-                yield self._rows.unread(pinned.version, row.key, _unsendable(row), self._task.held.insert_lsn)
+                yield self._rows.unread(pinned.version, row.key, row.unsendable, self._task.held.insert_lsn)
                 counts["dead_letters"] += 1
             rows = rows_before + counts["rows"]
             letters = [pinned.table] * counts["dead_letters"]
@@ -264,7 +260,7 @@ class _Lane:
         if self._pipeline.on_error == "exit":
             topic = self._tables[chunk.oid].topic
             raise RecordError(
-                f"A row of {source.qualified} cannot be published to topic {topic!r}: {_unsendable(found[0])}.",
+                f"A row of {source.qualified} cannot be published to topic {topic!r}: {found[0].unsendable}.",
                 "Nothing of its range is published. Make the row smaller or delete it, and start again; or go on with "
                 "on_error = log, which writes its key to the dead-letter topic and leaves it out.",
                 topic=topic,

@@ -133,23 +133,34 @@ def key_problems(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[str]
     return [str(_keys_lost(registry, found, {}))] if found else []
 
 
-def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> frozenset[int]:
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a registry that has lost schemas leaves behind.
+
+    :param lost: the ids that stay lost, those of tables that were dropped.
+    :param problems: the topics with records that nobody can read any more, and that cannot be published again.
+    """
+
+    lost: frozenset[int] = frozenset()
+    problems: tuple[Problem, ...] = ()
+
+
+def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> Settled:
     """Compare the ids in the state with the registry, register again what it has lost, and record it. If the registry
     cannot be asked, the job goes on with the ids that it has: the registry is not needed to publish with them.
 
-    :returns: the ids that stay lost, those of tables that were dropped.
     :raises Outage: the registry takes no schemas now.
     :raises Refused: the id of a key is lost, or a schema is refused.
     """
     known, registry = claim.state.tables, Registry.of(pipeline)
     if registry is None or not known:
-        return frozenset()
+        return Settled()
     wanted = pinned_schemas(pipeline, known.values())
     try:
         missing, subjects = lost(registry, wanted), registry.subjects()
     except BottledWaterError as error:
         log.warning("The ids of the schemas could not be compared with the registry: %s", error)
-        return frozenset()
+        return Settled()
     present = {table.oid: table for table in catalog.load(connection, list(known), TableMapping.of(pipeline))}
     for each in wanted:
         if each not in missing and each.subject not in subjects and each.oid in present:
@@ -158,13 +169,17 @@ def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> frozense
     missing = [each for each in missing if each.oid in present]
     _restore_keys(registry, [each for each in missing if each.of_key])
     again: list[PinnedTable] = []
+    before = dict(known)
     for each in missing:
         if not each.of_key:
             pinned = _value_again(pipeline, registry, each, known[each.oid], present[each.oid])
             again += [pinned] if pinned.version != known[each.oid].version else []
     if again:
         claim.write({**{table_key(pinned.table.oid): pinned for pinned in again}, **_read_again(again)})
-    return left
+    problems = tuple(_unreadable(each, before[each.table.oid]) for each in again if not each.table.keyed)
+    for problem in problems:
+        log.error("%s", problem)
+    return Settled(left, problems)
 
 
 def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
@@ -198,15 +213,19 @@ def _value_again(
 
 def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
     """The record of the live snapshot that publishes these tables' rows with ids that are known."""
-    for pinned in tables:
-        if not pinned.table.keyed:
-            log.error(
-                "Topic %s has records that nobody can read any more: the registry has lost their schema, and %s has "
-                "no key, so that its rows cannot be published again. Restore the registry from its backup.",
-                pinned.topic, pinned.table.qualified,
-            )  # fmt: skip
     keyed = tuple(pinned.table.oid for pinned in tables if pinned.table.keyed)
     return {live_key(uuid.uuid4().hex[:12]): LiveProgress(keyed, owed=True)} if keyed else {}
+
+
+def _unreadable(now: PinnedTable, before: PinnedTable) -> Problem:
+    """What is said of a topic of a table without a key whose schema is lost."""
+    return Problem(
+        "schemas-lost",
+        f"topic {now.topic}",
+        f"The registry has lost schema {before.value_schema}: nobody can read the records that carry it, and "
+        f"{now.table.qualified} has no key, so that its rows cannot be published again.",
+        "Restore the registry from its backup; records from now on carry a schema that it knows.",
+    )
 
 
 def _restore_keys(registry: Registry, keys: Sequence[PinnedSchema]) -> None:

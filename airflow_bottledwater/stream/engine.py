@@ -170,6 +170,7 @@ class _Follower:
         self._watch = TableWatch(pipeline, start.cluster, own, controller.problems, patient=not bounded)
         self._report = StreamReport(controller, self._watch, start.position)
         self._problems = controller.problems
+        self._problems.tell("lost schemas", start.schemas.problems)
         self._target: int | None = None
         self._publisher: StreamPublisher | None = None
         self._movement = Movement(
@@ -228,7 +229,7 @@ class _Follower:
         pinned = publisher.state.tables.values()
         with (
             contextlib.closing(
-                SchemaWatch(self._pipeline, pinned, self._problems, self._start.lost_schemas)
+                SchemaWatch(self._pipeline, pinned, self._problems, self._start.schemas.lost)
             ) as schemas,
             contextlib.closing(
                 open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
@@ -19,6 +19,7 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import live_key, stream_id
+from airflow_bottledwater.state.schemas import Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Start:
 
     :param prefix: the prefix of the slot's transactional ids.
     :param position: P, or A if nothing was streamed yet.
-    :param lost_schemas: the ids of schemas of dropped tables that the registry does not know any more.
+    :param schemas: what a registry that has lost schemas leaves behind.
     """
 
     cluster: Cluster
@@ -36,7 +37,7 @@ class Start:
     state_topic: str
     state: PipelineState
     position: Position
-    lost_schemas: frozenset[int] = frozenset()
+    schemas: Settled = field(default_factory=Settled)
 
 
 def begin(pipeline: Pipeline) -> Start:
@@ -72,12 +73,12 @@ def begin(pipeline: Pipeline) -> Start:
                 claimed.write(more)
             check_topics(pipeline, known)
             saved.remember(pipeline, claimed)
-            lost = schemas.settle(pipeline, connection, claimed)
+            settled = schemas.settle(pipeline, connection, claimed)
             claimed.record_ids([stream_id(claimed.prefix)])
             if again := snapshots.owed(known):
                 claimed.write({live_key(each): progress for each, progress in again.items()})
             snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
-            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, lost)
+            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)
         finally:
             claimed.close()
 

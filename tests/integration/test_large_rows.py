@@ -3,12 +3,16 @@ it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from airflow_bottledwater.errors import RecordError
+from airflow_bottledwater.state.control_records import SnapshotReport
 from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -65,3 +69,28 @@ def test_the_stream_names_a_change_that_cannot_be_sent_and_a_person_passes_it(ma
     assert _ids(flow, "o") == [10]
     flow.execute("DELETE FROM a WHERE id = 2")
     flow.stream()
+
+
+def _reported(flow: Flow, **options: Any) -> SnapshotReport:
+    """How a live snapshot ends."""
+    with flow.streaming() as errors:
+        flow.streams()
+        asked = flow.ask("a", **options)
+        until(lambda: flow.reported(asked).ended, "the live snapshot ends", seconds=120, failed=errors)
+    return flow.reported(asked)
+
+
+def test_a_live_snapshot_names_a_row_that_cannot_be_sent_and_passes_it(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("a",), outage_timeout=60.0, skip_snapshot=True)
+    flow.execute("INSERT INTO a VALUES (1)", _LARGE.format(2), "INSERT INTO a VALUES (3)")
+    flow.create()
+    report = _reported(flow, sweep=True)
+    assert report.state == "failed"
+    assert re.search(r"public\.a .*the row with id = 2 \(1,200,000,00. bytes\).*1 GB", report.error)
+    assert _ids(flow, "a") == []
+    flow.change(on_error="log")
+    for by_key in (False, True):
+        report = _reported(flow, by_key=by_key)
+        assert (report.state, report.dead_letters) == ("finished", 1)
+    assert _ids(flow, "a") == [1, 3] * 2
+    assert [letter.value["key"] for letter in flow.dead_letters()] == [{"id": "2"}] * 2

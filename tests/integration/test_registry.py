@@ -22,6 +22,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.redrive import redrive
 from airflow_bottledwater.provision.renew import renew
 from airflow_bottledwater.state import schemas, store
 from airflow_bottledwater.state.claim import read_state
@@ -32,7 +33,7 @@ from airflow_bottledwater.verify import driver
 from tests.integration.test_evolution import records, says
 from tests.support.registry_front import RegistryFront, fronted, read_only
 from tests.support.scan import scan
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, limit_records
 from tests.support.waiting import until
 
 
@@ -214,6 +215,45 @@ def test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_a
     assert not errors
     assert ids(flow)[0] == key
     flow.stream()
+
+
+def test_records_of_a_table_without_a_key_that_nobody_can_read_any_more_are_a_problem(
+    make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "_INTERVAL", 0.2)
+    flow = make_flow(front, allow_unkeyed=True)
+    flow.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+    flow.create()
+    flow.snapshot()
+    (pinned,) = state_of(flow).tables.values()
+    front.lost = {pinned.value_schema}
+    with flow.streaming() as errors:
+        (found,) = until(
+            lambda: (job := status.report(flow.pipeline).job) and job.problems, "the problem", failed=errors
+        )
+        assert (found.kind, found.subject) == ("schemas-lost", f"topic {flow.topic('t')}")
+        assert "cannot be published again" in found.reason and "backup" in found.remedy
+        # it goes on with the schema of now
+        flow.published("INSERT INTO t VALUES (2, 1, NULL)")
+    assert not errors
+
+
+def test_a_dead_letter_is_published_with_a_schema_that_the_registry_knows(
+    make_flow: MakeFlow, front: RegistryFront
+) -> None:
+    flow = followed(make_flow, front, on_error="log")
+    flow.execute("ALTER TABLE t ADD x text", "INSERT INTO t (id) VALUES (2)")
+    flow.stream()
+    limit_records(flow, "t", 500)
+    flow.execute("INSERT INTO t SELECT 3, 1, NULL, string_agg(md5(g::text), '') FROM generate_series(1, 100) g")
+    flow.stream()
+    assert len(flow.dead_letters()) == 1
+    limit_records(flow, "t", 1_000_000)
+    front.lost = {ids(flow)[1]}
+    assert redrive(flow.pipeline).published == 1
+    assert 3 in readable(flow)
+    flow.stream()
+    assert readable(flow) == {1, 2, 3}
 
 
 def test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back(

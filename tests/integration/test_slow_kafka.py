@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.local import artifacts
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.process import run
 from tests.support.faults import ProxiedBroker
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -133,3 +136,34 @@ def test_one_record_has_nearly_all_of_the_time_out_and_beyond_that_it_is_said(
         slow.proxy.rate = 0
     flow.stream()
     assert len(flow.read("a")) == 2
+
+
+def _quota(broker: KafkaBroker, *change: str) -> None:
+    """Change what each client may send, as an administrator does with ``kafka-configs.sh``."""
+    jars = ":".join(map(str, artifacts.kafka_jars(broker.cache)))
+    command = [str(artifacts.system_java()), "-Xmx128m", "-cp", jars, "kafka.admin.ConfigCommand", "--alter", *change]
+    where = ["--bootstrap-server", broker.bootstrap, "--entity-type", "clients", "--entity-default"]
+    run([*command, *where], "changing the quota", cwd=broker.folder)
+
+
+def test_a_quota_of_the_broker_slows_a_stream_down_and_it_says_so(make_flow: MakeFlow, slow: ProxiedBroker) -> None:
+    flow = make_flow(broker=slow, skip_snapshot=True)
+    flow.create()
+    flow.change(kafka={**flow.pipeline.kafka, "compression.type": "none"})
+    _quota(slow, "--add-config", "producer_byte_rate=100000")
+    try:
+        flow.execute(_ROWS.format(1, 2000))  # 2 MB, of which the quota takes 1 MB at once, and the rest in ten seconds
+        with flow.streaming() as errors:
+            said = set[str]()
+
+            def published() -> bool:
+                job = status.report(flow.pipeline).job
+                said.update(each.reason for each in (job.problems if job else ()))
+                return len(flow.read("a")) >= 2000
+
+            until(published, "the rows are published", seconds=120, failed=errors)
+        assert not errors
+    finally:
+        _quota(slow, "--delete-config", "producer_byte_rate")
+    assert any("a second" in each for each in said), said
+    assert flow.compare("a").differences == []

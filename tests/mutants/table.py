@@ -28,6 +28,7 @@ _MOVEMENT = "tests/unit/state/test_movement.py"
 _WATCH, _STOPPING = "tests/unit/jobs/test_job_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
+_LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
@@ -2402,6 +2403,12 @@ MUTANTS = (
         f"{_OPERATORS}::test_preflight_names_the_provider_that_kubernetes_needs",
     ),
     Mutant(
+        "preflight names a folder that no job could write to",
+        "refuse_missing_programs",
+        drop("_home()"),
+        f"{_OPERATORS}::test_preflight_names_a_folder_that_no_job_could_write_to",
+    ),
+    Mutant(
         "a long line does not travel with a job's record",
         "LogTail.emit",
         swap("(line[:_WIDTH] for line in lines)", "lines"),
@@ -2526,6 +2533,24 @@ MUTANTS = (
         "schemas._read_again",
         swap("LiveProgress(keyed, owed=True)", "LiveProgress(keyed)"),
         f"{_REGISTRY}::test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_and_rows_are_published_anew",
+    ),
+    Mutant(
+        "a live snapshot passes rows that cannot be sent",
+        "Reading._read",
+        never("self._wary"),
+        f"{_LARGE}::test_a_live_snapshot_names_a_row_that_cannot_be_sent_and_passes_it",
+    ),
+    Mutant(
+        "what a live snapshot cannot send is a dead letter",
+        "LiveSnapshots._records",
+        drop("dead_letters += len(chunk.large)"),
+        f"{_LARGE}::test_a_live_snapshot_names_a_row_that_cannot_be_sent_and_passes_it",
+    ),
+    Mutant(
+        "records without a key that nobody can read are a problem",
+        "_Follower.__init__",
+        drop("self._problems.tell('lost schemas', start.schemas.problems)"),
+        f"{_REGISTRY}::test_records_of_a_table_without_a_key_that_nobody_can_read_any_more_are_a_problem",
     ),
     Mutant(
         "a live snapshot writes no id that is lost",

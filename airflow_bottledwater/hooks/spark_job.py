@@ -47,7 +47,7 @@ def refuse_missing_programs(conn_id: str) -> None:
     :param conn_id: connection of type Spark, which may name another program (``spark-binary``).
     :raises Refused: there is no such connection, or something is missing.
     """
-    submit.refuse_unknown_user()
+    _home()
     connection = connection_of(conn_id)
     if master_of(connection).startswith("k8s://") and not _has_kubernetes():
         raise Refused(
@@ -72,6 +72,23 @@ def _has_kubernetes() -> bool:
         return False
 
 
+def _home() -> Path:
+    """Where the run directories of jobs are made.
+
+    :raises Refused: this user has no name, or cannot write there: no job could ever start.
+    """
+    submit.refuse_unknown_user()  # whose home is not known either
+    home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow") / "bottledwater"
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise Refused(
+            f"The folder {home}, in which each job has its files, cannot be written by the user of this worker "
+            f"({there} is in the way).",
+            "Let it be written, or set AIRFLOW_HOME to a folder that can be.",
+        )
+    return home
+
+
 def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path]:
     """Make a run directory for one job, with a settings file that only this user can read; returns the job's identity
     and the path of the file.
@@ -80,8 +97,7 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
 
     :param kind: the job: ``snapshot`` or ``stream``.
     """
-    submit.refuse_unknown_user()  # whose home is not known either
-    home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow") / "bottledwater"
+    home = _home()
     supervise.sweep(sorted(home.glob("*-*")))
     job_id = uuid.uuid4().hex
     folder = home / f"{kind}-{pipeline.slot}-{job_id[:12]}"

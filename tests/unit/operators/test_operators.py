@@ -396,6 +396,21 @@ def test_preflight_names_the_provider_that_kubernetes_needs(connect: Any, monkey
 
 
 @pytest.mark.usefixtures("connections", "checked")
+def test_preflight_names_a_folder_that_no_job_could_write_to(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect("spark_other", conn_type="spark", host="local[2]")
+    made = ReplicationPreflightOperator(task_id="t", pipeline=ON_OTHER, stream={})
+    made.execute(CONTEXT)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "file" / "airflow"))
+    with pytest.raises(
+        AirflowFailException, match=r"The folder \S+/airflow/bottledwater, in which each job has its files"
+    ):
+        made.execute(CONTEXT)
+
+
+@pytest.mark.usefixtures("connections", "checked")
 def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     connect("spark_other", conn_type="spark", host="local[2]", extra={"spark-binary": "spark3-submit"})
 

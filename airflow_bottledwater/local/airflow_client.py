@@ -12,6 +12,9 @@ from airflow_bottledwater.local.waiting import until
 
 Json = dict[str, Any]
 
+#: seconds for one answer: on a busy machine the API server needs half a minute
+_ANSWER = 120
+
 
 class AirflowClient:
     """A user's session with an API server."""
@@ -26,10 +29,10 @@ class AirflowClient:
         """Make one call of the API; `path` is the part after /api/v2/."""
         if "Authorization" not in self._session.headers:
             self._login()
-        answer = self._session.request(method, f"{self.url}/api/v2/{path}", timeout=30, **arguments)
+        answer = self._session.request(method, f"{self.url}/api/v2/{path}", timeout=_ANSWER, **arguments)
         if answer.status_code == requests.codes.unauthorized:
             self._login()
-            answer = self._session.request(method, f"{self.url}/api/v2/{path}", timeout=30, **arguments)
+            answer = self._session.request(method, f"{self.url}/api/v2/{path}", timeout=_ANSWER, **arguments)
         if not answer.ok:
             raise LocalServerError(f"Airflow answered {answer.status_code} to {method} {path}: {_detail(answer)}")
         content: Json = answer.json() if answer.content else {}
@@ -95,7 +98,7 @@ class AirflowClient:
 
     def _login(self) -> None:
         body = {"username": self._user, "password": self._password}
-        answer = self._session.post(f"{self.url}/auth/token", json=body, timeout=30)
+        answer = self._session.post(f"{self.url}/auth/token", json=body, timeout=_ANSWER)
         if not answer.ok:
             raise LocalServerError(f"Airflow refuses the login: {answer.status_code} {_detail(answer)}")
         self._session.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"

@@ -337,7 +337,7 @@ class Stream:
             "drop_slot": drop_slot,
         }
         self.run_id = self.system.client.trigger(DAG, conf)
-        self.deferred()
+        self.deferred(timeout=480)
 
     @property
     def state(self) -> str | None:

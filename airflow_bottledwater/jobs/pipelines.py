@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state import letters, problems
@@ -95,13 +96,20 @@ def wrong(
     found = [_ended(status, now, limits)] if status.ended else [_works(status, now, limits, alive)]
     if status.repeats >= REPEATS:
         found.append(f"{status.repeats} jobs in a row have ended without publishing anything. {status.error}")
-    if not status.ended:
-        found += [str(each) for each in problems.lasting(status.problems, status.at) if each.kind != letters.KIND]
+    found += [str(each) for each in _told(status) if each.kind != letters.KIND]
     if limits.dead_letters is not None and (count := status.open_dead_letters) > limits.dead_letters:
         found.append(f"{count} dead letters are open, more than {limits.dead_letters}: re-drive them, or dismiss them.")
         found += [str(each) for each in status.problems if each.kind == letters.KIND]
     found.append(_verified(decode(VerifiedRecord, records.get(verified_key(name))), status, now, limits))
     return [each.strip() for each in found if each]
+
+
+def _told(status: StatusRecord) -> list[Problem]:
+    """The problems that count. A bounded run may be shorter than the time that a problem is given: what it has left
+    counts at once."""
+    if status.state == "finished":
+        return status.problems
+    return [] if status.ended else problems.lasting(status.problems, status.at)
 
 
 def _ended(status: StatusRecord, now: float, limits: Limits) -> str:

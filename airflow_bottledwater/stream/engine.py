@@ -261,6 +261,7 @@ class _Follower:
                     return None
                 rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
             self._movement.end()
+            self._problems.tell("topics", publisher.expiring)
             return {**publisher.counters, **source.statistics}
 
     def _carry_out(self, publisher: StreamPublisher) -> bool:

@@ -1314,6 +1314,12 @@ MUTANTS = (
         "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
     ),
     Mutant(
+        "what a bounded run has left is red",
+        "pipelines._told",
+        never("status.state == 'finished'"),
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
+    ),
+    Mutant(
         "a job that repeats is red",
         "pipelines.wrong",
         never("status.repeats >= REPEATS"),

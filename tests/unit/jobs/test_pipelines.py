@@ -54,6 +54,7 @@ NEW = [Problem("not-followed", "public.a", "It has no key.", since=NOW - 5)]
         (reported("finished", 601, kind="snapshot"), True, "The snapshot job has finished"),
         # a bounded run, which another one follows
         (reported("finished", 3599), True, ""),
+        (reported("finished", problems=NEW), True, "public.a: It has no key."),
         (reported("finished", 3601), True, "The last bounded run ended 60 minutes ago"),
         # nobody has asked the pipeline to stop
         (reported("stopped", 601, stopped_by="task"), True, "was stopped with its task 10 minutes ago, and none"),

@@ -337,7 +337,7 @@ class Stream:
             "drop_slot": drop_slot,
         }
         self.run_id = self.system.client.trigger(DAG, conf)
-        self.deferred(timeout=480)
+        self.deferred(timeout=900)
 
     @property
     def state(self) -> str | None:

@@ -142,7 +142,7 @@ def test_while_kafka_does_not_answer_what_is_seen_here_counts(world: World, tmp_
     finally:
         supervise.stop(tmp_path, timeout=0.1)
     found = watch.fetch()
-    assert found is not None and found.outcome.transient and "without a word" in found.outcome.error
+    assert found is not None and found.outcome.transient and "without reporting a result" in found.outcome.error
     run_directory.write(tmp_path, Outcome(ok=True, counts={"position": "0/5"}))
     # Kafka is back, and knows nothing of it
     world.away, world.record = False, running()

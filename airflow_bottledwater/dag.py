@@ -18,8 +18,28 @@ from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
-#: what Airflow's list of DAGs can be filtered by
-TAGS = ("cdc", "postgresql", "kafka")
+
+def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
+    """A DAG as all of this package are: no catch-up, one run at a time, templates that are rendered to what they are,
+    tags. Those on a schedule begin paused: they need a pipeline that exists.
+
+    :param dag: further arguments of :class:`airflow.sdk.DAG`, which may override these.
+    """
+    scheduled = dag.get("schedule") is not None
+    return DAG(
+        **{
+            "dag_id": dag_id,
+            "description": description,
+            "schedule": None,
+            "catchup": False,
+            "max_active_runs": 1,
+            # what Airflow's list of DAGs can be filtered by
+            "tags": ["cdc", "postgresql", "kafka"],
+            "render_template_as_native_obj": True,
+            **({"is_paused_upon_creation": True} if scheduled else {}),
+            **dag,
+        }
+    )
 
 
 class _NotLoaded(DAG):
@@ -188,18 +208,5 @@ class Pipeline(Description):
         return made
 
     def _made(self, what: str, description: str, dag: dict[str, Any]) -> DAG:
-        """A DAG of the pipeline. Those on a schedule begin paused: they need a pipeline that exists."""
-        scheduled = dag.get("schedule") is not None
-        return DAG(
-            **{
-                "dag_id": f"{self.name}_{what}" if what else self.name,
-                "description": description,
-                "schedule": None,
-                "catchup": False,
-                "max_active_runs": 1,
-                "tags": TAGS,
-                "render_template_as_native_obj": True,
-                **({"is_paused_upon_creation": True} if scheduled else {}),
-                **dag,
-            }
-        )
+        """A DAG of the pipeline."""
+        return dag_of(**{"dag_id": f"{self.name}_{what}" if what else self.name, "description": description, **dag})

@@ -10,22 +10,21 @@ from __future__ import annotations
 from datetime import timedelta
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import Param, task
 
 from airflow_bottledwater import form
+from airflow_bottledwater.dag import dag_of
 from airflow_bottledwater.operators.control import PipelineControlOperator
 
 PIPELINE = ("name", "source.conn_id", "kafka.conn_id")
 
-with DAG(
-    dag_id="bottledwater_control",
-    description="Stop, retire or start a pipeline",
+with dag_of(
+    "bottledwater_control",
+    "Stop, retire or start a pipeline",
     doc_md=__doc__,
-    schedule=None,
-    catchup=False,
-    tags=["cdc", "postgresql", "kafka"],
+    # of several pipelines at a time
+    max_active_runs=16,
     default_args={"retries": 3, "retry_delay": timedelta(seconds=30)},
-    render_template_as_native_obj=True,
     params={
         **form.fields(PIPELINE),
         "action": Param(

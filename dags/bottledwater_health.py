@@ -10,22 +10,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import Param
 
+from airflow_bottledwater.dag import dag_of
 from airflow_bottledwater.operators.health import PipelineHealthOperator
 
-with DAG(
-    dag_id="bottledwater_health",
-    description="Whether all pipelines are as they are meant to be",
+with dag_of(
+    "bottledwater_health",
+    "Whether all pipelines are as they are meant to be",
     doc_md=__doc__,
     schedule="*/5 * * * *",
-    catchup=False,
-    is_paused_upon_creation=True,
-    max_active_runs=1,
-    tags=["cdc", "postgresql", "kafka"],
     # Kafka may be away for a moment; what is wrong with a pipeline fails the task at once
     default_args={"retries": 1, "retry_delay": timedelta(seconds=30)},
-    render_template_as_native_obj=True,
     params={
         "kafka_conn_id": Param(
             "kafka_default",

@@ -66,6 +66,18 @@ class PipelineHook(BaseHook):
         self.schema_registry_conn_id = schema_registry_conn_id
         self.settings = dict(settings)
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments with which a trigger makes the same hook, as JSON values: connection ids and settings, no
+        secrets."""
+        return {
+            "postgres_conn_id": self.postgres_conn_id,
+            "kafka_conn_id": self.kafka_conn_id,
+            "schema_registry_conn_id": self.schema_registry_conn_id,
+            "settings": {
+                name: list(value) if isinstance(value, tuple) else value for name, value in self.settings.items()
+            },
+        }
+
     def pipeline(self) -> Pipeline:
         """The pipeline, with the connections as they are defined now; their passwords are masked in logs.
 

@@ -113,7 +113,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                     poll_interval=self.poll_interval,
                     deadline=deadline,
                     owed=self.new_key,
-                    **self.trigger_arguments(),
+                    hook=self.pipeline_hook.arguments(),
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,

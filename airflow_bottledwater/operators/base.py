@@ -88,18 +88,6 @@ class PipelineMixin:
             self._hook = PipelineHook(*connections, {**settings, **self.own_settings()})
         return self._hook
 
-    def trigger_arguments(self) -> dict[str, Any]:
-        """The arguments with which a trigger makes the same hook: connection ids and settings, no secrets."""
-        hook = self.pipeline_hook
-        return {
-            "postgres_conn_id": hook.postgres_conn_id,
-            "kafka_conn_id": hook.kafka_conn_id,
-            "schema_registry_conn_id": hook.schema_registry_conn_id,
-            "settings": {
-                name: list(value) if isinstance(value, tuple) else value for name, value in hook.settings.items()
-            },
-        }
-
 
 def jobs_of(operator: Any, pipeline: Pipeline) -> dict[str, Mapping[str, Any]]:
     """What an operator that runs before snapshot and stream knows of them; see

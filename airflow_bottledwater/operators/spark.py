@@ -272,7 +272,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 poll_interval=self.poll_interval,
                 start_timeout=self.start_timeout,
                 deadline=time.time() + timeout if timeout else None,
-                **self.trigger_arguments(),
+                hook=self.pipeline_hook.arguments(),
             ),
             method_name="execute_complete",
             # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not

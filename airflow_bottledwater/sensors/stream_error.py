@@ -104,7 +104,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
                 max_silence=self._limits()[0],
                 max_dead_letters=self._limits()[1],
                 poll_interval=self.poke_interval,
-                **self.trigger_arguments(),
+                hook=self.pipeline_hook.arguments(),
             ),
             method_name="execute_complete",
             timeout=timedelta(seconds=float(self.timeout)),

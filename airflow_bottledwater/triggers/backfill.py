@@ -24,10 +24,7 @@ class BackfillTrigger(PipelineTrigger):
 
     :param name: the pipeline's name in the shared topic.
     :param request_id: the live snapshot's id.
-    :param postgres_conn_id: the pipeline's connection of type Postgres.
-    :param kafka_conn_id: the pipeline's connection of type Apache Kafka.
-    :param schema_registry_conn_id: the pipeline's connection of type Schema Registry.
-    :param settings: the pipeline's other settings; no secrets.
+    :param hook: see :class:`~airflow_bottledwater.triggers.pipeline.PipelineTrigger`.
     :param poll_interval: seconds between two checks.
     :param deadline: in seconds since 1970; None: never.
     :param owed: whether topics lack rows without it, as with a new key: then it goes on, whatever becomes of the task.
@@ -38,20 +35,12 @@ class BackfillTrigger(PipelineTrigger):
         *,
         name: str,
         request_id: str,
-        postgres_conn_id: str,
-        kafka_conn_id: str,
-        schema_registry_conn_id: str | None,
-        settings: dict[str, Any],
+        hook: dict[str, Any],
         poll_interval: float = 5.0,
         deadline: float | None = None,
         owed: bool = False,
     ) -> None:
-        super().__init__(
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
+        super().__init__(hook=hook)
         self.name, self.request_id = name, request_id
         self.poll_interval, self.deadline, self.owed = poll_interval, deadline, owed
 
@@ -60,10 +49,7 @@ class BackfillTrigger(PipelineTrigger):
         names = (
             "name",
             "request_id",
-            "postgres_conn_id",
-            "kafka_conn_id",
-            "schema_registry_conn_id",
-            "settings",
+            "hook",
             "poll_interval",
             "deadline",
             "owed",

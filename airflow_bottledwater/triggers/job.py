@@ -72,10 +72,7 @@ class JobTrigger(PipelineTrigger):
     host: it is watched through Kafka.
 
     :param identity: the job's identity.
-    :param postgres_conn_id: connection of type Postgres, with which the slot is freed.
-    :param kafka_conn_id: the pipeline's connection of type Apache Kafka.
-    :param schema_registry_conn_id: the pipeline's connection of type Schema Registry.
-    :param settings: the pipeline's other settings; no secrets.
+    :param hook: see :class:`~airflow_bottledwater.triggers.pipeline.PipelineTrigger`.
     :param poll_interval: seconds between two checks, at most ten.
     :param start_timeout: seconds in which the job has to report for the first time.
     :param deadline: when the job is to be stopped, in seconds since 1970; None: never.
@@ -85,20 +82,12 @@ class JobTrigger(PipelineTrigger):
         self,
         *,
         identity: Identity,
-        postgres_conn_id: str,
-        kafka_conn_id: str,
-        schema_registry_conn_id: str | None,
-        settings: dict[str, Any],
+        hook: dict[str, Any],
         poll_interval: float = 5.0,
         start_timeout: float = 600.0,
         deadline: float | None = None,
     ) -> None:
-        super().__init__(
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
+        super().__init__(hook=hook)
         self.identity = identity
         self.poll_interval = poll_interval
         self.start_timeout = start_timeout
@@ -108,10 +97,7 @@ class JobTrigger(PipelineTrigger):
         """The trigger's class path and arguments."""
         names = (
             "identity",
-            "postgres_conn_id",
-            "kafka_conn_id",
-            "schema_registry_conn_id",
-            "settings",
+            "hook",
             "poll_interval",
             "start_timeout",
             "deadline",

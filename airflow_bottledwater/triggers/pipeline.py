@@ -21,23 +21,17 @@ _LOOK_UP_SECONDS = 5.0
 class PipelineTrigger(BaseTrigger):
     """A trigger that has a pipeline's connections.
 
-    :param postgres_conn_id: connection of type Postgres: the source.
-    :param kafka_conn_id: connection of type Apache Kafka.
-    :param schema_registry_conn_id: connection of type Schema Registry.
-    :param settings: the pipeline's other settings; no secrets.
+    :param hook: the arguments of the pipeline's hook, as
+        :meth:`~airflow_bottledwater.hooks.pipeline.PipelineHook.arguments` has them; no secrets.
     """
 
     def __init__(
         self,
         *,
-        postgres_conn_id: str,
-        kafka_conn_id: str,
-        schema_registry_conn_id: str | None,
-        settings: dict[str, Any],
+        hook: dict[str, Any],
     ) -> None:
         super().__init__()
-        self.postgres_conn_id, self.kafka_conn_id = postgres_conn_id, kafka_conn_id
-        self.schema_registry_conn_id, self.settings = schema_registry_conn_id, settings
+        self.hook = hook
         self._known: Pipeline | None = None
 
     async def pipeline(self) -> Pipeline:
@@ -45,9 +39,7 @@ class PipelineTrigger(BaseTrigger):
 
         :raises BottledWaterError: a connection could not be looked up.
         """
-        self._known = await PipelineHook(
-            self.postgres_conn_id, self.kafka_conn_id, self.schema_registry_conn_id, self.settings
-        ).apipeline()
+        self._known = await PipelineHook(**self.hook).apipeline()
         return self._known
 
     async def pipeline_at_end(self) -> Pipeline | None:

@@ -240,31 +240,27 @@ class StreamErrorTrigger(PipelineTrigger):
     def __init__(
         self,
         *,
-        postgres_conn_id: str,
-        kafka_conn_id: str,
-        schema_registry_conn_id: str | None,
-        settings: dict[str, Any],
+        hook: dict[str, Any],
         cluster: dict[str, Any],
         earlier: str = "",
         max_silence: float = 600.0,
         max_dead_letters: int | None = None,
         poll_interval: float = 10.0,
     ) -> None:
-        super().__init__(
-            postgres_conn_id=postgres_conn_id,
-            kafka_conn_id=kafka_conn_id,
-            schema_registry_conn_id=schema_registry_conn_id,
-            settings=settings,
-        )
+        super().__init__(hook=hook)
         self.cluster, self.earlier, self.max_silence = cluster, earlier, max_silence
         self.max_dead_letters, self.poll_interval = max_dead_letters, poll_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
         names = (
-            "postgres_conn_id", "kafka_conn_id", "schema_registry_conn_id", "settings", "cluster", "earlier",
-            "max_silence", "max_dead_letters", "poll_interval",
-        )  # fmt: skip
+            "hook",
+            "cluster",
+            "earlier",
+            "max_silence",
+            "max_dead_letters",
+            "poll_interval",
+        )
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

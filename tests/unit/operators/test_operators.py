@@ -190,7 +190,7 @@ def test_the_settings_of_a_pipeline_that_exists_are_those_of_its_saved_state(
     pipeline = made.pipeline_hook.pipeline()
     assert (pipeline.slot, pipeline.format, pipeline.tables) == ("orders", "json", ("a",))
     assert pipeline.partitions == (6 if given == "orders" else 5)
-    assert made.trigger_arguments()["settings"]["tables"] == ["a"]
+    assert made.pipeline_hook.arguments()["settings"]["tables"] == ["a"]
     assert [each.slot for each in asked] == ["orders"]
     # also of one that has the usual name
     assert StreamToKafkaOperator(task_id="u", pipeline="bottledwater").pipeline_hook.pipeline().partitions == 6
@@ -646,8 +646,8 @@ def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(
 
 def test_what_is_verified_reaches_the_job_as_settings() -> None:
     operator = VerifyTopicsOperator(task_id="t", pipeline=ORDERS, verify_tables="a,b", sample="0.01")
-    assert {"verify_tables": "a,b", "verify_sample": "0.01"}.items() <= operator.trigger_arguments()["settings"].items()
-    assert "verify_tables" not in VerifyTopicsOperator(task_id="t", pipeline=ORDERS).trigger_arguments()["settings"]
+    assert {"verify_tables": "a,b", "verify_sample": "0.01"}.items() <= operator.pipeline_hook.settings.items()
+    assert "verify_tables" not in VerifyTopicsOperator(task_id="t", pipeline=ORDERS).pipeline_hook.settings
 
 
 # ------------------------------------------------------------------ the teardown

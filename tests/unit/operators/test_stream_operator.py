@@ -164,7 +164,7 @@ def test_first_it_submits_stores_who_the_job_is_and_defers(world: World) -> None
     assert world.done == ["start"]
     assert trigger.identity == NEW == store.values["bottledwater_job"]
     assert store.retentions == {NEVER_EXPIRE}
-    assert trigger.deadline is None and trigger.settings["slot"] == "orders"
+    assert trigger.deadline is None and trigger.hook["settings"]["slot"] == "orders"
     assert "--bounded" not in world.arguments and "--pipeline" in world.arguments
 
 

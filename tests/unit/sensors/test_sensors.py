@@ -214,7 +214,7 @@ def test_a_stream_that_runs_or_may_start_is_waited_for(looks: list[Any], status:
         error_sensor(max_dead_letters="3", max_silence="50").execute(CONTEXT)
     trigger: Any = raised.value.trigger
     assert (trigger.earlier, trigger.max_silence, trigger.max_dead_letters) == (earlier, 50, 3)
-    assert trigger.settings["slot"] == "orders"
+    assert trigger.hook["settings"]["slot"] == "orders"
     assert Cluster(**trigger.cluster) == CLUSTER
 
 

@@ -17,10 +17,18 @@ from airflow_bottledwater.triggers import pipeline as pipelines
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 ARGUMENTS: dict[str, Any] = {
-    "name": "pipeline", "request_id": "id", "postgres_conn_id": "pg", "kafka_conn_id": "k",
-    "schema_registry_conn_id": None,
-    "settings": {"slot": "shop"}, "poll_interval": 0.01, "deadline": None, "owed": False,
-}  # fmt: skip
+    "name": "pipeline",
+    "request_id": "id",
+    "hook": {
+        "postgres_conn_id": "pg",
+        "kafka_conn_id": "k",
+        "schema_registry_conn_id": None,
+        "settings": {"slot": "shop"},
+    },
+    "poll_interval": 0.01,
+    "deadline": None,
+    "owed": False,
+}
 
 
 class Watch:

@@ -27,7 +27,7 @@ from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger
 from tests.support.status import status_of
 
-PIPELINE: dict[str, Any] = {
+HOOK: dict[str, Any] = {
     "postgres_conn_id": "postgres_default",
     "kafka_conn_id": "kafka_default",
     "schema_registry_conn_id": None,
@@ -37,20 +37,20 @@ IDENTITY = {"id": "j", "folder": "/tmp/nowhere", "host": "elsewhere", "applicati
 
 
 def watching(**arguments: Any) -> JobTrigger:
-    return JobTrigger(**{"identity": IDENTITY, **PIPELINE, "poll_interval": 0.01, **arguments})
+    return JobTrigger(**{"identity": IDENTITY, "hook": HOOK, "poll_interval": 0.01, **arguments})
 
 
 @pytest.mark.parametrize(
     "trigger",
     [
-        JobTrigger(identity=IDENTITY, **PIPELINE, poll_interval=2.5, deadline=1e9),
-        JobTrigger(identity=IDENTITY, **PIPELINE),
+        JobTrigger(identity=IDENTITY, hook=HOOK, poll_interval=2.5, deadline=1e9),
+        JobTrigger(identity=IDENTITY, hook=HOOK),
         PauseTrigger(until=1e9),
         SlotLagTrigger(
             postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5, stream_task_id="group.stream"
         ),
         StreamErrorTrigger(
-            **PIPELINE,
+            hook=HOOK,
             cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000},
             earlier="j0",
             max_silence=50.0,
@@ -72,7 +72,7 @@ def test_a_trigger_is_stored_as_plain_values(trigger: Any) -> None:
 def test_a_trigger_is_stored_without_secrets(connections: str) -> None:
     operator = StreamToKafkaOperator(task_id="stream", pipeline=Description(source=Source(tables=("a",))))
     assert operator.pipeline_hook.pipeline().kafka["sasl.password"] == connections
-    _, arguments = JobTrigger(identity=IDENTITY, **operator.trigger_arguments()).serialize()
+    _, arguments = JobTrigger(identity=IDENTITY, hook=operator.pipeline_hook.arguments()).serialize()
     assert connections[:5] not in json.dumps(arguments, ensure_ascii=False)
 
 
@@ -161,7 +161,7 @@ def test_a_pause_lasts_until_its_time(pauses: list[float]) -> None:
     [
         SlotLagTrigger(postgres_conn_id="postgres_default", slot="orders", max_lag=5),
         StreamErrorTrigger(
-            **PIPELINE, cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+            hook=HOOK, cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
         ),
     ],
     ids=lambda trigger: type(trigger).__name__,
@@ -230,7 +230,7 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(
     monkeypatch.setattr(job_stop, "stop", away)
     airflow_says(monkeypatch, "failed")
     asyncio.run(of_a_task(watching()).on_kill())
-    asyncio.run(of_a_task(watching(postgres_conn_id="nowhere")).on_kill())
+    asyncio.run(of_a_task(watching(hook={**HOOK, "postgres_conn_id": "nowhere"})).on_kill())
     assert done == ["end processes", "forget"] * 2
 
 
@@ -513,8 +513,8 @@ def test_a_stream_that_never_starts_ends_the_trigger(clock: Clock, monkeypatch: 
 
     monkeypatch.setattr(asyncio, "sleep", passes)
     cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
-    arguments = {**PIPELINE, "cluster": cluster, "max_silence": 60.0, "poll_interval": 7.0}
-    arguments["settings"] = {**arguments["settings"], "outage_timeout": 5}
+    hook = {**HOOK, "settings": {**HOOK["settings"], "outage_timeout": 5}}
+    arguments = {"hook": hook, "cluster": cluster, "max_silence": 60.0, "poll_interval": 7.0}
     (event,) = events(StreamErrorTrigger(**arguments))
     assert event["status"] == "failed" and "No stream has reported" in event["message"]
     assert 1160 <= clock.now < 1180
@@ -622,7 +622,7 @@ def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], mo
     cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
 
     async def cancelled() -> None:
-        run = asyncio.create_task(anext(StreamErrorTrigger(**PIPELINE, cluster=cluster).run()))  # type: ignore[arg-type]
+        run = asyncio.create_task(anext(StreamErrorTrigger(hook=HOOK, cluster=cluster).run()))  # type: ignore[arg-type]
         while not looked.is_set():
             await asyncio.sleep(0)
         run.cancel()

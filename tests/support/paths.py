@@ -81,7 +81,7 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
 
 def copied(connection: Connection, table: Table, format: str) -> list[Made]:
     """The table's rows by way of the snapshot."""
-    programs = programs_of(table, FORMATS[format], copied=True)
+    programs = programs_of(table, format, copied=True)
     query = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT (FORMAT binary)").format(
         select_list(table), sql.Identifier(table.schema, table.name)
     )

@@ -66,7 +66,7 @@ def pinned_schemas(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[Pi
     found, mapping = [], TableMapping.of(pipeline)
     for pinned in tables:
         subjects = mapping.subjects(pinned.topic, pinned.table)
-        numbers = (pinned.key_schema, pinned.value_schema)[-len(subjects) :]
+        numbers = (pinned.key_schema, pinned.value_schema)[2 - len(subjects) :]
         for (subject, schema), number in zip(subjects, numbers, strict=True):
             found.append(PinnedSchema(pinned.table.oid, subject, schema, number, subject.endswith("-key")))
     return found

@@ -17,6 +17,7 @@ from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.jobs.restarts import RESTARTS
 from airflow_bottledwater.pipeline.description import Description, Spark
 from airflow_bottledwater.pipeline.file import load
+from airflow_bottledwater.pipeline.formats import FORMATS as RECORDS
 from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES
 from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
@@ -179,8 +180,8 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
     given["registry"] = {"url": registry} if registry else {}
     if not force:
         _refuse_secrets(given)
-    if registry and given.get("format") == "json":
-        raise click.UsageError("Specifying --schema-registry doesn't make sense for --format=json")
+    if registry and not RECORDS[given.get("format") or SETTINGS["format"].default].uses_registry:
+        raise click.UsageError(f"Specifying --schema-registry doesn't make sense for --format={given['format']}")
     defaults = {name: SETTINGS[name].default for name in ("kafka", "registry")}
     described = load(path, Description) if path else Description()
     merged = merge(defaults, described.settings() | described.connections(), given)

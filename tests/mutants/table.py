@@ -178,6 +178,30 @@ MUTANTS = (
         "tests/integration/test_identity.py::test_nothing_is_published_in_another_format_or_to_other_topics",
     ),
     Mutant(
+        "a pipeline keeps its publication",
+        "check_settings",
+        swap("pipeline.publication_name", "known.intent.publication"),
+        "tests/unit/state/test_identity.py::test_a_pipeline_keeps_what_it_was_made_with",
+    ),
+    Mutant(
+        "a file that is wrong keeps no other one from being loaded",
+        "load_folder",
+        swap("errors.append(error)", "raise"),
+        "tests/unit/pipeline/test_description.py::test_a_file_that_is_wrong_keeps_no_other_one_from_being_loaded",
+    ),
+    Mutant(
+        "what is wrong with a file of a folder is an import error",
+        "dags_of_folder",
+        swap("{_NotLoaded.ID: _NotLoaded(errors)} if errors else {}", "{}"),
+        "tests/unit/test_provider.py::test_a_folder_of_files_makes_the_dags_of_each",
+    ),
+    Mutant(
+        "a format has only the forms that it offers",
+        "_offered",
+        always("name in self.record_format.offers"),
+        "tests/unit/encoding/test_mapping.py::test_each_format_offers_its_own_forms",
+    ),
+    Mutant(
         "dead letters of another pipeline are left alone",
         "LettersTopic.places",
         always("head.pipeline == self._name"),

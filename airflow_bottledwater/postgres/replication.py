@@ -1,4 +1,4 @@
-"""The replication connection: it starts replication, receives in bulk in a thread of its own, and confirms positions to
+"""The replication connection: it starts replication, receives, in bulk in a thread of its own, and confirms positions to
 the server.
 
 https://www.postgresql.org/docs/current/protocol-replication.html (Streaming Replication Protocol)
@@ -38,7 +38,11 @@ _EPOCH_SECONDS = 946_684_800
 #: the walsender makes a send() for each row, and a wake-up costs more than a row
 BURST_BYTES = 256 * 1024
 _BURST_WAIT = 0.005
-_STATUS_INTERVAL = 1.0
+#: seconds for which the consumer may be away before the thread receives in its place; and between two looks of the
+#: thread, when something was received in the last second, and otherwise
+_AWAY, _LOOK, _LOOK_IDLE = 0.005, 0.01, 0.1
+#: seconds between two statuses, and between two that confirm something
+_STATUS_INTERVAL, _CONFIRM_INTERVAL = 1.0, 0.1
 #: keepalives that are answered in a second; a server that shuts down sends requests without a pause until everything is
 #: confirmed
 _REPLIES_PER_SECOND = 10
@@ -56,13 +60,15 @@ _SILENCE = 30.0
 class ReplicationStream:
     """Changes from a slot, as blocks of XLogData and keepalive messages in the order of their arrival.
 
-    One thread owns the connection: it receives, answers keepalives even while the consumer is slow, and confirms to the
-    server what
-    :meth:`acknowledge` was called with.
+    As long as little arrives, the consumer receives by itself: each change through another thread would wait for that
+    one, and for Python's lock. A thread receives in bursts and while the consumer is away. It also answers keepalives,
+    and confirms to the server what :meth:`acknowledge` was called with.
 
     :param publications: the names of the publications.
     :param start: the LSN to start from; the server begins at the slot's confirmed position if that is later.
     :param buffer_bytes: bytes that may wait for the consumer; when there are more, nothing is received.
+    :ivar held: bytes that wait for it.
+    :ivar burst: whether so much arrives that only the thread receives.
     :raises SlotInUse: another session replicates from the slot.
     :raises SlotError: the slot does not exist or cannot be used.
     :raises Outage: see :func:`connect`; or no walsender is free.
@@ -84,19 +90,25 @@ class ReplicationStream:
         self._buffer_bytes = buffer_bytes
         self._connection = connect(dsn, replication=True, application=f"bottledwater {slot}")
         self._pgconn = self._connection.pgconn
+        #: blocks that the thread has received, and their bytes
         self._blocks: collections.deque[Block] = collections.deque()
-        self._held = 0
+        self.held = 0
         self._changed = threading.Condition()
+        #: held by whoever uses the connection
+        self._reading = threading.RLock()
+        #: whether the consumer is receiving, or waits for something to receive; and since when it is away
+        self._present, self._left = False, 0.0
         self._error: BottledWaterError | None = None
         self._closing = threading.Event()
         self._flushed = start
         self._received = start
-        self._reply_wanted = False
-        # the thread's own: the LSN that it has confirmed, the times of the last status, of the last probe while the
-        # buffer was full, and of the last message received; whether there is a burst
+        #: whether the server is to send a keepalive, and whether it has asked for a status
+        self._reply_wanted = self._asked = False
+        # the LSN that is confirmed, the times of the last status, of the last probe while the buffer was full, and of
+        # the last message received; whether there is a burst
         self._confirmed, self._last_status = start, 0.0
         self._probed = self._heard = time.monotonic()
-        self._silence_limit, self._burst = _SILENCE, False
+        self._silence_limit, self.burst = _SILENCE, False
         self._replies, self._storm = _Rate(_REPLIES_PER_SECOND), _Rate(_STORM)
         try:
             self._start(publications, start)
@@ -104,7 +116,8 @@ class ReplicationStream:
             self._connection.close()
             raise
         self._reader = CopyReader(self._pgconn, size=block_bytes)
-        # a byte in here wakes the thread, to send a status at once, or to end
+        self._socket = socket.socket(fileno=os.dup(self._pgconn.socket))
+        # a byte in here wakes the thread, to send a status at once, to receive, or to end
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=f"receive-{slot}", daemon=True)
@@ -137,23 +150,57 @@ class ReplicationStream:
 
         :raises BottledWaterError: why the connection has ended; raised once all blocks that arrived before are taken.
         """
-        with self._changed:
-            if not self._blocks and self._error is None:
-                self._changed.wait(timeout)
-            if self._blocks:
-                block = self._blocks.popleft()
-                self._held -= block.data.nbytes
-                self._changed.notify_all()
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._changed:
+                if not self._blocks and self._error is None and self.burst:
+                    self._changed.wait(max(0.0, deadline - time.monotonic()))
+                if (block := self._arrived()) is not None:
+                    return block
+            if not self.burst and (block := self._take_directly(max(0.0, deadline - time.monotonic()))) is not None:
                 return block
-            if self._error is not None:
-                raise self._error
-            return None
+            if time.monotonic() >= deadline:
+                return None
+
+    def _arrived(self) -> Block | None:
+        """The next block that the thread has received, with the lock of :attr:`_changed`.
+
+        :raises BottledWaterError: there is none, and there will be none.
+        """
+        if self._blocks:
+            block = self._blocks.popleft()
+            self.held -= block.data.nbytes
+            self._changed.notify_all()
+            return block
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _take_directly(self, timeout: float) -> Block | None:
+        """The next block, received by the consumer itself; None if none has arrived, or not all of a message, or the
+        thread uses the connection: for a status that the server does not accept, perhaps."""
+        self._present = True
+        try:
+            if timeout and self._reader.dry:
+                select.select([self._socket], [], [], timeout)
+            if not self._reading.acquire(timeout=timeout):
+                return None
+            try:
+                with self._changed:
+                    if (block := self._arrived()) is not None:
+                        return block
+                return self._read()
+            except Exception as error:
+                raise self._end(error) from None
+            finally:
+                self._reading.release()
+        finally:
+            self._left, self._present = time.monotonic(), False
 
     def acknowledge(self, lsn: int) -> None:
-        """Confirm to the server that everything up to ``lsn`` is safe; it may then remove its WAL."""
-        if lsn > self._flushed:
-            self._flushed = lsn
-            self._wake()
+        """Confirm to the server, within a tenth of a second, that everything up to ``lsn`` is safe; it may then remove
+        its WAL."""
+        self._flushed = max(self._flushed, lsn)
 
     def request_reply(self) -> None:
         """Ask the server to send a keepalive with its position."""
@@ -166,6 +213,7 @@ class ReplicationStream:
         self._wake()
         self._thread.join(5)
         self._connection.close()
+        self._socket.close()
         self._wake_read.close()
         self._wake_write.close()
 
@@ -182,50 +230,46 @@ class ReplicationStream:
                 self._receive()
         except StopRequested:
             pass
-        except BottledWaterError as error:
-            self._end(error)
-        except psycopg.Error as error:
-            self._end(outage(error, f"Replication from slot {self._slot!r}"))
-        except OSError as error:
-            self._end(Outage(f"Replication from slot {self._slot!r}: {error}."))
         except Exception as error:  # the consumer must get any error
-            self._end(ProtocolError(f"Receiving from slot {self._slot!r} failed: {type(error).__name__}: {error}"))
+            self._end(error)
 
-    def _end(self, error: BottledWaterError) -> None:
+    def _end(self, error: Exception) -> BottledWaterError:
+        """Note why the connection has ended, unless that is known, and close it; returns the reason."""
+        if isinstance(error, psycopg.Error):
+            error = outage(error, f"Replication from slot {self._slot!r}")
+        elif isinstance(error, OSError):
+            error = Outage(f"Replication from slot {self._slot!r}: {error}.")
+        elif not isinstance(error, BottledWaterError):
+            error = ProtocolError(f"Receiving from slot {self._slot!r} failed: {type(error).__name__}: {error}")
+        assert isinstance(error, BottledWaterError)
         with self._changed:
-            self._error = error
+            self._error = self._error or error
             self._changed.notify_all()
         # a server that shuts down waits for this connection, so it must be closed
-        self._pgconn.finish()
+        with self._reading:
+            self._pgconn.finish()
+        return self._error
 
     def _receive(self) -> None:
-        sock = socket.socket(fileno=os.dup(self._pgconn.socket))
-        try:
-            while not self._closing.is_set():
-                self._report()
-                if self._is_full():
-                    self._wait_for_room()
-                    continue
-                self._probed = time.monotonic()
-                if self._reader.dry:
-                    self._wait_for_bytes(sock)
-                block = self._reader.read(0)
-                if block is None:
-                    self._check_silence()
-                else:
-                    self._take_over(sock, block)
+        while not self._closing.is_set() and self._error is None:
+            self._report()
+            if self._is_full():
+                self._wait_for_room()
+                continue
+            self._probed = time.monotonic()
+            if self._is_due():
+                with self._reading:
+                    self._take_over()
+            self._check_silence()
+        if self._error is None:
             self._send_status()
-        finally:
-            sock.close()
 
     def _report(self) -> None:
-        """Send a status to the server when there is something new to confirm, when a keepalive is requested, and every
-        second."""
-        now = time.monotonic()
-        if self._flushed > self._confirmed or self._reply_wanted or now - self._last_status >= _STATUS_INTERVAL:
-            self._confirmed = self._flushed
+        """Send a status to the server when it has asked for one, when a keepalive is requested, in time when there is
+        something new to confirm, and every second."""
+        interval = _CONFIRM_INTERVAL if self._flushed > self._confirmed else _STATUS_INTERVAL
+        if self._asked or self._reply_wanted or time.monotonic() - self._last_status >= interval:
             self._send_status()
-            self._last_status = now
 
     def _wait_for_room(self) -> None:
         """Wait while the buffer is full. Nothing is read meanwhile, so it would not be noticed that the server shuts
@@ -238,26 +282,39 @@ class ReplicationStream:
         with self._changed:
             self._changed.wait(0.2)
 
-    def _wait_for_bytes(self, sock: socket.socket) -> None:
-        """Wait until something arrives from the server or another thread wakes this one; in a burst, until much has
-        arrived."""
-        due = min(_STATUS_INTERVAL, self._last_status + _STATUS_INTERVAL - time.monotonic())
-        wait = _BURST_WAIT if self._burst else max(0.0, due)
-        ready, _, _ = select.select([sock, self._wake_read], [], [], wait)
+    def _is_due(self) -> bool:
+        """Wait; returns whether the thread is to receive now."""
+        if self.burst:
+            if self._reader.dry:
+                self._wait_for_bytes()
+            return True
+        now = time.monotonic()
+        look = _LOOK if now - self._heard < _STATUS_INTERVAL else _LOOK_IDLE
+        if select.select([self._wake_read], [], [], look)[0]:
+            _drain(self._wake_read)
+        return self.burst or not (self._present or time.monotonic() - self._left < _AWAY)
+
+    def _wait_for_bytes(self) -> None:
+        """In a burst, wait until much has arrived, or another thread wakes this one."""
+        ready, _, _ = select.select([self._socket, self._wake_read], [], [], _BURST_WAIT)
         if self._wake_read in ready:
             _drain(self._wake_read)
-        if self._burst and sock not in ready:
-            self._burst = False
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if self._socket not in ready:
+            self._set_burst(False)
+
+    def _set_burst(self, burst: bool) -> None:
+        if burst != self.burst:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, BURST_BYTES if burst else 1)
+            with self._changed:
+                self.burst = burst
+                self._changed.notify_all()
+            self._wake()
 
     def _check_silence(self) -> None:
-        """Check that the server is still there, when nothing has arrived.
+        """Check that the server is still there, when nothing has arrived for long.
 
-        :raises Outage: it is not, or has ended the connection.
+        :raises Outage: it is not.
         """
-        if self._reader.ended:
-            self._reader.finish()
-            raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
         if time.monotonic() - self._heard > self._silence_limit:
             # at first only a keepalive is requested; then the server is checked repeatedly, since it may be decoding a
             # large transaction
@@ -266,26 +323,36 @@ class ReplicationStream:
             self._reply_wanted = True
             self._silence_limit += _SILENCE
 
-    def _take_over(self, sock: socket.socket, block: Block) -> None:
-        """Hand a block to the consumer.
+    def _take_over(self) -> None:
+        """Receive what has arrived in the consumer's place."""
+        if (block := self._read()) is not None:
+            with self._changed:
+                self._blocks.append(block)
+                self.held += block.data.nbytes
+                self._changed.notify_all()
 
-        :raises Outage: the server sends so many requests for a reply that it must be shutting down.
+    def _read(self) -> Block | None:
+        """What has arrived, read by whoever uses the connection; None if nothing has.
+
+        :raises Outage: the server has ended the connection, or sends so many requests for a reply that it must be
+            shutting down.
         """
+        block = self._reader.read(0)
+        if block is None:
+            if self._reader.ended:
+                self._reader.finish()
+                raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
+            return None
         self._heard, self._silence_limit = time.monotonic(), _SILENCE
-        size = int(block.offsets[-1])
-        if not self._burst and size >= BURST_BYTES // 4:
-            self._burst = True
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, BURST_BYTES)
+        if block.data.nbytes >= BURST_BYTES // 4:
+            self._set_burst(True)
         requested = self._note(block)
         if requested and not self._storm.allows(requested):
             raise Outage(f"{self._where} is shutting down.")
         if requested and self._replies.allows(1):
-            self._send_status()
-            self._last_status = time.monotonic()
-        with self._changed:
-            self._blocks.append(Block(block.data.copy(), block.offsets.copy()))
-            self._held += size
-            self._changed.notify_all()
+            self._asked = True
+            self._wake()
+        return Block(block.data.copy(), block.offsets.copy())
 
     def _look_after(self) -> None:
         """Check by a new session that the server still serves this connection, although nothing arrives.
@@ -306,7 +373,7 @@ class ReplicationStream:
 
     def _is_full(self) -> bool:
         with self._changed:
-            return self._held >= self._buffer_bytes
+            return self.held >= self._buffer_bytes
 
     def _note(self, block: Block) -> int:
         """Read a block's keepalives: returns how many request a reply, and notes the server's position."""
@@ -323,18 +390,20 @@ class ReplicationStream:
         return requested
 
     def _send_status(self) -> None:
-        if self._reader.ended:
-            return  # libpq would say that no COPY is in progress, which would hide the server's own error
         flushed = self._flushed
         clock = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
-        wanted, self._reply_wanted = self._reply_wanted, False
+        wanted, self._reply_wanted, self._asked = self._reply_wanted, False, False
         message = _STATUS.pack(b"r", max(self._received, flushed), flushed, flushed, clock, int(wanted))
-        self._pgconn.put_copy_data(message)
         started = time.monotonic()
-        while self._pgconn.flush() == 1:
-            select.select([], [self._pgconn.socket], [], 0.5)
-            if time.monotonic() - started > (1.0 if self._closing.is_set() else 2 * _SILENCE):
-                raise Outage(f"{self._where} no longer accepts data from the job.")
+        with self._reading:
+            if self._reader.ended:
+                return  # libpq would say that no COPY is in progress, which would hide the server's own error
+            self._pgconn.put_copy_data(message)
+            while self._pgconn.flush() == 1:
+                select.select([], [self._pgconn.socket], [], 0.5)
+                if time.monotonic() - started > (1.0 if self._closing.is_set() else 2 * _SILENCE):
+                    raise Outage(f"{self._where} no longer accepts data from the job.")
+        self._confirmed, self._last_status = flushed, time.monotonic()
 
 
 def _replication_string(text: str) -> sql.SQL:

@@ -93,6 +93,8 @@ class PublishSession:
         largest = max(pipeline.batch_bytes, pipeline.max_transaction_bytes, pipeline.range_bytes)
         self.pace = Pace(pipeline.transaction_timeout, largest)
         self._publisher: Publisher | None = None
+        #: the last programs, and what they were made of
+        self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
         #: what the topics are now, as another thread finds out; None if it was not asked
         self._described: Future[dict[str, Topic]] | None = None
@@ -336,14 +338,16 @@ class PublishSession:
 
         :param copied: whether the rows come from a COPY instead of the stream.
         """
-        return compile_programs(
-            [
+        # those of the batch before are nearly always the same objects, which are compared at once; a topic's number of
+        # partitions is pinned
+        if self._programs is None or self._programs[:2] != (versions := tuple(versions), copied):
+            tables = [
                 (v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema))
                 for v in versions
-            ],
-            self.pipeline.record_format,
-            copied=copied,
-        )
+            ]
+            made = compile_programs(tables, self.pipeline.record_format, copied=copied)
+            self._programs = tuple(versions), copied, made
+        return self._programs[2]
 
     def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
         """The broker's first refusal when these records are sent, each in a batch of its own, in a transaction that is

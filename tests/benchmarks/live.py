@@ -18,10 +18,12 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from tests.benchmarks.common import TABLE, Job, Workload, copy_all, drain, emit, percentiles, scaled
-from tests.benchmarks.latency import avro_id, measure, observe
+from tests.benchmarks.latency import avro_id, observe
 from tests.support.waiting import until
 
 _ROWS = 5_000_000
+#: transactions a second beside it, for so many seconds
+_RATE, _SECONDS = 200, 60
 #: seconds after which the live snapshot is asked for: the writer has begun by then
 _BEFORE = 5.0
 
@@ -33,7 +35,7 @@ def _end(source: Workload, name: str, request_id: str) -> SnapshotReport | None:
 
 def run(stack: DataStack) -> None:
     """See the module."""
-    rows = scaled(_ROWS, 100_000)
+    rows, seconds = scaled(_ROWS, 100_000), max(scaled(_SECONDS), 5)
     source = Workload(stack, skip_snapshot=True, tables="bench,ticks")
     source.execute(TABLE.replace("bench", "ticks"))
     source.insert(rows)
@@ -47,20 +49,21 @@ def run(stack: DataStack) -> None:
         name = identify(connection).pipeline(source.pipeline.slot)
     with Job(source.pipeline, "stream") as job:
         source.walsender()
-        measure(source, ticks, avro_id, 1, job, table="ticks")
-        alone = measure(source, ticks, avro_id, 1_000_000, job, table="ticks")
+        beside = functools.partial(observe, source, ticks, avro_id, job=job, rate=_RATE, seconds=seconds, table="ticks")
+        beside(first=1)
+        alone = percentiles([ms for _, ms in beside(first=1_000_000)[1]])
         request_id, asked = uuid.uuid4().hex[:12], time.time() + _BEFORE
         ask = functools.partial(snapshots.ask, source.pipeline, name, request_id, SnapshotRequest(("bench",)))
         threading.Timer(_BEFORE, ask).start()
-        _, delays, _ = observe(source, ticks, avro_id, 2_000_000, job, table="ticks")
+        _, delays = beside(first=2_000_000)
         report = until(functools.partial(_end, source, name, request_id), "the live snapshot", 1200, pause=0.5)
         assert (report.state, report.rows) == ("finished", rows)
-    beside = percentiles([ms for at, ms in delays if asked <= at <= report.at])
+    meanwhile = percentiles([ms for at, ms in delays if asked <= at <= report.at])
     emit(
         "live", rows / (report.at - asked), "rows/s",
-        {"raw_rows_per_second": raw, "alone_p50_ms": alone["p50_ms"], "alone_p99_ms": alone["p99_ms"]},
-        rows=rows, seconds=report.at - asked, p50_ms=beside[50], p99_ms=beside[99],
-        ratio_p99=beside[99] / alone["p99_ms"],
+        {"raw_rows_per_second": raw, "alone_p50_ms": alone[50], "alone_p99_ms": alone[99]},
+        rows=rows, seconds=report.at - asked, p50_ms=meanwhile[50], p99_ms=meanwhile[99],
+        ratio_p99=meanwhile[99] / alone[99],
     )  # fmt: skip
     source.released()
     source.drop()

@@ -2,9 +2,10 @@
 recovery).
 
 What has arrived goes into one Kafka transaction: one for each source transaction would fall behind whenever the broker
-takes longer for a commit than the source between two.
+takes longer for a commit than the source between two. Last in it is a record of a state topic; without a state topic,
+nothing is in a transaction.
 
-``python plain_publisher.py DSN SLOT PUBLICATION BOOTSTRAP TOPIC``
+``python plain_publisher.py DSN SLOT PUBLICATION BOOTSTRAP TOPIC STATE``
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from psycopg import pq
 _XLOG_HEADER = 25
 
 
-def main(dsn: str, slot: str, publication: str, bootstrap: str, topic: str) -> None:
+def main(dsn: str, slot: str, publication: str, bootstrap: str, topic: str, state: str) -> None:
     """Runs until it is terminated."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": slot, "linger.ms": 0})
-    producer.init_transactions()
+    kind = {"transactional.id": slot} if state else {"enable.idempotence": True}
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, **kind})
+    if state:
+        producer.init_transactions()
     connection = psycopg.connect(f"{dsn} replication=database", autocommit=True).pgconn
     result = connection.exec_(
         (
@@ -39,11 +42,16 @@ def main(dsn: str, slot: str, publication: str, bootstrap: str, topic: str) -> N
     while True:
         size, message = connection.get_copy_data(1)
         if size == 0 and whole:
-            producer.begin_transaction()
+            if state:
+                producer.begin_transaction()
             for row in rows[:whole]:
                 # 'I', oid, 'N', number of columns; then of the first one 'b', its length, the bigint
                 producer.produce(topic, row, row[13:21])
-            producer.commit_transaction()
+            if state:
+                producer.produce(state, b"position", b"position")
+                producer.commit_transaction()
+            else:
+                producer.flush()
             rows, whole, flushed = rows[whole:], 0, arrived
             connection.consume_input()
         elif size == 0:

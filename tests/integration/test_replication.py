@@ -222,6 +222,35 @@ def test_what_is_acknowledged_is_confirmed_by_the_slot(session: Connection, foll
     )
 
 
+def test_changes_are_received_while_the_consumer_is_away(session: Connection, follower: Follower) -> None:
+    assert follower.batches() == []
+    session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
+    until(lambda: follower.stream.held, "what the thread has received")
+    assert len(follower.batches()) == 1
+
+
+def test_what_the_thread_receives_meanwhile_comes_first(session: Connection, follower: Follower) -> None:
+    assert follower.batches() == []
+    session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
+    until(lambda: follower.stream.held, "what the thread has received")
+    # between the consumer's look at it and its own reading
+    assert follower.stream._take_directly(0.0) is not None
+    assert follower.stream.held == 0
+
+
+def test_a_consumer_that_waits_gets_small_transactions_and_bursts(session: Connection, follower: Follower) -> None:
+    """It receives the small ones by itself, and those behind a burst again."""
+    for n in range(3):
+        session.execute(f"INSERT INTO public.t VALUES ({n}, 1, 'small')")
+        assert len(follower.batches()) == 1
+        session.execute(
+            f"INSERT INTO public.t SELECT 1000 * {n + 1} + g, g, repeat('x', 1000) FROM generate_series(1, 999) g"
+        )
+        assert sum(map(len, follower.batches())) == 999
+        until(lambda: not follower.stream.burst, "the end of the burst")
+        assert follower.stream.held == 0
+
+
 # ------------------------------------------------------------------ unchanged TOAST values
 @pytest.fixture
 def large() -> str:

@@ -758,6 +758,24 @@ MUTANTS = (
         "tests/integration/test_replication.py::test_an_error_of_the_server_is_raised_as_it_is_behind_what_had_arrived",
     ),
     Mutant(
+        "changes are received while the consumer is away",
+        "ReplicationStream._is_due",
+        swap("time.monotonic() - self._left < _AWAY", "True"),
+        "tests/integration/test_replication.py::test_changes_are_received_while_the_consumer_is_away",
+    ),
+    Mutant(
+        "what the thread has received comes before what the consumer receives",
+        "ReplicationStream._take_directly",
+        never("(block := self._arrived()) is not None"),
+        "tests/integration/test_replication.py::test_what_the_thread_receives_meanwhile_comes_first",
+    ),
+    Mutant(
+        "programs are made anew for other versions of tables",
+        "PublishSession.programs",
+        swap("self._programs[:2] != (versions := tuple(versions), copied)", "False"),
+        "tests/integration/test_evolution.py::test_a_type_that_changes_while_the_stream_runs_is_read_anew",
+    ),
+    Mutant(
         "nothing is read from the server after the end of its COPY, so that its error is the one that is raised",
         "CopyReader.read",
         swap("if self.ended:\n    ...", "if False:\n    ..."),

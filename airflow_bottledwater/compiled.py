@@ -78,7 +78,7 @@ def _jitted(function: F, *, nrt: bool, inline: bool = False) -> F:
 
 def warm_up(part: str, *steps: Callable[[], None]) -> None:
     """Compile functions before they are needed, by calling them with nothing to do: this takes a second if they are in
-    the cache, and half a minute if not.
+    the cache, and half a minute if not, which is logged at once.
 
     One process at a time fills the cache, and the others load what it has written: numba numbers the cache files of a
     function's variants without a lock, so two processes that compile different variants at once could load each other's
@@ -87,36 +87,30 @@ def warm_up(part: str, *steps: Callable[[], None]) -> None:
     :param part: a name for these functions; once they are all in the cache, processes do not wait for each other.
     :param steps: callables, each of which calls some of these functions.
     """
-    started = time.monotonic()
-    logged = False
     with _filling_cache(part):
         for step in steps:
             step()
-            if not logged and time.monotonic() - started > 3:
-                logged = True
-                place = os.environ["NUMBA_CACHE_DIR"] or "no cache: there is no writable folder"
-                log.info("Compiling for this machine; the next start finds it in %s.", place)
-    if logged:
-        log.info("Compiled in %.0f s.", time.monotonic() - started)
 
 
 @contextlib.contextmanager
 def _filling_cache(part: str) -> Iterator[None]:
-    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    folder, started = Path(os.environ["NUMBA_CACHE_DIR"]), time.monotonic()
+    kept = bool(os.environ["NUMBA_CACHE_DIR"])
     done = folder / f"complete-{part}"
-    if not os.environ["NUMBA_CACHE_DIR"] or done.exists():
+    if kept and done.exists():
         yield
         return
-    try:
-        lock = (folder / "lock").open("w")
-    except OSError:
-        yield
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    place = f"the next start finds it in {folder}" if kept else "each start does, as there is no writable folder for it"
+    log.info("Compiling code for this machine (%s), up to a minute, or longer on a busy one; %s.", part, place)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            if kept:
+                fcntl.flock(stack.enter_context((folder / "lock").open("w")), fcntl.LOCK_EX)
         yield
         with contextlib.suppress(OSError):
-            done.touch()
+            if kept:
+                done.touch()
+    log.info("Compiled in %.0f s.", time.monotonic() - started)
 
 
 def compiled(function: F) -> F:

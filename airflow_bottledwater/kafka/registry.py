@@ -23,6 +23,15 @@ _Answer = TypeVar("_Answer")
 _AT_ONCE = 8
 
 
+@functools.lru_cache(4)
+def _shared_client(options: tuple[tuple[str, Any], ...]) -> SchemaRegistryClient:
+    """The client with these properties. A process makes it once, since each one reads all certificates of the host's
+    authorities, of which OpenSSL gives 150 kB never back."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    return SchemaRegistryClient(dict(options))
+
+
 class Registry:
     """Registers schemas and checks their compatibility, over Confluent's API. Nothing that it has answered is
     remembered: each question is asked anew.
@@ -41,16 +50,14 @@ class Registry:
         """That of a pipeline; None if its format needs none."""
         return cls(pipeline.registry) if pipeline.record_format.uses_registry else None
 
-    @functools.cached_property
+    @property
     def _client(self) -> SchemaRegistryClient:
         """The client, made when it is first used.
 
         :raises Refused: it does not accept a property.
         """
-        from confluent_kafka.schema_registry import SchemaRegistryClient
-
         try:
-            return SchemaRegistryClient(self._options)
+            return _shared_client(tuple(sorted(self._options.items())))
         except (ValueError, KeyError) as error:
             raise Refused(f"Schema registry setting: {error}") from None
 

@@ -46,6 +46,7 @@ def warm() -> None:
     """Import modules and load compiled code in an executor's worker before there is work."""
     from airflow_bottledwater.publish.warm import warm_up
 
+    job.log_to_stderr()  # if code is compiled, the log says so at once
     warm_up()
 
 

@@ -758,6 +758,23 @@ MUTANTS = (
         "tests/integration/test_replication.py::test_an_error_of_the_server_is_raised_as_it_is_behind_what_had_arrived",
     ),
     Mutant(
+        "a process makes one client for a registry",
+        "Registry._client",
+        swap(
+            "_shared_client(tuple(sorted(self._options.items())))",
+            "_shared_client.__wrapped__(tuple(sorted(self._options.items())))",
+        ),
+        "tests/unit/kafka/test_registry.py::test_a_process_makes_one_client_for_a_registry",
+    ),
+    Mutant(
+        "the log says at once that code is compiled",
+        "_filling_cache",
+        drop(
+            "log.info('Compiling code for this machine (%s), up to a minute, or longer on a busy one; %s.', part, place)"
+        ),
+        "tests/unit/test_compiled.py::test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder",
+    ),
+    Mutant(
         "changes are received while the consumer is away",
         "ReplicationStream._is_due",
         swap("time.monotonic() - self._left < _AWAY", "True"),

@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SchemaRefused
+from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.registry_errors import translate
 from airflow_bottledwater.policy import ErrorAction, act
 
@@ -51,3 +52,9 @@ def test_a_registry_that_does_not_answer_is_an_outage() -> None:
 def test_what_is_full_says_so() -> None:
     text = "Schemas limit exceeded"
     assert text in str(translate(SchemaRegistryError(403, 40301, text), "http://registry", "t-value"))
+
+
+def test_a_process_makes_one_client_for_a_registry() -> None:
+    config = {"url": "http://registry"}
+    assert Registry(config)._client is Registry(dict(config))._client
+    assert Registry(config)._client is not Registry({**config, "basic.auth.user.info": "user:password"})._client

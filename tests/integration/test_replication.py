@@ -233,9 +233,9 @@ def test_what_the_thread_receives_meanwhile_comes_first(session: Connection, fol
     assert follower.batches() == []
     session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
     until(lambda: follower.stream.held, "what the thread has received")
+    first = follower.stream._blocks[0]
     # between the consumer's look at it and its own reading
-    assert follower.stream._take_directly(0.0) is not None
-    assert follower.stream.held == 0
+    assert follower.stream._take_directly(0.0) is first
 
 
 def test_a_consumer_that_waits_gets_small_transactions_and_bursts(session: Connection, follower: Follower) -> None:
@@ -248,7 +248,6 @@ def test_a_consumer_that_waits_gets_small_transactions_and_bursts(session: Conne
         )
         assert sum(map(len, follower.batches())) == 999
         until(lambda: not follower.stream.burst, "the end of the burst")
-        assert follower.stream.held == 0
 
 
 # ------------------------------------------------------------------ unchanged TOAST values
